@@ -1,11 +1,11 @@
-// Numbers of 8 bits in blocks of 32 that share a power of two, as OCP's microscaling formats
-// (MXINT8, MXFP8) have it: what travels instead of wider numbers. CPU and GPU compute the same
-// bits.
+// 8-bit numbers in blocks of 32 that share a power of two, like OCP's microscaling formats (MXINT8,
+// MXFP8). Collectives send them in place of wider numbers. CPU and GPU compute the same bits.
 //
-// A block's scale is a byte, the exponent + 127; 255 says that the block has an Inf or NaN, and
-// all of it comes back as NaN. The scale is the smallest under which no element overflows. An
-// integer comes back within 1/127 of the block's largest magnitude, and is exact in every floating
-// type; fp8 with 3 (e4m3) or 2 (e5m2) bits of its own behind the leading one.
+// The scale of a block is one byte, the exponent + 127. 255 means that the block has an Inf or NaN;
+// all its elements are then decoded as NaN. The scale is the smallest with which no element
+// overflows. An int8 element is decoded to within 1/127 of the block's largest magnitude, and is
+// exact in every floating type. An fp8 element has 3 (e4m3) or 2 (e5m2) mantissa bits behind the
+// leading one.
 #pragma once
 
 #include <bit>
@@ -33,13 +33,13 @@ constexpr std::string_view name_of(WireFormat format) {
   return "unknown";
 }
 
-// Elements of a block: what parameters are aligned to, so that no block spans two of them.
+// Elements of a block. Parameters are aligned to it, so no block spans two parameters.
 inline constexpr std::int64_t wire_block = 32;
 constexpr bool has_blocks(WireFormat format) {
   return format == WireFormat::int8 || format == WireFormat::fp8_e4m3 ||
          format == WireFormat::fp8_e5m2;
 }
-// Bytes of n elements in a format that is not `same`, and of their scales, which lie apart.
+// Bytes of n elements in a format that is not `same`, and of their scales, which are stored apart.
 constexpr std::size_t wire_element_bytes(WireFormat format) {
   return format == WireFormat::bf16 ? 2 : 1;
 }
@@ -58,8 +58,8 @@ namespace kernels {
 inline constexpr std::uint8_t scale_of_nan = 255;
 inline constexpr std::uint32_t infinity_bits = 0x7f800000u;
 
-// `top` is the exponent of the largest number's power of two; a block whose largest magnitude has a
-// mantissa of `limit` or more would round beyond that number and takes the next scale.
+// `top` is the exponent of the largest number. A block whose largest magnitude has a mantissa of
+// `limit` or more would round beyond that number, so it uses the next scale.
 template <WireFormat format>
 struct BlockNumbers;
 template <>
@@ -80,7 +80,7 @@ struct BlockNumbers<WireFormat::fp8_e5m2> {
   static constexpr int mantissa = 2, bias = 15;
 };
 
-// The bits of a float without its sign: they are ordered as magnitudes are, NaNs on top.
+// The bits of a float without its sign. Their order is that of magnitudes, with NaNs at the top.
 constexpr std::uint32_t magnitude_bits(float value) {
   return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
 }
@@ -95,7 +95,7 @@ constexpr std::uint8_t scale_of_block(std::uint32_t largest_magnitude) {
   return static_cast<std::uint8_t>(scale < 1 ? 1 : scale);
 }
 
-// What elements are multiplied by to come into the format's range, and back. Exact, both.
+// Factors that bring elements into the format's range, and back. Both are exact.
 constexpr float to_block(std::uint8_t scale) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(254 - scale) << 23);
 }
@@ -103,7 +103,7 @@ constexpr float from_block(std::uint8_t scale) {  // infinity, for the zeros of 
   return std::bit_cast<float>(static_cast<std::uint32_t>(scale) << 23);
 }
 
-// To the nearest integer, ties to even, below 2^22.
+// Rounds to the nearest integer, ties to even, for values below 2^22.
 constexpr float nearest_integer(float value) {
   constexpr float magic = 12582912.0f;  // 1.5 * 2^23
   return (value + magic) - magic;
@@ -118,7 +118,7 @@ constexpr std::uint8_t encode_element(float value) {
     constexpr int dropped = 23 - Numbers::mantissa;
     const std::uint32_t magnitude = magnitude_bits(value);
     const std::uint32_t sign = (std::bit_cast<std::uint32_t>(value) >> 24) & 0x80u;
-    // Below the smallest normal number: multiples of the smallest number of all.
+    // Below the smallest normal number: multiples of the smallest subnormal.
     constexpr float steps = std::bit_cast<float>(
         static_cast<std::uint32_t>(127 + Numbers::bias - 1 + Numbers::mantissa) << 23);
     constexpr std::uint32_t normal = static_cast<std::uint32_t>(128 - Numbers::bias) << 23;
@@ -141,7 +141,7 @@ constexpr float decode_element(std::uint8_t code) {
     const std::uint32_t magnitude = static_cast<std::uint32_t>(code & 0x7fu)
                                     << (23 - Numbers::mantissa);
     const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
-    // As a float it has that float's bias, which the factor takes away; subnormals come right too.
+    // Read as a float it has the format's bias; the factor corrects that, for subnormals as well.
     constexpr float bias =
         std::bit_cast<float>(static_cast<std::uint32_t>(254 - Numbers::bias) << 23);
     return std::bit_cast<float>(magnitude | sign) * bias;

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// The noun's plural takes "es" after ch, sh, s and x ("batches"), "ies" for a y after a consonant
-// ("entries"), else "s".
+// The plural adds "es" after ch, sh, s and x ("batches"), turns a y after a consonant into "ies"
+// ("entries"), and adds "s" otherwise.
 inline std::string plural_of(std::string_view noun) {
   const auto ends = [&](std::string_view end) { return noun.ends_with(end); };
   if (ends("ch") || ends("sh") || ends("s") || ends("x")) return fmt::format("{}es", noun);

@@ -1,4 +1,4 @@
-// The text of errors: where they happened, and errno in words.
+// The text of errors: their place, and errno in words.
 #include "base/error.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ std::string ErrorPlace::text() {
 }
 
 void fail_with(ErrorCode code, fmt::string_view format, fmt::format_args args) {
-  // Other errors are not the module's: a rank that died, a disk that is full.
+  // Other errors, such as a dead rank or a full disk, do not come from the module.
   const std::string place = code == ErrorCode::data ? ErrorPlace::text() : std::string();
   throw Error(code, fmt::vformat(format, args) + place);
 }

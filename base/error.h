@@ -48,24 +48,24 @@ template <class... Args>
   misuse_with(format, fmt::make_format_args(args...));
 }
 
-// Prefixes a failed system call with the call's text and errno's name and meaning.
+// Formats a failed system call: the call's text, then errno's meaning and name.
 std::string describe_errno(const char* call, int error_number);
 
 }  // namespace tessera
 
-// Run-time condition that input or environment can break.
+// A run-time condition that input or the environment can break.
 #define TESSERA_CHECK(condition, code, ...)                 \
   do {                                                      \
     if (!(condition)) ::tessera::fail((code), __VA_ARGS__); \
   } while (false)
 
-// Condition that only a programming error of the caller can break.
+// A condition that only a programming error of the caller can break.
 #define TESSERA_REQUIRE(condition, ...)               \
   do {                                                \
     if (!(condition)) ::tessera::misuse(__VA_ARGS__); \
   } while (false)
 
-// A system call that returns -1 on failure; yields the call's value.
+// Wraps a system call that returns -1 on failure; yields the call's value.
 #define TESSERA_SYSTEM(call)                                             \
   ([&] {                                                                 \
     auto tessera_result_ = (call);                                       \

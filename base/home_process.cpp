@@ -1,4 +1,4 @@
-// A count of the forks between this process and the first one, which a handler in the child keeps.
+// Counts the forks between this process and the first one; a handler in the child keeps the count.
 #include "base/home_process.h"
 
 #include <pthread.h>
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Of the process: fork() copies it, and nothing else tells a copy from its original so cheaply.
+// Per process: fork() copies it. This is the cheapest way to tell a copy from its original.
 std::atomic<unsigned> forks{0};
 
 unsigned current_generation() {
@@ -27,6 +27,11 @@ HomeProcess::HomeProcess() : generation_(current_generation()) {}
 
 bool HomeProcess::left() const noexcept {
   return forks.load(std::memory_order_relaxed) != generation_;
+}
+
+void HomeProcess::require_unused_before_fork(std::string_view what) {
+  // The handler that counts is registered with the first object.
+  if (forks.load(std::memory_order_relaxed) != 0) refuse(what);
 }
 
 void HomeProcess::refuse(std::string_view what) {

@@ -1,4 +1,4 @@
-// Reading /proc and /sys/fs/cgroup.
+// Reads /proc and /sys/fs/cgroup.
 #include "base/host_memory.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ std::optional<std::uint64_t> number_after(const fs::path& path, std::string_view
   return std::nullopt;
 }
 
-// The number that the file holds; none where it is not there or says "max".
+// The number that the file holds; empty if the file does not exist or contains "max".
 std::optional<std::uint64_t> number_in(const fs::path& path) {
   std::ifstream stream(path);
   std::uint64_t value = 0;
@@ -55,11 +55,11 @@ struct GroupFiles {
   std::vector<std::string_view> reclaimable;  // of memory.stat
 };
 
-// Of one group; none where it has no limit.
+// Free memory in one group; empty if it has no limit.
 std::optional<std::uint64_t> free_in_group(const fs::path& group, const GroupFiles& files) {
   const auto limit = number_in(group / files.limit);
   const auto usage = number_in(group / files.usage);
-  // Version 1 says "no limit" by a number near 2^63.
+  // Version 1 expresses "no limit" as a number near 2^63.
   if (!limit || !usage || *limit >= std::uint64_t{1} << 60) return std::nullopt;
   std::uint64_t reclaimable = 0;
   for (const std::string_view name : files.reclaimable) {
@@ -68,7 +68,7 @@ std::optional<std::uint64_t> free_in_group(const fs::path& group, const GroupFil
   return difference(*limit, difference(*usage, reclaimable));
 }
 
-// The group of this process and those above it, of which the one that leaves least counts.
+// Visits the group of this process and the groups above it; the one with the least memory counts.
 void look_at_groups(const fs::path& name, const GroupFiles& files, std::uint64_t swap,
                     FreeMemory& least) {
   fs::path group = name.relative_path();
@@ -89,7 +89,7 @@ void look_at_groups(const fs::path& name, const GroupFiles& files, std::uint64_t
   }
 }
 
-// "0::/path" of version 2, "5:cpu,memory:/path" of version 1.
+// Parses "0::/path" of version 2 and "5:cpu,memory:/path" of version 1.
 void look_at_control_groups(const fs::path& root, std::uint64_t swap, FreeMemory& least) {
   const fs::path mount = root / "sys/fs/cgroup";
   std::ifstream stream(root / "proc/self/cgroup");
@@ -117,7 +117,7 @@ void look_at_control_groups(const fs::path& root, std::uint64_t swap, FreeMemory
   }
 }
 
-// What RLIMIT_AS leaves this process; none without a limit.
+// The address space that RLIMIT_AS leaves this process; empty without a limit.
 std::optional<std::uint64_t> free_address_space(const fs::path& root) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
@@ -156,8 +156,8 @@ std::int64_t peak_resident_bytes() {
     std::int64_t kibibytes = 0;
     if (name == "VmHWM:" && status >> kibibytes) return kibibytes * 1024;
   }
-  // Some sandboxes do not tell it. This one counts what the process held before it became this
-  // program: a parent's memory after fork and exec.
+  // Some sandboxes do not report it. getrusage() also counts what the process held before exec: its
+  // parent's memory after fork.
   rusage usage{};
   TESSERA_SYSTEM(::getrusage(RUSAGE_SELF, &usage));
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;

@@ -1,5 +1,5 @@
-// The memory that a rank of this host may still take: what the machine has free, what control
-// groups leave, and the process's own limit.
+// The memory that a rank of this host may still take: free memory of the node, limits of its
+// control groups, and the process's own limit.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace tessera::cli {
 struct FreeMemory {
   std::uint64_t bytes = 0;
   std::string place;    // "this machine", "the control group /jobs/7", ...
-  bool of_host = true;  // what other ranks of the host take is not there any more
+  bool of_host = true;  // other ranks of the host share it
 };
 
-// For all ranks of the host together: MemAvailable and free swap, or less where a control group of
-// this process (version 1 or 2) has a limit; the page cache that a group can give up counts as
-// free. None where the system does not say. The files are read below `root`.
+// For all ranks of the host together: MemAvailable and free swap, or less if a control group of
+// this process (version 1 or 2) has a limit. Page cache that a group can give up counts as free.
+// Empty if the system does not report it. The files are read below `root`.
 std::optional<FreeMemory> free_memory_of_host(const std::filesystem::path& root = "/");
 
-// What each of the host's `ranks` may take of that, `in_process` of which are threads of this
+// The part of that for each of the host's `ranks`. `in_process` of them are threads of this
 // process, whose address space may have a limit of its own (RLIMIT_AS).
 std::optional<FreeMemory> free_memory_of_rank(int ranks, int in_process,
                                               const std::filesystem::path& root = "/");

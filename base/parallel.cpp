@@ -20,7 +20,7 @@ namespace {
 int cores() {
   return omp_get_num_procs();
 }
-// Of the calling thread; oneDNN reads it.
+// Sets the threads of the calling thread's pool; oneDNN reads the value.
 void set_pool_threads(int threads) {
   omp_set_num_threads(threads);
 }

@@ -1,5 +1,5 @@
-// Compute threads inside a rank. One pool (OpenMP's, which oneDNN uses as well) so that
-// element-wise loops and matrix products never fight for cores.
+// Compute threads inside a rank. There is one pool (OpenMP's, which oneDNN also uses), so
+// element-wise loops and matrix products never compete for cores.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace tessera {
 int compute_threads();
 void set_compute_threads(int threads);
 
-// Whether the caller is one of several threads of a parallel_for.
+// True if the caller is one of several threads of a parallel_for.
 bool inside_parallel_for();
 
-// Before a call of a library that uses the pool by itself, as oneDNN does: throws std::logic_error
-// in a process that fork() made from one whose pool was at work already, where the call would never
-// return.
+// Call this before a library that uses the pool itself, such as oneDNN. It throws std::logic_error
+// in a process that was forked after the parent's pool had started: there the library's call would
+// never return.
 void require_pool();
 
 namespace detail {
@@ -28,8 +28,8 @@ void parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
 
 // Calls body(first, last) on disjoint ranges that cover [begin, end). Ranges are multiples of
 // `grain` except the last. With one thread, or one grain of work, body runs on the caller and
-// nothing is allocated. How the range is cut must never change a result: kernels that reduce cut
-// their input into fixed chunks and combine those in a fixed order.
+// nothing is allocated. The split of the range must never change a result: kernels that reduce
+// split their input into fixed chunks and combine those in a fixed order.
 template <class Body>
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, Body&& body) {
   if (end <= begin) return;

@@ -1,4 +1,4 @@
-// The tree in which ReduceRanks adds ranks, in the order of evaluation; the same on every device.
+// The tree in which ReduceRanks adds ranks, in order of evaluation. It is the same on every device.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace tessera::kernels {
 
-// A step puts the sum of `leaves` (1, 2, 4 or 8) neighbouring ranks, a complete subtree, on top of
-// the sums that wait, and then `merges` times replaces the two topmost sums by theirs.
+// A step pushes the sum of `leaves` (1, 2, 4 or 8) neighbouring ranks, a complete subtree, on the
+// stack of sums. It then replaces the two topmost sums by their sum, `merges` times.
 struct TreeStep {
   int first, leaves, merges;
 };
@@ -47,7 +47,8 @@ inline void append_groups(std::vector<TreeStep>& steps, int ranks, int group, in
 // The tree of ReduceRanks (kernels/reduction.h); ranks and group are at least 1.
 inline std::vector<TreeStep> tree_steps(int ranks, int group) {
   std::vector<TreeStep> steps;
-  // Groups of a power of two are subtrees of the plain tree, whose larger steps are faster.
+  // Groups whose size is a power of two are subtrees of the plain tree, and its larger steps are
+  // faster.
   if (std::has_single_bit(static_cast<unsigned>(group)) || group >= ranks) {
     detail::append_tree(steps, 0, ranks);
   } else {

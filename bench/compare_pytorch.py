@@ -7,7 +7,7 @@ Each round times PyTorch (bench/peers/pytorch_gpt.py) and `tessera train` on the
 256 tokens, batch 8 a rank, byte vocabulary, tied head, AdamW, clipping, FULL_SHARD; with --model gpt2-124m 12 layers, 768
 wide, 12 heads, 512 tokens, batch 2 a rank, a vocabulary of 50,304. Prints tokens/s (medians over steps, then over rounds),
 the largest rank's peak resident memory, and the ratios. On AMD, pass --mkl-avx512. --before PROGRAM times another build
-of `tessera` in the same turns; --no-peer leaves PyTorch out, and any Python will do.
+of `tessera` in the same turns; --no-peer leaves PyTorch out and works with any Python.
 """
 import argparse
 import json

@@ -3,8 +3,8 @@
 
     python3 bench/plan_against_runs.py [--program build/tessera] [--cluster FILE] [--json FILE]
 
-Calibrates (or takes the cluster file that it is given), then plans and runs each recipe below with one rank and with two,
-in turns, and prints predicted and measured step times, their medians over the steps behind the first three, and the error.
+Calibrates (or takes a given cluster file), then plans and runs each recipe below with one rank and with two,
+in turns, and prints predicted and measured step times, their medians over the steps after the first three, and the error.
 Exit code 1: an error is larger than --within. Nothing else should run meanwhile: it takes about three minutes on two cores.
 """
 import argparse
@@ -29,7 +29,7 @@ ROWS = [
     ("llama-bytes", "examples/llama-bytes.yaml", {"sharding.group_size": "null"}, 1, ["NO_SHARD"]),
     ("llama-bytes", "examples/llama-bytes.yaml", {"sharding.group_size": "null"}, 2, ["SHARD_OPTIMIZER", "FULL_SHARD"]),
 ]
-SKIPPED = 3  # steps that make what stays
+SKIPPED = 3  # steps that create the lasting state
 
 
 def settings_of(row_settings, strategy):
@@ -82,7 +82,8 @@ def main():
                 error = 100 * (plan / run - 1)
                 rows.append({"recipe": title, "ranks": ranks, "strategy": strategy, "predicted_s": plan, "measured_s": run,
                              "error_percent": error})
-                print(f"{title:<26}{ranks:>6}  {strategy:<16}{1e3 * plan:>9.1f} ms{1e3 * run:>9.1f} ms{error:>+8.1f}%", flush=True)
+                print(f"{title:<26}{ranks:>6}  {strategy:<16}{1e3 * plan:>9.1f} ms{1e3 * run:>9.1f} ms{error:>+8.1f}%",
+                flush=True)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return 0 if all(abs(row["error_percent"]) <= options.within for row in rows) else 1

@@ -5,8 +5,8 @@ benchmark, and a tokenizer of their words. The same bytes on every machine and i
     python3 bench/seed_table_data.py [FOLDER]        # default: build/seed-table, as the recipes name it
 
 Sentences are random words; their lengths are like those of the real ones (premises 14 words on the average, hypotheses 8,
-sentences of STS 10). Who has the real files names them with --set data.train or in a recipe of their own, as
-examples/sentence-mixed.yaml does. FOLDER gets nli.jsonl (sentence1, sentence2, gold_label), sts.csv (genre, file, year, number,
+sentences of STS 10). To use the real files, name them with --set data.train or in another recipe, as in
+examples/sentence-mixed.yaml. FOLDER gets nli.jsonl (sentence1, sentence2, gold_label), sts.csv (genre, file, year, number,
 score from 0 to 5, two sentences) and tokenizer/, a WordPiece tokenizer.json with MPNet's special tokens.
 """
 import argparse
@@ -24,7 +24,7 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Draw:
-    """SplitMix64: a generator whose numbers no library's version changes."""
+    """SplitMix64: a generator whose numbers do not depend on the version of a library."""
 
     def __init__(self, seed):
         self.state = seed
@@ -43,7 +43,7 @@ class Draw:
         return items[self.below(len(items))]
 
     def length(self, mean, longest):
-        """Of a sentence in words: near the mean, sometimes far longer."""
+        """The length of a sentence in words: near the mean, sometimes far longer."""
         share = -math.log((self.below(1 << 20) + 1) / (1 << 20))
         return max(3, min(longest, round(mean * (0.55 + 0.45 * share))))
 
@@ -84,7 +84,7 @@ def tokenizer(whole, cut):
 
 
 def sentence(draw, words, count, like=(), common=0):
-    """`common` of its words are of `like`."""
+    """A sentence; `common` of its words are from `like`."""
     chosen = [draw.choice(like) if like and i < common else draw.choice(words) for i in range(count)]
     return " ".join(chosen).capitalize() + draw.choice(".?.")
 
@@ -116,7 +116,7 @@ def main():
     parser.add_argument("folder", nargs="?", type=pathlib.Path, metavar="FOLDER",
                         default=pathlib.Path("build/seed-table"))
     parser.add_argument("--nli", type=int, default=8192, metavar="N", help="pairs of inference (default: 8192)")
-    parser.add_argument("--sts", type=int, default=1024, metavar="N", help="pairs of likeness (default: 1024)")
+    parser.add_argument("--sts", type=int, default=1024, metavar="N", help="pairs of similarity (default: 1024)")
     arguments = parser.parse_args()
     if min(arguments.nli, arguments.sts) < 1:
         parser.error("--nli and --sts must be at least 1")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What recording costs a step: the same run with log.trace and log.summary and without them, in turns, on an otherwise
-idle machine. The ratio is that of the medians of all steps after the first ten; the losses must be the same.
+"""The cost of recording for a step: the same run with and without log.trace and log.summary, in turns, on an idle machine.
+The ratio is that of the medians of all steps after the first ten; the losses must be the same.
 
     bench/trace_overhead.py build/tessera [--ranks 2] [--rounds 5] [--steps 60] [RECIPE] [--set KEY=VALUE ...]
 """

@@ -12,13 +12,13 @@ struct LoadedPieces {
   Fit fit;
 };
 
-// Fills this rank's pieces from a step. Misfit, SystemFailure, or damage.
+// Fills this rank's pieces from a step. Throws Misfit, SystemFailure, or damage.
 LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts parts,
                          const Selection& selection);
-// The same from a plain Hugging Face folder or one .safetensors file, which have weights alone.
+// The same from a plain Hugging Face folder or one .safetensors file, which hold weights alone.
 LoadedPieces load_weights(const std::string& source, State& state, LoadParts parts,
                           const Selection& selection);
-// Collective, from any of these. A folder that has the name of a step and no manifest is none.
+// Collective, from any of these. Refuses a folder that has the name of a step and no manifest.
 LoadedPieces load_together(comm::Communicator& communicator, const std::string& source,
                            State& state, LoadParts parts, const Selection& selection);
 

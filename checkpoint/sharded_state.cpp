@@ -1,14 +1,19 @@
-// Logical tensors from shards.
+// Builds logical tensors from shards.
 #include "checkpoint/sharded_state.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <filesystem>
 #include <map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/io/failure.h"
+#include "checkpoint/io/xxh3.h"
 #include "checkpoint/load_pieces.h"
 #include "checkpoint/state/scalars_json.h"
+#include "sharding/units/equal_values.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -35,7 +40,7 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
 
 constexpr const char* step_counts_key = "optimizer_step_counts";
 
-// The parameter's name in a checkpoint; empty: it has none there.
+// The parameter's name in a checkpoint; empty: the checkpoint does not contain it.
 std::string name_in_state(const StateNames& names, const std::string& name, const Tensor& local) {
   return names ? names(name, local.requires_grad()) : name;
 }
@@ -52,7 +57,7 @@ nlohmann::json describe_groups(const optim::Optimizer& optimizer) {
   return list;
 }
 
-// Its rate may change, as train.lr may.
+// A group's rate may change, as train.lr may.
 nlohmann::json without_rates(nlohmann::json groups) {
   for (nlohmann::json& group : groups) {
     if (group.is_object()) group.erase("lr_scale");
@@ -60,84 +65,22 @@ nlohmann::json without_rates(nlohmann::json groups) {
   return groups;
 }
 
-// What a group's parameters went through is not what another group's would have.
-void check_groups(const nlohmann::json& values, const std::string& step_folder,
-                  const optim::Optimizer& optimizer) {
+// A parameter's moments come from the settings of its group, and fit no others.
+void check_groups(const nlohmann::json& values, const optim::Optimizer& optimizer) {
   const auto found = values.find(groups_key);
   const nlohmann::json saved = found == values.end() ? nlohmann::json::array() : *found;
   const nlohmann::json own = describe_groups(optimizer);
-  TESSERA_CHECK(
-      without_rates(saved) == without_rates(own), ErrorCode::configuration,
-      "{}: the run there has the parameter groups {}, this one {}; go on with the same, or "
-      "begin anew from its weights",
-      step_folder, saved.dump(), own.dump());
+  TESSERA_CHECK(without_rates(saved) == without_rates(own), ErrorCode::configuration,
+                "the run there has the parameter groups {}, this one {}; go on with the same, or "
+                "begin anew from its weights",
+                saved.dump(), own.dump());
 }
 
 bool compares_groups(const LoadOptions& options) {
   return options.strict && !options.optimizer;
 }
 
-// Before anything is read into the model. What is no step is for the load itself to name.
-void check_groups_of_step(const std::string& step_folder, const optim::Optimizer& optimizer,
-                          const LoadOptions& options) {
-  if (!compares_groups(options) ||
-      !std::filesystem::exists(std::filesystem::path(step_folder) / "manifest.json"))
-    return;
-  check_groups(json_of(read_scalars(step_folder)), step_folder, optimizer);
-}
-
-// Whether the state of the parameter that is called `saved` in the checkpoint was loaded: all of
-// it, or none.
-bool state_was_loaded(const std::string& saved, const optim::Optimizer& optimizer,
-                      const std::string& step_folder, const LoadOptions& options, const Fit& fit) {
-  if (options.optimizer && !options.optimizer(saved)) return false;
-  std::string missing, loaded;
-  for (const std::string& name : optimizer.state_names()) {
-    const std::string tensor = saved + "." + name;
-    const auto& absent = fit.optimizer.missing;
-    const bool is_missing = std::find(absent.begin(), absent.end(), tensor) != absent.end();
-    (is_missing ? missing : loaded) = tensor;
-  }
-  TESSERA_CHECK(missing.empty() || loaded.empty(), ErrorCode::checkpoint,
-                "{}: it has the optimizer's tensor '{}' and not '{}'; another optimizer wrote it, "
-                "load the model without the optimizer",
-                step_folder, loaded, missing);
-  return missing.empty();
-}
-
-void take_step_counts(const Scalars& scalars, const std::string& step_folder,
-                      optim::Optimizer& optimizer, const LoadOptions& options, const Fit& fit) {
-  const nlohmann::json& values = json_of(scalars);
-  if (compares_groups(options)) check_groups(values, step_folder, optimizer);
-  const auto found = values.find(step_counts_key);
-  TESSERA_CHECK(
-      found != values.end() && found->is_object(), ErrorCode::checkpoint,
-      "{}: the manifest's scalars have no {}; the checkpoint was not written by tessera::save",
-      step_folder, step_counts_key);
-  std::vector<std::int64_t> steps = optimizer.step_counts();
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const nn::NamedParameter& parameter = optimizer.parameters()[i];
-    const std::string saved = name_in_state(options.names, parameter.name, parameter.tensor);
-    if (!parameter.tensor.requires_grad() || saved.empty()) continue;
-    if (!state_was_loaded(saved, optimizer, step_folder, options, fit)) continue;
-    // Older steps have counts under the names that parameters had in the program that saved.
-    const auto count = found->contains(saved) ? found->find(saved) : found->find(parameter.name);
-    // An optimizer without state shows a new parameter only by its missing step count.
-    if (count == found->end() && !options.strict && optimizer.state_names().empty()) continue;
-    TESSERA_CHECK(count != found->end() && count->is_number_integer(), ErrorCode::checkpoint,
-                  "{}: no optimizer step count for {}", step_folder, saved);
-    steps[i] = count->get<std::int64_t>();
-  }
-  optimizer.set_step_counts(std::move(steps));
-}
-
-Selection selection_of(const LoadOptions& options) {
-  return {options.strict, options.model, options.optimizer,
-          "make the model as it was saved, or load a part: ts::LoadOptions has strict = false and "
-          "filters by name"};
-}
-
-// Of each of the model's parameters its place in the optimizer, which may have less of them.
+// The places that the model's parameters have in the optimizer, which may be without some of them.
 std::vector<std::optional<std::size_t>> places_in(const optim::Optimizer& optimizer,
                                                   const std::vector<ShardedParameter>& parameters) {
   std::map<const void*, std::size_t> place_of;
@@ -154,11 +97,96 @@ std::vector<std::optional<std::size_t>> places_in(const optim::Optimizer& optimi
   }
   TESSERA_REQUIRE(
       place_of.empty(),
-      "the optimizer has {}, which is no parameter of this ShardedModel; make it from the "
+      "the optimizer has {}, which is not a parameter of this ShardedModel; make it from the "
       "parameters() of this one, after fully_shard(). An optimizer of two models cannot be saved "
       "or loaded: give each its own, or shard one module that has both as children",
       optimizer.parameters()[place_of.begin()->second].name);
   return places;
+}
+
+using Names = std::unordered_set<std::string>;
+
+// Whether the checkpoint has the state of the parameter that it calls `saved`: all of it, or none.
+bool has_state(const std::string& saved, const optim::Optimizer& optimizer,
+               const LoadOptions& options, const Names& missing_tensors) {
+  if (options.optimizer && !options.optimizer(saved)) return false;
+  std::string missing, present;
+  for (const std::string& name : optimizer.state_names()) {
+    const std::string tensor = saved + "." + name;
+    (missing_tensors.contains(tensor) ? missing : present) = tensor;
+  }
+  if (!missing.empty() && !present.empty()) {
+    throw Misfit(
+        fmt::format("it has the optimizer's tensor '{}' and not '{}'; another optimizer wrote it, "
+                    "load the model without the optimizer",
+                    present, missing));
+  }
+  return missing.empty();
+}
+
+// How many steps the optimizer's parameters will have seen after a load. Throws when the optimizer
+// cannot go on from the step; nothing has been filled then.
+std::vector<std::int64_t> step_counts_after(const Scalars& scalars, const Fit& fit,
+                                            const ShardedModel& model,
+                                            const optim::Optimizer& optimizer,
+                                            const LoadOptions& options) {
+  const nlohmann::json& values = json_of(scalars);
+  if (compares_groups(options)) check_groups(values, optimizer);
+  const auto counts = values.find(step_counts_key);
+  if (counts == values.end() || !counts->is_object()) {
+    throw Misfit(fmt::format(
+        "the manifest's scalars have no {}; the checkpoint was not written by tessera::save",
+        step_counts_key));
+  }
+  const Names missing(fit.optimizer.missing.begin(), fit.optimizer.missing.end());
+  const std::vector<ShardedParameter> parameters = model.sharded_parameters();
+  const auto places = places_in(optimizer, parameters);
+  std::vector<std::int64_t> steps = optimizer.step_counts();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!places[i] || !parameters[i].trainable) continue;
+    const Tensor& local = parameters[i].local;
+    const std::string saved = name_in_state(options.names, parameters[i].name, local);
+    if (saved.empty() || !has_state(saved, optimizer, options, missing)) continue;
+    // Older steps have counts under the names that parameters had in the program that saved.
+    const auto count =
+        counts->contains(saved) ? counts->find(saved) : counts->find(parameters[i].name);
+    // An optimizer without state shows a new parameter only by its missing step count.
+    const bool may_lack = !options.strict || !local.requires_grad();
+    if (count == counts->end() && may_lack && optimizer.state_names().empty()) continue;
+    if (count == counts->end() || !count->is_number_integer())
+      throw Misfit(fmt::format("there is no optimizer step count for {}", saved));
+    steps[*places[i]] = count->get<std::int64_t>();
+  }
+  return steps;
+}
+
+// Ranks that take different tensors would go on with a mix of two models.
+void compare_selections(const Context& context, const ShardedModel& model,
+                        const LoadOptions& options) {
+  const std::vector<ShardedParameter> parameters = model.sharded_parameters();
+  std::vector<std::uint64_t> answers;
+  for (const ShardedParameter& parameter : parameters) {
+    const std::string name = name_in_state(options.names, parameter.name, parameter.local);
+    const auto takes = [&](const NameFilter& filter) {
+      return !name.empty() && (!filter || filter(name));
+    };
+    const std::string answer =
+        fmt::format("{} {} {}", name, takes(options.model), takes(options.optimizer));
+    answers.push_back(XXH3_64bits(answer.data(), answer.size()));
+  }
+  const std::optional<ValueDifference> difference =
+      find_difference(context.communicator(), answers);
+  if (!difference) return;
+  fail(ErrorCode::configuration,
+       "a load: ranks 0 and {} have different names or filters for parameter {}; the functions of "
+       "ts::LoadOptions must return the same on all ranks",
+       difference->rank, parameters.at(difference->index).name);
+}
+
+Selection selection_of(const LoadOptions& options) {
+  return {options.strict, options.model, options.optimizer,
+          "make the model as it was saved, or load a part: ts::LoadOptions has strict = false and "
+          "filters by name"};
 }
 
 }  // namespace
@@ -176,13 +204,21 @@ State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction
   }
   if (optimizer == nullptr) return state;
   const auto places = places_in(*optimizer, parameters);
+  const std::vector<std::int64_t> steps = optimizer->step_counts();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (!places[i] || !parameters[i].local.requires_grad()) continue;
+    if (!places[i]) continue;
+    // The moments of a parameter that is frozen for a while wait until it is trained again. One
+    // that was never trained has none to save.
+    const bool frozen = !parameters[i].local.requires_grad();
+    const bool has_moments =
+        direction == Direction::save ? steps[*places[i]] > 0 : parameters[i].trainable;
+    if (frozen && !has_moments) continue;
     const std::string saved = name_in_state(names, parameters[i].name, parameters[i].local);
     if (saved.empty()) continue;
     for (const std::string& name : optimizer->state_names()) {
       state.optimizer.push_back(logical(saved + "." + name, parameters[i],
                                         optimizer->state(*places[i], name), direction));
+      state.optimizer.back().optional = frozen;
     }
   }
   return state;
@@ -230,17 +266,22 @@ checkpoint::Saved save(const Context& context, const std::string& folder, const 
 
 LoadResult load(const Context& context, const std::string& step_folder, const ShardedModel& model,
                 optim::Optimizer& optimizer, const LoadOptions& options) {
-  checkpoint::check_groups_of_step(step_folder, optimizer, options);
+  checkpoint::compare_selections(context, model, options);
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load, options.names);
+  checkpoint::Selection selection = checkpoint::selection_of(options);
+  std::vector<std::int64_t> steps;
+  selection.check = [&](const Scalars& scalars, const checkpoint::Fit& fit) {
+    steps = checkpoint::step_counts_after(scalars, fit, model, optimizer, options);
+  };
   checkpoint::LoadedPieces loaded = checkpoint::load_together(
-      context.communicator(), step_folder, state, checkpoint::LoadParts::everything,
-      checkpoint::selection_of(options));
-  checkpoint::take_step_counts(loaded.scalars, step_folder, optimizer, options, loaded.fit);
+      context.communicator(), step_folder, state, checkpoint::LoadParts::everything, selection);
+  optimizer.set_step_counts(std::move(steps));
   return {std::move(loaded.scalars), std::move(loaded.fit.model), std::move(loaded.fit.optimizer)};
 }
 
 LoadResult load(const Context& context, const std::string& source, const ShardedModel& model,
                 const LoadOptions& options) {
+  checkpoint::compare_selections(context, model, options);
   checkpoint::State state = checkpoint::state_of(model, nullptr, Direction::load, options.names);
   checkpoint::LoadedPieces loaded = checkpoint::load_together(context.communicator(), source, state,
                                                               checkpoint::LoadParts::model_only,
@@ -267,15 +308,21 @@ std::optional<Loaded> load_latest(const Context& context, const std::string& fol
                                   const ShardedModel& model, optim::Optimizer& optimizer,
                                   const LoadOptions& options, const checkpoint::Search& search) {
   std::optional<checkpoint::State> state;
+  checkpoint::Selection selection = checkpoint::selection_of(options);
+  std::vector<std::int64_t> steps;
+  selection.check = [&](const Scalars& scalars, const checkpoint::Fit& fit) {
+    steps = checkpoint::step_counts_after(scalars, fit, model, optimizer, options);
+  };
   auto found = checkpoint::load_latest(
       context.communicator(), folder,
       [&]() -> checkpoint::State& {
+        checkpoint::compare_selections(context, model, options);
         return state.emplace(
             checkpoint::state_of(model, &optimizer, Direction::load, options.names));
       },
-      checkpoint::LoadParts::everything, search, checkpoint::selection_of(options));
+      checkpoint::LoadParts::everything, search, selection);
   if (!found) return std::nullopt;
-  checkpoint::take_step_counts(state->scalars, found->path, optimizer, options, found->fit);
+  optimizer.set_step_counts(std::move(steps));
   return Loaded{std::move(*found), state->scalars};
 }
 

@@ -1,4 +1,4 @@
-// The one file that knows CLI11: reads the command line, or says in one line why it cannot.
+// The one file that knows CLI11: reads the command line, or reports in one line why it cannot.
 #include "cli/command_line.h"
 
 #include <fmt/format.h>
@@ -74,11 +74,12 @@ bool is_value_of_numbers(const std::string& word) {
   return !word.empty() && word.find_first_not_of("0123456789:,") == std::string::npos;
 }
 
-// The program that some subcommands start, with its arguments: what follows --, or as torchrun has
-// it the first word that is no option and no option's value. CLI11 must not take them for ours.
+// The program that some subcommands start, with its arguments: the words after --, or (as in
+// torchrun) from the first word that is neither an option nor an option's value. CLI11 must not
+// read them as options of tessera.
 std::vector<std::string> split_trailing(const Command& command,
                                         std::vector<std::string>& arguments) {
-  std::size_t at = 1;  // behind the subcommand's name
+  std::size_t at = 1;  // after the subcommand's name
   for (; at < arguments.size() && arguments[at].starts_with('-') && arguments[at] != "--"; ++at) {
     std::vector<std::string> word = {arguments[at]};
     fold_option_names(word);
@@ -108,7 +109,7 @@ std::string full_name(const CLI::App& command) {
   return parent == nullptr ? command.get_name() : full_name(*parent) + " " + command.get_name();
 }
 
-// The key of the recipe that a word names here or in other tools.
+// The recipe's key with this name, or the equivalent of another tool's key.
 std::string recipe_key_meant(std::string word) {
   const OtherWord* const other = other_word("key", word);
   if (other != nullptr && other->here.find('.') != std::string_view::npos) {
@@ -130,7 +131,7 @@ std::string launch_option_meant(const std::string& word, const OtherWord* option
                      name);
 }
 
-// An option of other tools, or a key of the recipe where --set takes it.
+// The equivalent of another tool's option, or of a recipe's key if --set takes it.
 std::string meant_option(const std::string& word, const std::vector<std::string>& names) {
   const auto is_option = [&](std::string_view name) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -160,14 +161,14 @@ std::string meant_word(const std::string& word, const std::vector<std::string>& 
   const std::vector<std::string> extra = app.remaining(true);
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extra.empty()) {
     const std::string word = extra.front().substr(0, extra.front().find('='));
-    fail(ErrorCode::usage, "unknown {} {}{} ({} lists what there is)",
+    fail(ErrorCode::usage, "unknown {} {}{} ({} lists them)",
          word.starts_with('-') ? "option" : "argument", word,
          meant_word(extra.front(), option_names(command)), help);
   }
   fail(ErrorCode::usage, "{} ({} lists the options)", error.what(), help);
 }
 
-// CLI11's own check spells out the largest double, and lets NaN pass.
+// CLI11's own check prints the largest double in full and accepts NaN.
 CLI::Validator bounded(const Argument& argument) {
   const auto check = [least = argument.least, most = argument.most](const std::string& text) {
     double value = 0;
@@ -213,10 +214,11 @@ void add_argument(CLI::App& parser, const Argument& argument) {
   if (names_a_place(argument)) option.check(not_empty());
   if (argument.separator) option.delimiter(*argument.separator);
   if (std::holds_alternative<std::vector<std::string>*>(argument.target)) {
-    option.allow_extra_args(false);  // repeated, not followed by several
+    option.allow_extra_args(false);  // one value for each repetition
   }
   option.required(argument.required);
   if (argument.shows_default) option.capture_default_str();
+  if (argument.hidden) option.group("");
 }
 
 std::string footer(const Command& command, const Subcommand& subcommand) {

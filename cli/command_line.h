@@ -1,4 +1,4 @@
-// From the words of a command line to the subcommand that they name.
+// From the words of a command line to their subcommand.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 namespace tessera::cli {
 
 // Runs the subcommand and returns its exit code; prints help and version itself. `arguments` do not
-// contain the program's name. What cannot be read is an Error(usage) that names the nearest word.
+// contain the program's name. If the words cannot be read, throws Error(usage) with the nearest
+// word.
 int run_command_line(std::vector<std::string> arguments);
 
 }  // namespace tessera::cli

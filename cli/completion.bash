@@ -1,6 +1,6 @@
-# Completion of `tessera` for bash: subcommands, options and their values, recipe keys and theirs; file names where none of
-# these is meant. Everything comes from the program that is being completed (its --help and `recipe --keys`), so it is that
-# of its version. What `tessera launch` starts is completed as well when it is `tessera` again.
+# Completion of `tessera` for bash: subcommands, options and their values, recipe keys and their values, else file names.
+# All words come from the completed program itself (its --help and `recipe --keys`), so they fit its version. The command
+# after `tessera launch` is completed as well if it is `tessera` again.
 
 # Prints the keys of a recipe as --set takes them: train.steps=. Other tables, as "a data set", have no such keys.
 _tessera_keys() {
@@ -10,7 +10,7 @@ _tessera_keys() {
       /^\| `/ && section != "" {print section "." $2 "="}' | sort -u
 }
 
-# Prints the values that a key of a recipe takes, where they are words: the table has them as "adamw \| sgd".
+# Prints the values of a recipe's key if they are words: the table has them as "adamw \| sgd".
 _tessera_key_values() {
   "$1" recipe --keys 2>/dev/null | awk -v key="$2" '
     /^### / {split($0, words, /[ ,]/); section = words[2]}
@@ -25,21 +25,20 @@ _tessera_key_values() {
     }' | sort -u
 }
 
-# Prints the subcommands and the options that a help text has.
+# Prints the subcommands and the options in a help text.
 _tessera_words() {
   "$@" --help 2>/dev/null |
     sed -nE -e '/^Subcommands:/,/^$/ s/^  ([a-z]+) .*/\1/p' -e 's/^ +(-[a-z],)?(--[a-z-]+).*/\2/p'
 }
 
-# Prints what the help text calls the value of an option when it lists the values, as in auto|cpu|cuda; with ",..." at the
-# end the value is a list of them. The option comes first, then the program and its subcommand.
+# Prints the values of an option if the help text lists them, as in auto|cpu|cuda; ",..." at the end means a list of values.
 _tessera_option_values() {
   local option=${1//_/-}
   shift
   "$@" --help 2>/dev/null | awk -v option="$option" '
     /^ +-/ {
       count = split($1, names, ",")
-      sub(/=.*/, "", $2)  # some versions of CLI11 print the default there
+      sub(/=.*/, "", $2)  # some versions of CLI11 print the default here
       for (i = 1; i <= count; ++i) if (names[i] == option && $2 ~ /\|/) print $2
     }'
 }
@@ -52,7 +51,7 @@ _tessera() {
     before+=('=')
     current=''
   fi
-  if [[ ${before[0]} == launch ]]; then  # what it starts
+  if [[ ${before[0]} == launch ]]; then  # the program that it starts
     for ((i = 1; i < ${#before[@]}; ++i)); do
       if [[ ${before[i]} == -- ]]; then
         ((++i < ${#before[@]})) || { words=tessera; break; }

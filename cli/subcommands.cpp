@@ -1,4 +1,4 @@
-// The list of subcommands, in the order of the help.
+// The subcommands, in the order of the help.
 #include "cli/subcommands.h"
 
 namespace tessera::cli {
@@ -7,15 +7,14 @@ const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> list = {
       {"train", "Train a model from a recipe", describe_train,
        "tessera train recipe.yaml --set train.steps=100"},
-      {"launch", "Start a program as N ranks, on this machine or with others", describe_launch,
+      {"launch", "Start a program as N ranks, on this node or on several", describe_launch,
        "tessera launch --nproc-per-node 2 -- tessera train recipe.yaml\n"
        "tessera launch --nnodes 2 --node-rank 0 --master-addr host0 --job-key-file key -- tessera "
        "train recipe.yaml",
        true},
       {"plan", "Memory and traffic of a recipe on any number of ranks, by strategy", describe_plan,
        "tessera plan recipe.yaml --world-size 64 --strategy all --cluster h100"},
-      {"bench", "Compare strategies by measurement, in turns, with the plan beside it",
-       describe_bench,
+      {"bench", "Measure and compare strategies, and compare them with the plan", describe_bench,
        "tessera bench recipe.yaml --strategies NO_SHARD,FULL_SHARD --world-sizes 2 --html "
        "report.html"},
       {"convert", "Convert a checkpoint to another format", describe_convert,
@@ -28,7 +27,7 @@ const std::vector<Subcommand>& subcommands() {
        "tessera tokenize corpus.txt --tokenizer tokenizer.json --out corpus.tokens"},
       {"generate", "Continue a text, or write its logits", describe_generate,
        "tessera generate out --prompt \"Once upon a time\" --max-new-tokens 50"},
-      {"encode", "Sentences of a file to rows of embeddings", describe_encode,
+      {"encode", "Compute embeddings for the sentences of a file", describe_encode,
        "tessera encode model --input sentences.txt --out embeddings.npy --normalize"},
       {"evaluate", "Score a model on a data set", describe_evaluate,
        "tessera evaluate model --data test.csv --columns 1,2,3 --task similarity"},
@@ -36,7 +35,7 @@ const std::vector<Subcommand>& subcommands() {
        "tessera recipe recipe.yaml --set train.steps=100"},
       {"config", "Write, check and explain Accelerate's configuration files", describe_config,
        "tessera config --config-file accelerate.yaml"},
-      {"test", "Prove this installation: ranks, strategies, a save and a resume", describe_test,
+      {"test", "Check this installation: ranks, strategies, a save and a resume", describe_test,
        "tessera test --ranks 2"},
       {"env", "Report versions, processor, memory and optional parts", describe_environment,
        "tessera env --json"},
@@ -50,7 +49,7 @@ const std::vector<Subcommand>& subcommands() {
 Argument config_file_argument(std::string* target) {
   return {.name = "--config-file",
           .target = target,
-          .help = "An Accelerate configuration (YAML or JSON), whose keys go before the recipe's",
+          .help = "An Accelerate configuration (YAML or JSON); its keys override the recipe's",
           .type = "FILE"};
 }
 

@@ -1,4 +1,4 @@
-// The program's subcommands. A new one is a file with its describe_<name>, and a row in the list of
+// The program's subcommands. A new one is a file with its describe_<name>, and a row in the list in
 // subcommands.cpp.
 #pragma once
 

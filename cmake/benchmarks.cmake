@@ -18,10 +18,10 @@ if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
   add_test(NAME consumer/benchmark_options
            COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/consumer/benchmark_options_test.py
                    ${tessera_benchmark_programs})
-  set_tests_properties(consumer/benchmark_options PROPERTIES LABELS "consumer;quick" TIMEOUT 60)
+  set_tests_properties(consumer/benchmark_options PROPERTIES LABELS "consumer;quick" TIMEOUT 60 PROCESSORS 4)
 endif()
 
-# bench/kernels is one program on Google Benchmark, which nothing else needs.
+# bench/kernels is one program and needs Google Benchmark, which nothing else uses.
 find_package(benchmark CONFIG QUIET)
 if(NOT benchmark_FOUND)
   message(STATUS "Google Benchmark (libbenchmark-dev) is missing: without the program kernels_bench")
@@ -33,7 +33,7 @@ add_executable(kernels_bench ${tessera_kernels_bench})
 target_link_libraries(kernels_bench PRIVATE tessera_bare_products tessera tessera_settings benchmark::benchmark)
 set_target_properties(kernels_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
-  # A word on every row takes a second; running each once, half a minute.
+  # Checking the names of all rows takes a second; running each row once takes half a minute.
   foreach(part IN ITEMS "Names;quick" "Runs;longer")
     list(GET part 0 class)
     list(GET part 1 label)
@@ -41,6 +41,6 @@ if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
     add_test(NAME kernels/benchmark_${name}
              COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/kernels/benchmark_rows_test.py
                      $<TARGET_FILE:kernels_bench> ${PROJECT_SOURCE_DIR} ${class})
-    set_tests_properties(kernels/benchmark_${name} PROPERTIES LABELS "kernels;${label}" TIMEOUT 300 PROCESSORS 2)
+    set_tests_properties(kernels/benchmark_${name} PROPERTIES LABELS "kernels;${label}" TIMEOUT 300 PROCESSORS 6)
   endforeach()
 endif()

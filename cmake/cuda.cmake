@@ -1,11 +1,12 @@
-# The CUDA device of `tessera`: kernels by nvcc, the CUDA runtime linked statically, so that the program starts where
-# there is no CUDA. cuBLASLt and NCCL are loaded when they are first used. Included where TESSERA_CUDA is on.
+# The CUDA device of `tessera`: kernels compiled by nvcc. The CUDA runtime is linked statically, so that the program
+# starts on machines without CUDA; cuBLASLt and NCCL are loaded at their first use. Included where TESSERA_CUDA is on.
 set(tessera_cu_sources ${tessera_cuda_sources})
 list(FILTER tessera_cu_sources INCLUDE REGEX "\\.cu$")
 set(tessera_cuda_host_sources ${tessera_cuda_sources})
 list(FILTER tessera_cuda_host_sources INCLUDE REGEX "\\.cpp$")
 
-# CMake 3.25 does not know how the newest nvcc is asked for C++20, hence -std. Register spills and local memory in a kernel end the compilation: this is the gate.
+# CMake 3.25 does not know how to ask the newest nvcc for C++20, hence -std. Register spills and local memory in a
+# kernel fail the compilation on purpose.
 add_library(tessera_cuda_kernels OBJECT ${tessera_cu_sources})
 set_target_properties(tessera_cuda_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_include_directories(tessera_cuda_kernels PRIVATE ${PROJECT_SOURCE_DIR})

@@ -1,5 +1,5 @@
-# What Tessera links against. Debian packages of the same names are listed in scripts/packages.txt.
-if(NOT TESSERA_SANITIZE MATCHES "thread")  # which does not see OpenMP's barriers: kernels run on their caller there
+# The libraries that Tessera links. scripts/packages.txt lists the Debian packages of the same names.
+if(NOT TESSERA_SANITIZE MATCHES "thread")  # which does not see OpenMP's barriers: kernels run on their caller
   find_package(OpenMP REQUIRED COMPONENTS CXX)
 endif()
 find_package(Threads REQUIRED)
@@ -9,9 +9,9 @@ find_package(nlohmann_json 3.10 CONFIG REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(libhwy REQUIRED IMPORTED_TARGET GLOBAL libhwy)
 pkg_check_modules(libxxhash REQUIRED IMPORTED_TARGET GLOBAL libxxhash)
-# The proofs of the control plane (comm/control/job_key.h).
+# Proofs of the control plane (comm/control/job_key.h).
 pkg_check_modules(libsodium REQUIRED IMPORTED_TARGET GLOBAL libsodium)
-# Tokenizers: characters, patterns, SentencePiece's models.
+# Tokenizers: characters, patterns, SentencePiece models.
 pkg_check_modules(icu-uc REQUIRED IMPORTED_TARGET GLOBAL icu-uc)
 pkg_check_modules(libpcre2-8 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET GLOBAL sentencepiece)

@@ -1,4 +1,4 @@
-# Every examples/*.cpp is a program of that name in <build>/examples, built as a user of the library builds it.
+# Every examples/*.cpp is a program of that name in <build>/examples, built in the same way as a user's program.
 file(GLOB tessera_examples CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/*.cpp)
 foreach(source IN LISTS tessera_examples)
   cmake_path(GET source STEM name)

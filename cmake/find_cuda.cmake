@@ -1,8 +1,8 @@
-# Whether the CUDA device is built (TESSERA_CUDA becomes ON or OFF), and where CUDA's headers are, which is all that the
-# emulator of the tests needs (TESSERA_CUDA_HEADERS; empty where there are none).
+# Decides whether the CUDA device is built (sets TESSERA_CUDA to ON or OFF), and finds CUDA's headers, which the
+# emulator of the tests needs (TESSERA_CUDA_HEADERS; empty if there are none).
 find_program(TESSERA_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
 if(TESSERA_CUDA STREQUAL "AUTO")
-  # The sanitizers look at host code: there the emulator runs the kernels.
+  # The sanitizers check host code: the emulator runs the kernels there.
   if(TESSERA_NVCC AND NOT TESSERA_SANITIZE)
     set(TESSERA_CUDA ON)
   else()
@@ -17,7 +17,7 @@ if(TESSERA_CUDA)
   # Variables of this folder, not of the cache: a parent project has its own.
   set(CMAKE_CUDA_COMPILER ${TESSERA_NVCC})
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90)  # the preset release-gpu has all that the kernels are written for
+    set(CMAKE_CUDA_ARCHITECTURES 90)  # the preset release-gpu has all architectures that the kernels support
   endif()
   if(TESSERA_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${TESSERA_CCACHE})

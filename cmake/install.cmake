@@ -1,5 +1,6 @@
-# `cmake --install`: the program, and the library for others: its public headers, the package `Tessera` of find_package,
-# and tessera.pc of pkg-config. The components are `program` and `development`; a shared library belongs to the first.
+# `cmake --install`: the program, and the library for other projects: its public headers, the package `Tessera` for
+# find_package, and tessera.pc for pkg-config. The components are `program` and `development`; a shared library belongs
+# to the first.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -22,8 +23,8 @@ install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake ${PROJECT_BINARY_DIR}/Te
               ${PROJECT_SOURCE_DIR}/LICENSE
         DESTINATION ${tessera_package_folder} COMPONENT development)
 
-# For pkg-config. What an archive is built on is linked by its user as well (`pkg-config --static`); the prefix is told
-# from the place of the file, so that an installation may be moved.
+# For pkg-config. Users of an archive also link the libraries that it is built on (`pkg-config --static`). The prefix is
+# derived from the place of the file, so that an installation can be moved.
 set(tessera_pc_folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 set(tessera_pc_prefix ${CMAKE_INSTALL_PREFIX})
 cmake_path(RELATIVE_PATH tessera_pc_prefix BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
@@ -34,8 +35,8 @@ foreach(kind IN ITEMS LIBDIR INCLUDEDIR)
     set(tessera_pc_${kind} ${CMAKE_INSTALL_${kind}})
   endif()
 endforeach()
-# What an archive is built on is linked by its user in any case: `--static`, which asks for private libraries, would ask
-# for archives of all others as well.
+# These libraries are listed as public, because users of an archive always link them: `--static`, which asks for private
+# libraries, would also ask for archives of all other libraries.
 set(tessera_pc_requires)
 set(tessera_pc_libs)
 if(tessera_library_type STREQUAL "STATIC_LIBRARY")
@@ -57,13 +58,13 @@ if(TESSERA_PROGRAM)
   endif()
   install(FILES ${PROJECT_SOURCE_DIR}/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
           RENAME tessera COMPONENT program)
-  # What `tessera bench --peer` calls.
+  # The scripts that `tessera bench --peer` calls.
   set(tessera_peers common data_order deepspeed job language_models pytorch ranks sentence_transformers token_data
       torch_training)
   list(TRANSFORM tessera_peers REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/bench/peers/\\1.py")
   install(FILES ${tessera_peers} DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/peers COMPONENT program)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md
           DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/tessera COMPONENT program)
-  # The program has them in itself; as files they are there to be read and changed.
+  # The program contains the cluster files; the installed files are for reading and changing.
   install(FILES ${tessera_clusters} DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/clusters COMPONENT program)
 endif()

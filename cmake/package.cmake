@@ -1,6 +1,6 @@
-# Debian packages by `cpack -G DEB`: `tessera`, the program, and `libtessera-dev`, what others need to build and link
-# against the library. scripts/package-deb makes them with a shared library, which is in the first and brings the CUDA
-# runtime along; whoever links an archive needs a CUDA Toolkit of their own where it was built with CUDA.
+# Debian packages by `cpack -G DEB`: `tessera` is the program, `libtessera-dev` is for building and linking with the
+# library. scripts/package-deb makes them with a shared library, which is in the first package and contains the CUDA
+# runtime. Users who link an archive that was built with CUDA need a CUDA Toolkit.
 set(CPACK_PACKAGE_NAME tessera)
 set(CPACK_PACKAGE_VENDOR "The Tessera contributors")
 set(CPACK_PACKAGE_CONTACT "The Tessera contributors")
@@ -23,8 +23,8 @@ if(tessera_library_type STREQUAL "SHARED_LIBRARY")
   set(CPACK_DEBIAN_PROGRAM_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
   string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS ", tessera (= ${PROJECT_VERSION})")
 else()
-  # ocl-icd-opencl-dev: oneDNN's CMake package looks for OpenCL, and libdnnl-dev does not bring it. libprotobuf-dev:
-  # the same holds for protobuf-lite and libsentencepiece-dev on Debian 13.
+  # ocl-icd-opencl-dev: oneDNN's CMake package looks for OpenCL, but libdnnl-dev does not depend on it. libprotobuf-dev:
+  # the same is true of protobuf-lite and libsentencepiece-dev on Debian 13.
   string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
          ", libdnnl-dev, ocl-icd-opencl-dev, libhwy-dev, libxxhash-dev, libsodium-dev, libicu-dev, "
          "libpcre2-dev, libsentencepiece-dev, libprotobuf-dev, pkg-config")

@@ -5,7 +5,7 @@ set(tessera_program_floors launch training planner logs bench cli)  # from the g
 foreach(floor IN LISTS tessera_program_floors)
   file(GLOB_RECURSE tessera_${floor}_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${floor}/*.cpp)
 endforeach()
-# The rest of bench/ is programs of its own (cmake/benchmarks.cmake).
+# The rest of bench/ are separate programs (cmake/benchmarks.cmake).
 list(FILTER tessera_bench_sources INCLUDE REGEX "/bench/harness/")
 list(REMOVE_ITEM tessera_bench_sources ${PROJECT_SOURCE_DIR}/bench/harness/bare_products.cpp)
 list(REMOVE_ITEM tessera_cli_sources ${PROJECT_SOURCE_DIR}/cli/main.cpp)
@@ -21,7 +21,7 @@ add_custom_command(
   DEPENDS ${tessera_page_sources} ${PROJECT_SOURCE_DIR}/cmake/embed_page.cmake
   COMMENT "Embedding the page of --html")
 list(APPEND tessera_cli_sources ${PROJECT_BINARY_DIR}/generated/html_page.cpp)
-# The clusters that `tessera plan --cluster NAME` knows: their files, as texts in the program.
+# The clusters of `tessera plan --cluster NAME`: their files are embedded in the program as texts.
 file(GLOB tessera_clusters CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/clusters/*.yaml)
 set(tessera_cluster_rows "")
 foreach(cluster IN LISTS tessera_clusters)

@@ -1,10 +1,9 @@
-# What users of the library include, in <build>/include/tessera: written anew at a build when a header has changed.
-#
-# In the repository headers name each other by their path from its root; whoever has a folder `engine` of their own would
-# get theirs. So these copies name each other by <tessera/engine/...> (write_public_headers.cmake).
+# The headers for users of the library, in <build>/include/tessera: a build writes them again when a header has changed.
+# In the repository headers name each other by their path from its root. Users with an own folder `engine` would get
+# their own files. So these copies name each other by <tessera/engine/...> (write_public_headers.cmake).
 set(tessera_public_include ${PROJECT_BINARY_DIR}/include)
 
-# These, and what they include.
+# These headers, and the headers that they include.
 file(GLOB_RECURSE tessera_public_roots RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/tessera/*.h ${PROJECT_SOURCE_DIR}/models/*.h ${PROJECT_SOURCE_DIR}/engine/data/*.h)
 list(APPEND tessera_public_roots

@@ -1,9 +1,9 @@
-# Compiling several sources at a time: most of a file's time goes into its headers, and files that are compiled together
-# share that. They share a file's scope as well: names in anonymous namespaces differ within a floor.
+# Compiles several sources at a time: most of the time goes into headers, and files that are compiled together share it.
+# They also share a file's scope: names in anonymous namespaces must differ within a floor.
 
 # tessera_together(LIST NAME SIZE): replaces the sources in the variable LIST by generated ones that each include about
 # SIZE of them. Their paths start at the repository's root, so that clones in different places share a compiler cache.
-# With TESSERA_UNITY off nothing changes.
+# With TESSERA_UNITY off it changes nothing.
 function(tessera_together list name size)
   if(NOT TESSERA_UNITY)
     return()

@@ -1,14 +1,13 @@
-# Writes the headers HEADERS and all that they include from the repository SOURCE to DESTINATION/tessera, with
-# `#include "engine/tensor.h"` turned into `#include <tessera/engine/tensor.h>`. Touches only what differs, and removes what
-# is public no more.
-#
+# Writes the headers HEADERS, and all headers that they include, from the repository SOURCE to DESTINATION/tessera, with
+# `#include "engine/tensor.h"` changed to `#include <tessera/engine/tensor.h>`. Writes only files that differ, and
+# removes headers that are no longer public.
 #   cmake -D SOURCE=FOLDER -D DESTINATION=FOLDER -D HEADERS=a.h,b.h -P write_public_headers.cmake
 cmake_minimum_required(VERSION 3.25)
 
-# What a public header may not lead to: the insides of the kernels and of the devices.
+# A public header must not include these: the internals of the kernels and of the devices.
 set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^comm/(connect|control|hosts|mpi|nccl|shared|watch)/|^(launch|training|planner|logs|bench|cli)/")
 
-# What every public header includes before anything else; `#if TESSERA_VERSION` needs no C++20.
+# Every public header includes this first; `#if TESSERA_VERSION` needs no C++20.
 set(first base/cpp20.h)
 set(without_first ${first} version.h base/version.h)
 
@@ -25,7 +24,7 @@ while(waiting)
   if(header MATCHES "${internal}")
     message(FATAL_ERROR "${header} is internal, and a public header includes it")
   elseif(NOT EXISTS ${SOURCE}/${header})
-    message(FATAL_ERROR "${header} is included by a public header and is no file of the repository")
+    message(FATAL_ERROR "${header} is not a file of the repository, and a public header includes it")
   endif()
 
   file(READ ${SOURCE}/${header} text)

@@ -1,5 +1,5 @@
-// What every communicator asks of the arguments of a collective: each function throws a logic_error
-// that names the call and the buffer.
+// Checks of the arguments of a collective that all communicators share. Each function throws a
+// logic_error that names the call and the buffer.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace tessera::comm {
 
-// The bytes of all ranges.
+// Returns the bytes of all ranges.
 std::size_t check_all_gather(const Buffer& buffer, const std::vector<GatheredRange>& ranges,
                              int ranks);
 void check_reduce_scatter(const Buffer& buffer, const std::vector<ReducedRange>& ranges,
@@ -20,11 +20,11 @@ void check_reduce_scatter(const Buffer& buffer, const std::vector<ReducedRange>&
 void check_all_reduce(const Buffer& buffer, std::int64_t count, const void* out,
                       const Reduction& reduction);
 void check_broadcast(std::string_view communicator, int root, int ranks);
-// The call of a message, the same on both sides. Throws for a peer that is none.
+// The call of a message, the same on both sides. Throws when `peer` is not another rank.
 Call call_of_message(std::string_view communicator, int rank, int peer, int ranks,
                      std::size_t bytes, bool receives, Tag tag);
 
-// `call` with what the ranks must agree on in a reduction.
+// `call` with the values that the ranks must agree on in a reduction.
 Call with_reduction(Call call, const Reduction& reduction);
 
 }  // namespace tessera::comm

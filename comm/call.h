@@ -1,4 +1,5 @@
-// What a rank says about the collective it has entered, for its peers to compare and for messages.
+// The description of a collective that a rank has entered. Its peers compare it, and messages print
+// it.
 #pragma once
 
 #include <array>
@@ -27,7 +28,7 @@ enum class Op : std::uint8_t {
 };
 std::string_view name_of(Op op);
 
-// Lies in shared memory, so it is plain data. Ranks agree when all of it is equal.
+// Lies in shared memory, so it is plain data. Two ranks agree when all fields are equal.
 struct Call {
   Op op = Op::none;
   Phase phase = Phase::other;
@@ -41,7 +42,7 @@ struct Call {
   std::uint64_t buffer = 0;  // the buffer's number in its communicator, from 1
   std::uint32_t part = 0;    // of a call that takes several rounds
   std::int32_t group = 0;
-  std::int32_t root = -1;  // of a send: who receives
+  std::int32_t root = -1;  // of a send: the receiver
   std::uint32_t scale_bits = 0;
   std::uint64_t name_hash = 0;  // of the whole name; `name` may be cut
   std::array<char, 40> name{};

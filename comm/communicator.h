@@ -1,15 +1,16 @@
-// The communicator interface: what the sharding code asks of a group of ranks.
+// The communicator interface: the operations that the sharding code needs of a group of ranks.
 //
 // Collectives work on `Buffer`s, memory that the communicator allocates so that it can be shared
-// between the ranks (or registered with a network): on one host an all-gather copies nothing, since
-// all ranks map one buffer. Every call blocks the calling thread; asynchrony comes from calling on
-// a side stream's worker. Calls on one communicator must come from one thread at a time and in the
-// same order on every rank; use duplicate() for a second, independent channel. A communicator is
-// used by the threads of one rank only.
+// between the ranks (or registered with a network): on one node an all-gather copies nothing, since
+// all ranks map one buffer. Every call blocks the calling thread; callers get asynchrony when they
+// call from the worker of a side stream. Calls on one communicator must come from one thread at a
+// time and in the same order on every rank; use duplicate() for a second, independent channel. A
+// communicator is used by the threads of one rank only.
 //
-// On a GPU, buffers and outputs are the memory of device(), and "written", "read" and "complete"
-// mean in the order of the calling thread's current queue of that device (engine/device/queue.h): a
-// call returns when its work is in that queue, behind what it depends on, of other ranks too.
+// On a GPU, buffers and outputs are memory of device(), and "written", "read" and "complete" refer
+// to the order of the calling thread's current queue of that device (engine/device/queue.h): a call
+// returns when its work is in that queue, behind all work that it depends on, including that of
+// other ranks.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,7 @@ enum class Phase : std::uint8_t {
 };
 std::string_view name_of(Phase phase);
 
-// What a collective is for. Compared between the ranks at every collective, together with the op,
+// The purpose of a collective. The ranks compare it at every collective, together with the op,
 // dtype and bytes.
 struct Tag {
   std::uint64_t step = 0;
@@ -50,19 +51,19 @@ enum class Sharing : std::uint8_t {
   per_rank,  // a region for each rank, readable by all: reduce-scatter sources
 };
 
-// Collective memory, zero-filled, aligned to 4096 bytes (256 on a GPU). Owned by the caller, freed
-// with the last reference.
+// Collective memory, zero-filled, aligned to 4096 bytes (256 on a GPU). The caller owns it; it is
+// freed with the last reference.
 //
 // Protocol: a writer calls acquire(), which waits until every rank has released the buffer's last
-// contents; writes (its share of a one_copy buffer, its own region of a per_rank one); then calls
-// the collective that publishes the contents. After all_gather each rank reads in place and calls
-// release() once when it no longer does, from any thread (on a GPU: when the reads are in that
-// thread's current queue). reduce_scatter and all_reduce release by themselves. Violations are
-// logic_errors.
+// contents; it writes (its shard of a one_copy buffer, its own region of a per_rank one); then it
+// calls the collective that publishes the contents. After all_gather each rank reads in place and
+// calls release() once when it has finished, from any thread (on a GPU: when the reads are in that
+// thread's current queue). reduce_scatter and all_reduce release by themselves. A violation is a
+// logic_error.
 class Buffer {
  public:
   virtual ~Buffer() = default;
-  [[nodiscard]] virtual const std::string& name() const = 0;  // what allocate() was given
+  [[nodiscard]] virtual const std::string& name() const = 0;  // as given to allocate()
   [[nodiscard]] virtual std::byte* data()
       const = 0;  // the shared region, or this rank's own region
   [[nodiscard]] virtual std::size_t bytes() const = 0;  // of one region
@@ -70,12 +71,13 @@ class Buffer {
   virtual void release() = 0;
 };
 
-// A run of bytes of a one_copy buffer that is size() equal shares, rank after rank.
+// A run of bytes of a one_copy buffer that consists of size() equal shards, in rank order.
 struct GatheredRange {
   std::size_t first = 0;
-  std::size_t bytes = 0;  // of all shares
-  // What shares travel as where they travel. They are elements of `dtype` that kernels::Wire has
-  // rounded to the format, block by block from each share's beginning: nothing is lost.
+  std::size_t bytes = 0;  // of all shards
+  // The format in which shards travel between ranks. Their elements are of `dtype`, and
+  // kernels::Wire has already rounded them to the format, block by block from each shard's
+  // beginning, so nothing is lost.
   WireFormat wire = WireFormat::same;
   DType dtype = DType::float32;
 };
@@ -87,12 +89,12 @@ struct Reduction {
   int group = 0;       // the tree of kernels::ReduceRanks; 0: all ranks in one tree
   float scale = 1.0f;
   bool accumulate = false;  // add to what out holds
-  // What the ranks' contributions travel as where they travel: kernels::Wire has rounded the
+  // The format in which the ranks' contributions travel: kernels::Wire has already rounded the
   // region to it, block by block from its beginning. The sums do not depend on it.
   WireFormat wire = WireFormat::same;
 };
 
-// A contiguous run of elements of a per_rank buffer and where its sum goes (memory of the
+// A contiguous run of elements of a per_rank buffer and the destination of its sum (memory of the
 // communicator's device).
 struct ReducedRange {
   std::int64_t first = 0;  // element index in the buffer, in units of in_dtype
@@ -100,7 +102,7 @@ struct ReducedRange {
   void* out = nullptr;
 };
 
-// What the threads of a rank do beside waiting in a collective.
+// Activities of a rank's threads besides waiting in a collective.
 enum class Activity : std::uint8_t {
   worker_begins,  // work for the rank on another thread than its own (a side stream's worker)
   worker_ends,
@@ -117,36 +119,37 @@ class Communicator {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
   [[nodiscard]] virtual std::string_view backend() const = 0;
-  // Where buffers lie and sums are computed.
+  // The device of the buffers and of the sums.
   [[nodiscard]] virtual Device device() const = 0;
-  // Whether the ranks see one memory, so that a one_copy buffer exists once for all of them.
+  // True when the ranks see one memory, so that a one_copy buffer exists once for all of them.
   [[nodiscard]] virtual bool one_memory() const { return true; }
-  // How many ranks of one host share a one_copy buffer, where ranks are on several; else 0.
+  // The number of ranks of one node that share a one_copy buffer, when the ranks are on several
+  // nodes; else 0.
   [[nodiscard]] virtual int ranks_per_host() const { return 0; }
-  // Whether sums have the order and the precision that reduce_scatter names below.
+  // True when sums have the order and the precision that reduce_scatter documents below.
   [[nodiscard]] virtual bool fixed_order() const { return true; }
 
-  // Collective: every rank asks for the same name, bytes and sharing.
+  // Collective: every rank passes the same name, bytes and sharing.
   virtual std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                            Sharing sharing) = 0;
 
   // Waits until this rank may write `buffer` again (all ranks have released its last contents). The
-  // tag says in errors what for; it is not compared.
+  // tag only explains errors; it is not compared.
   virtual void acquire(Buffer& buffer, Tag tag = {}) = 0;
 
-  // Publishes this rank's share of each of `ranges` of a one_copy buffer, bytes
-  // [first + rank*bytes/size, first + (rank+1)*bytes/size); returns when every rank's shares can be
-  // read. The ranges are the same on every rank and divide into size() shares. What lies outside of
-  // them stays what it was.
+  // Publishes this rank's shard of each of `ranges` of a one_copy buffer, bytes [first +
+  // rank*bytes/size, first + (rank+1)*bytes/size); returns when the shards of all ranks can be
+  // read. The ranges are the same on every rank and divide into size() shards. Bytes outside of
+  // them do not change.
   virtual void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) = 0;
-  // The same of its first `bytes`: a pooled buffer may be larger than what is gathered in it.
+  // The same for the first `bytes` of the buffer: a pooled buffer may be larger than its contents.
   void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
     all_gather(buffer, std::vector<GatheredRange>{{0, bytes}}, tag);
   }
 
-  // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks name others;
-  // none is allowed). Returns when this rank's sums are complete; the region may be written again
-  // after the next acquire().
+  // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks pass others;
+  // an empty list is allowed). Returns when this rank's sums are complete; the region may be
+  // written again after the next acquire().
   virtual void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
                               Reduction reduction, Tag tag) = 0;
 
@@ -155,18 +158,18 @@ class Communicator {
   virtual void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
                           Tag tag) = 0;
 
-  // Collective. Makes now what reductions would make when they first need it: `bytes` are what
-  // comm/scratch.h says for the largest of this rank's.
+  // Collective. Allocates now the scratch memory that reductions would allocate when they first
+  // need it. comm/scratch.h computes `bytes` for the largest reduction of this rank.
   virtual void reserve_scratch(std::size_t /*bytes*/) {}
 
-  // Memory of device(), from one rank to another: the peer calls receive() with the same bytes and
-  // tag, and what a rank sends to another arrives in order. send() returns when the memory may be
-  // written again, for which it may wait for the peer's receive(): ranks that all send first may
-  // wait for each other. receive() returns when the bytes are there. On a GPU both mean what they
-  // mean above.
+  // Copies memory of device() from one rank to another: the peer calls receive() with the same
+  // bytes and tag, and messages from one rank to another arrive in order. send() returns when the
+  // memory may be written again; it may wait for the peer's receive(), so ranks that all send first
+  // may deadlock. receive() returns when the bytes have arrived. On a GPU, both are defined in
+  // queue order as above.
   virtual void send(const void* memory, std::size_t bytes, int to, Tag tag = {}) = 0;
   virtual void receive(void* memory, std::size_t bytes, int from, Tag tag = {}) = 0;
-  // Collective: what the root has there, on every rank.
+  // Collective: copies the root's memory to every rank.
   virtual void broadcast(void* memory, std::size_t bytes, int root, Tag tag = {}) = 0;
 
   // Control plane, for small messages (kilobytes). exchange returns every rank's message in rank
@@ -176,10 +179,11 @@ class Communicator {
   virtual std::string broadcast(std::string_view message, int root, Tag tag = {}) = 0;
   virtual void barrier(Tag tag = {}) = 0;
 
-  // Collective: a communicator of the ranks that name the same colour, ordered by (key, rank).
+  // Collective: a communicator of the ranks that pass the same colour, ordered by (key, rank).
   virtual std::shared_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
-  // The same of ranks whose numbers every rank can tell by itself: blocks of `ranks` consecutive
-  // ones, and those that have one place in their blocks. `ranks` divides size().
+  // The same when every rank can compute the members by itself: split_blocks() makes blocks of
+  // `ranks` consecutive ranks, split_across_blocks() joins the ranks with the same place in their
+  // blocks. `ranks` divides size().
   virtual std::shared_ptr<Communicator> split_blocks(int ranks, std::string_view name) {
     return split(rank() / ranks, rank(), name);
   }
@@ -189,27 +193,27 @@ class Communicator {
   // Collective: the same ranks, an independent channel.
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
 
-  // Bytes of collective memory that this rank holds now, as they were asked for: buffers and the
-  // scratch of reductions, of all communicators that were split or duplicated from one connection.
-  // Of a buffer that ranks share one copy of, this rank's share.
+  // Bytes of collective memory that this rank holds now, as requested: buffers and the scratch of
+  // reductions, of all communicators that were split or duplicated from one connection. A buffer
+  // that ranks share one copy of counts with this rank's part.
   [[nodiscard]] virtual std::size_t held_bytes() const = 0;
 
-  // Bytes of buffers that this rank has sent to other hosts, by all communicators that were split
-  // or duplicated from one connection; zero where another library sends them.
+  // Bytes of buffers that this rank has sent to other nodes, by all communicators that were split
+  // or duplicated from one connection; zero when another library sends them.
   [[nodiscard]] virtual std::uint64_t bytes_between_hosts() const { return 0; }
 
   // Tells every rank that this one gives up: their present and later calls throw Error(rank_failed)
-  // with this rank's number and reason. Callable from any thread, at any time, also during another
+  // with this rank's number and reason. Callable from any thread at any time, even during another
   // call. Never throws.
   virtual void abort(std::string_view reason) noexcept = 0;
 
-  // Lets a standstill be told from work: when every rank waits for another in some call and none
-  // has moved for ConnectOptions::standstill_timeout, all of them throw Error(rank_failed) with the
+  // Distinguishes a deadlock from work: when every rank waits for another in some call and none has
+  // moved for ConnectOptions::standstill_timeout, all of them throw Error(rank_failed) with the
   // calls that they wait in. A rank waits for others when its own thread (the one that connected,
-  // or that run_local started) and all of its workers do. Threads that do not tell are not counted:
-  // no rank may depend, for that long, on what only such a thread will do. A rank that others wait
-  // for, that waits for nobody itself, and whose process was stopped or whose threads do not move
-  // (thread_activity.h) is named as soon.
+  // or that run_local started) and all of its workers do. Threads that do not call note() are not
+  // counted: no rank may depend, for that long, on the work of such a thread. After the same time
+  // the error names a rank that others wait for when it waits for no other rank and its process was
+  // stopped or its threads do not move (thread_activity.h).
   virtual void note(Activity) noexcept {}
 };
 

@@ -10,7 +10,7 @@
 
 namespace tessera::comm {
 
-// Of all communicators of a rank. Thread-safe.
+// The bytes of all communicators of a rank. Thread-safe.
 class HeldMemory {
  public:
   [[nodiscard]] std::size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
@@ -46,8 +46,8 @@ class HeldBlock {
   std::size_t bytes_ = 0;
 };
 
-// What a rank holds of a buffer of `bytes` that `ranks` of them see in one memory: of one copy its
-// share, rounded up.
+// The bytes that a rank holds of a buffer of `bytes` that `ranks` ranks see in one memory: of a
+// one_copy buffer an equal part, rounded up.
 inline std::size_t share_of_buffer(std::size_t bytes, Sharing sharing, int ranks) {
   const auto parts = static_cast<std::size_t>(sharing == Sharing::one_copy ? ranks : 1);
   return (bytes + parts - 1) / parts;

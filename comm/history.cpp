@@ -1,4 +1,4 @@
-// Rings of calls, and their text.
+// The rings of calls, and their text.
 #include "comm/history.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 namespace tessera::comm {
 namespace {
 
-// "0-3, 5".
+// A text such as "0-3, 5".
 std::string numbers_of(const std::set<int>& ranks) {
   std::string text;
   for (auto first = ranks.begin(); first != ranks.end();) {
@@ -24,8 +24,8 @@ std::string numbers_of(const std::set<int>& ranks) {
   return text;
 }
 
-// Calls one behind the other, each said as far as it differs from the one before:
-// "step 7: forward: all_gather unit 0 1 2, reduce: reduce_scatter unit 2".
+// Calls one after the other, each described by its difference from the one before: "step 7:
+// forward: all_gather unit 0 1 2, reduce: reduce_scatter unit 2".
 class CallsText {
  public:
   void add(const Call& call) {
@@ -73,7 +73,7 @@ struct Channel {
   }
 };
 
-// A channel's rounds, cut where another set of ranks has come or ranks differ.
+// A channel's rounds, cut where the set of arrived ranks changes or ranks differ.
 std::string describe_channel(const Channel& channel, std::size_t ranks_of_all) {
   std::string text;
   CallsText calls;
@@ -121,7 +121,7 @@ void History::add(const HistoryEntry& entry) {
   Slot& slot = slots_[number % history_length];
   std::array<std::uint64_t, words> content{};
   std::memcpy(content.data(), &entry, sizeof(entry));
-  // Who reads a word of this entry finds, when it asks again, at least this version.
+  // A reader that sees a word of this entry finds at least this version when it checks again.
   slot.version.store(2 * number + 1, std::memory_order_relaxed);
   for (std::size_t i = 0; i < words; ++i) {
     slot.content[i].store(content[i], std::memory_order_release);

@@ -1,5 +1,5 @@
-// The last collectives of each rank, for the error that ends the job: which call each of them was
-// in, and where their ways parted.
+// The last collectives of each rank, for the error that ends the job: the call that each rank was
+// in, and where the ranks' calls began to differ.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace tessera::comm {
 
 inline constexpr std::size_t history_length = 32;
 
-// A rank entered a round of a channel (a communicator).
+// One rank's entry into a round of a channel (a communicator).
 struct HistoryEntry {
   std::uint64_t channel = 0;  // the same number on all ranks
   std::uint64_t round = 0;    // of the channel; the calls of one round belong together
@@ -29,11 +29,12 @@ struct HistoryEntry {
                const Call& of_call);
 };
 
-// One rank's, in memory that all ranks see. Its threads add, and anybody reads at any time.
+// The history of one rank, in memory that all ranks see. Its threads add entries, and any thread
+// may read at any time.
 class History {
  public:
   void add(const HistoryEntry& entry);
-  // The oldest first. Entries that are being written are left out.
+  // The oldest entry first. Entries that are being written are left out.
   [[nodiscard]] std::vector<HistoryEntry> get() const;
 
  private:
@@ -52,10 +53,10 @@ struct RankHistory {
   std::vector<HistoryEntry> entries;
 };
 
-// How the line of describe_histories() begins.
+// The beginning of describe_histories()' line.
 std::string histories_title();
-// One line: by channel, what all of them called once, and who did not come to the rest. Empty when
-// there is nothing to tell.
+// One line: by channel, the last call that all ranks entered, and the ranks that did not enter
+// later ones. Empty when there is nothing to report.
 std::string describe_histories(const std::vector<RankHistory>& histories);
 
 }  // namespace tessera::comm

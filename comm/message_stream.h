@@ -1,4 +1,4 @@
-// Memory from rank to rank beside a rank's own work.
+// Memory from rank to rank, in parallel with a rank's own work.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,21 @@
 
 namespace tessera::comm {
 
-// Communicator's send(), receive() and broadcast() on streams and channels of their own: they
-// return at once, and are done when what they return has happened. Until then what is sent is not
-// written, what is received is not touched, and both stay allocated. Each comes after what the
-// calling thread has put into its current queue of the device.
+// Communicator's send(), receive() and broadcast() on separate streams and channels. They return at
+// once; a message is done when the returned event has happened. Until then the caller must not
+// write the sent memory, must not touch the received memory, and must keep both allocated. Each
+// message comes after the work that the calling thread has put into its current queue of the
+// device.
 //
-// Messages to higher ranks go in the order of their calls, and apart from them those to lower ones;
-// a send may wait for its receive, and what comes behind it in its direction with it. Broadcasts go
-// with the messages to higher ranks. So ranks may swap, or pass on in a ring, in any order of
-// calls. Used by the rank's own thread.
+// Messages to higher ranks go in the order of their calls, and messages to lower ranks separately
+// in theirs; a send may wait for its receive, and later messages in its direction wait with it.
+// Broadcasts go with the messages to higher ranks. So ranks may swap, or pass on in a ring, in any
+// order of calls. Used by the rank's own thread.
 class MessageStream {
  public:
   // Collective, as duplicate() is.
   MessageStream(Communicator& ranks, std::string_view name);
-  // Finishes what was begun; an error that nobody has waited for is dropped.
+  // Finishes the messages that were begun; drops an error that no call has waited for.
   ~MessageStream();
   MessageStream(const MessageStream&) = delete;
   MessageStream& operator=(const MessageStream&) = delete;
@@ -31,10 +32,10 @@ class MessageStream {
   Event send(const void* memory, std::size_t bytes, int to, Tag tag = {});
   Event receive(void* memory, std::size_t bytes, int from, Tag tag = {});
   Event broadcast(void* memory, std::size_t bytes, int root, Tag tag = {});
-  // What is called later waits for the event.
+  // Later calls wait for the event.
   void wait(const Event& event);
-  // Waits for the event, on a GPU in the calling thread's current queue, and rethrows. Rather than
-  // Event::join(), after which ranks that wait for one another would not be told so.
+  // Waits for the event, on a GPU in the calling thread's current queue, and rethrows. Use it
+  // instead of Event::join(), after which a deadlock of ranks would not be reported.
   void join(const Event& event);
 
  private:

@@ -11,7 +11,7 @@ namespace tessera::comm {
 
 std::string encode_success(std::uint64_t value);
 std::string encode_error(const Error& error);
-// The number, or throws the Error.
+// Returns the number, or throws the Error.
 std::uint64_t decode_result(std::string_view text);
 
 }  // namespace tessera::comm

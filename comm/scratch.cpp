@@ -6,7 +6,7 @@
 namespace tessera::comm {
 namespace {
 
-// Below this, all ranks' contents together, every rank sums for itself.
+// When the contents of all ranks together are smaller than this, every rank sums for itself.
 constexpr std::size_t direct_sum_bytes = std::size_t{64} << 10;
 
 std::size_t round_up_bytes(std::size_t bytes) {
@@ -40,8 +40,8 @@ std::size_t sum_chunk_bytes(Device device) {
   return device.stands_for() == DeviceType::cpu ? std::size_t{1} << 19 : std::size_t{4} << 20;
 }
 
-// Two ranks read less when each sums everything, and small sums are not worth a second meeting. A
-// 16-bit output that accumulates has to be rounded once, from its own old value and the whole sum.
+// Two ranks read less when each sums everything, and small sums do not justify a second meeting. A
+// 16-bit output that accumulates must be rounded once, from its own old value and the whole sum.
 bool sums_for_itself(int ranks, std::uint64_t bytes, const Reduction& reduction) {
   return ranks <= 2 || bytes * static_cast<std::uint64_t>(ranks) <= direct_sum_bytes ||
          (reduction.accumulate && size_of(reduction.out_dtype) == 2);

@@ -15,7 +15,7 @@ void WaitNotice::look(const std::function<std::string()>& waiting) {
   const double left = std::chrono::duration<double>(limit_ - waited).count();
   const std::string line =
       fmt::format("tessera: {}; it gives up in {:.0f} s\n", waiting(), std::max(0.0, left));
-  // One write, so that the lines of several ranks do not mix; without stderr nobody reads it.
+  // One write, so that the lines of several ranks do not mix; a missing stderr is ignored.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

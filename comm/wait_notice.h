@@ -1,4 +1,4 @@
-// Whoever waits for other ranks or hosts says so when it takes long.
+// Prints a notice when a rank or node waits long for others.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@ class WaitNotice {
   // The waiting begins now, and ends after `limit` at the latest.
   explicit WaitNotice(std::chrono::milliseconds limit) : limit_(limit) {}
 
-  // To be called now and then. After the patience one line goes to stderr: what `waiting` says, as
-  // in "rank 1 waits for rank 0 at 127.0.0.1 port 29500", and until when.
+  // Must be called regularly. After `patience` it prints one line to stderr: the text of `waiting`,
+  // such as "rank 1 waits for rank 0 at 127.0.0.1 port 29500", and the end of the wait.
   void look(const std::function<std::string()>& waiting);
   // How long a wait may sleep so that the line is not late.
   [[nodiscard]] std::chrono::milliseconds longest_sleep(std::chrono::milliseconds wanted) const;

@@ -1,4 +1,4 @@
-// The world as the environment describes it.
+// Reads the world from the environment.
 #include "comm/world.h"
 
 #include <fmt/format.h>
@@ -56,12 +56,13 @@ constexpr std::array<Names, 4> launchers{{
 constexpr const Names* mpich = &launchers[2];
 constexpr const Names* slurm = &launchers[3];
 
-// SLURM_NTASKS alone is set in a batch script that runs no tasks yet; there only the rank tells.
+// SLURM_NTASKS alone is set in a batch script that runs no tasks yet; only the rank's variable
+// shows a task.
 const Names* launcher_in_environment() {
   const Names& torchrun = launchers[0];
   if (variable(torchrun.rank) || variable(torchrun.size)) return &torchrun;
   for (const Names& names : launchers) {
-    // Slurm sets PMI_RANK as well, and not the rest.
+    // Slurm sets PMI_RANK as well, but not the rest.
     if (&names == mpich && !variable(names.local_rank)) continue;
     if (variable(names.rank)) return &names;
   }
@@ -78,7 +79,7 @@ void read_ranks(const Names& names, World& world) {
                 rank ? names.rank : names.size, rank ? names.size : names.rank);
   world.size = number(names.size, *size, 1, std::numeric_limits<int>::max());
   world.rank = number(names.rank, *rank, 0, world.size - 1);
-  // Without the local pair all ranks are on this host.
+  // Without the local pair all ranks are on this node.
   world.local_rank = world.rank;
   world.local_size = world.size;
   if (const auto local_size = variable(names.local_size)) {
@@ -90,7 +91,7 @@ void read_ranks(const Names& names, World& world) {
   }
 }
 
-// After the ranks: of these the launcher says less.
+// Called after read_ranks(): not every launcher sets these variables.
 void read_nodes(const Names& names, World& world) {
   world.nodes = (world.size + world.local_size - 1) / world.local_size;
   if (const auto nodes = variable(names.nodes)) {
@@ -100,19 +101,19 @@ void read_nodes(const Names& names, World& world) {
   world.node_is_known = world.nodes == 1;
   if (const auto node = variable(names.node_rank)) {
     world.node_is_known = true;
-    // Hosts may have different numbers of ranks: without the number of hosts there may be more.
+    // Nodes may have different numbers of ranks: without the number of nodes there may be more.
     const int most = variable(names.nodes) ? world.nodes : world.size;
     world.node_rank = number(names.node_rank, *node, 0, most - 1);
     world.nodes = std::max(world.nodes, world.node_rank + 1);
   }
 }
 
-// Slurm's tasks of each node, "2(x3),1": those of one.
+// The number of Slurm's tasks of one node, from a list such as "2(x3),1".
 int tasks_of_node(const char* name, std::string_view text, int node) {
   const auto wrong = [&] {
     fail(ErrorCode::configuration,
-         "environment variable {}='{}' does not say the tasks of node {}: a list like 2(x3),1 is "
-         "wanted, with an entry for each node",
+         "environment variable {}='{}' does not name the tasks of node {}: it must be a list "
+         "like 2(x3),1 with an entry for each node",
          name, text, node);
   };
   std::string_view rest = text;
@@ -162,8 +163,8 @@ std::optional<Setting> first_of(std::initializer_list<const char*> names) {
   return std::nullopt;
 }
 
-// The nodes of the step before those of the job, which may have more. How many tasks are on a node
-// may differ from node to node.
+// The step's nodes have priority over the job's, which may be more. Nodes may have different
+// numbers of tasks.
 void read_slurm(World& world) {
   const int most = std::numeric_limits<int>::max();
   if (const auto nodes = first_of({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"})) {
@@ -189,7 +190,7 @@ void read_slurm(World& world) {
   if (list) world.master_address = first_host(list->text);
 }
 
-// Two jobs on one host are told apart by this, and two steps of one job.
+// Distinguishes two jobs on one node, and two steps of one job.
 std::string run_in_environment() {
   for (const char* name : {"TORCHELASTIC_RUN_ID", "TESSERA_RUN_ID", "SLURM_JOB_ID"}) {
     const auto run = variable(name);

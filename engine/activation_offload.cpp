@@ -1,4 +1,4 @@
-// Sending kept inputs to the host and for them.
+// Copies kept inputs to the host and back.
 #include "engine/activation_offload.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// The same place in the graph, in other memory.
+// The same place in the graph, with other memory.
 Tensor with_memory(const Tensor& tensor, std::shared_ptr<Storage> storage) {
   const detail::TensorData& from = *tensor.impl();
   auto data = std::make_shared<detail::TensorData>();
@@ -36,7 +36,7 @@ ActivationOffload::ActivationOffload(Device device)
       up_(backend_of(device.type).make_queue(device, "activations up")),
       down_(backend_of(device.type).make_queue(device, "activations down")) {}
 
-// Parameters are their units', and a part of another's memory is not free when it alone is.
+// Parameters belong to their units, and a view of another tensor's memory cannot be freed alone.
 bool ActivationOffload::takes(const Tensor& tensor) const {
   return tensor.defined() && tensor.device() == device_ && tensor.impl()->grad_node &&
          tensor.bytes() > 0 && tensor.bytes() == tensor.storage()->bytes() &&
@@ -45,7 +45,7 @@ bool ActivationOffload::takes(const Tensor& tensor) const {
 
 std::shared_ptr<ActivationOffload::Kept> ActivationOffload::keep(
     const std::vector<Tensor*>& inputs) {
-  // What the calls before have sent away has gone by the time that the compute queue comes here.
+  // By the time the compute queue gets here, the copies of earlier calls have finished.
   std::erase_if(calls_, [](const auto& call) { return call.expired(); });
   for (const auto& call : calls_) {
     if (const std::shared_ptr<Kept> before = call.lock()) before->leave();
@@ -90,11 +90,11 @@ std::shared_ptr<Storage> ActivationOffload::take_host_memory(std::size_t bytes) 
 }
 
 void ActivationOffload::give_back(std::shared_ptr<Storage> memory, PointHandle writable) {
-  if (!memory) return;  // there was none to be had
+  if (!memory) return;  // its allocation failed
   free_.push_back({std::move(memory), std::move(writable)});
 }
 
-// The compute queue waits for the copy, so that the memory may be anybody's then.
+// The compute queue waits for the copy, so that the memory may be reused afterwards.
 void ActivationOffload::Kept::leave() {
   for (Input& input : inputs_) {
     if (!input.own || input.returns) continue;
@@ -111,7 +111,7 @@ void ActivationOffload::Kept::send_for() {
     const MemoryScope kind(MemoryKind::activations);
     input.own = Storage::allocate(bytes, owner_->device_);
     input.returns = true;
-    // Behind the last use of the memory, which was the compute queue's.
+    // After the last use of the memory, which was on the compute queue.
     owner_->up_->wait(compute.record());
     owner_->up_->wait(input.copied);
     owner_->up_->enqueue_copy_from_pinned(input.own->data(), input.host->data(), bytes);
@@ -124,13 +124,13 @@ void ActivationOffload::Kept::bring_back() {
   send_for();
   DeviceQueue& compute = current_queue(owner_->device_);
   for (Input& input : inputs_) {
-    compute.wait(input.copied);  // there or back: whoever uses the memory comes after it
+    compute.wait(input.copied);  // either direction: later users of the memory come after the copy
     for (const Place& place : input.places) *place.of = with_memory(place.tensor, input.own);
     input.own.reset();
     owner_->give_back(std::move(input.host), std::move(input.copied));
   }
   inputs_.clear();
-  // Those behind this one have had their backward, or will not have it.
+  // Later calls have had their backward, or will not have one.
   auto& calls = owner_->calls_;
   const auto here = std::find_if(calls.begin(), calls.end(),
                                  [this](const auto& call) { return call.lock().get() == this; });
@@ -144,8 +144,8 @@ ActivationOffload::Kept::~Kept() {
   for (Input& input : inputs_) {
     try {
       if (input.own) current_queue(owner_->device_).wait(input.copied);
-    } catch (const std::exception& error) {  // the device has failed: the next call on it says so
-      std::fprintf(stderr, "dropping what was kept for a backward: %s\n", error.what());
+    } catch (const std::exception& error) {  // the next call on the failed device reports it
+      std::fprintf(stderr, "dropping inputs kept for a backward: %s\n", error.what());
     }
     owner_->give_back(std::move(input.host), std::move(input.copied));
   }

@@ -1,9 +1,10 @@
-// What recomputed functions keep for backward, on the host of a GPU: an input goes there while its
-// function runs for the first time, and comes back while the function after it has its backward.
+// Keeps the inputs of recomputed functions in host memory instead of the GPU's. An input is copied
+// to the host while its function runs for the first time. It is copied back while the function
+// after it runs its backward.
 //
 // The copies run on two queues of their own. An input's memory on the GPU is free again when the
-// next function begins; the last one's, whose backward comes first, stays. Page-locked memory goes
-// round: steps allocate none after the first.
+// next function begins. The inputs of the last function stay, because its backward comes first.
+// Page-locked memory is reused: steps after the first allocate none.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@
 
 namespace tessera {
 
-// Of the calling thread, which alone uses it and what it keeps.
+// Belongs to one thread; only that thread uses it and what it keeps.
 class ActivationOffload : public std::enable_shared_from_this<ActivationOffload> {
  public:
   static std::shared_ptr<ActivationOffload> create(Device device);
@@ -26,35 +27,35 @@ class ActivationOffload : public std::enable_shared_from_this<ActivationOffload>
   class Kept {
    public:
     explicit Kept(std::shared_ptr<ActivationOffload> owner) : owner_(std::move(owner)) {}
-    ~Kept();  // of one whose backward never came, too
+    ~Kept();  // also if its backward never came
     Kept(const Kept&) = delete;
     Kept& operator=(const Kept&) = delete;
 
-    // Puts the inputs back where they were taken from, and sends for those of the call before.
+    // Puts the inputs back in their places, and starts the copies for the call before.
     void bring_back();
 
    private:
     friend class ActivationOffload;
     struct Place {
       Tensor* of;
-      Tensor tensor;  // what stood there, without memory
+      Tensor tensor;  // the tensor at that place, without memory
     };
     struct Input {
-      std::vector<Place> places;     // that share the memory
-      std::shared_ptr<Storage> own;  // on the GPU: what was kept, or what came back
+      std::vector<Place> places;     // places that share the memory
+      std::shared_ptr<Storage> own;  // on the GPU: the original, or the copy brought back
       std::shared_ptr<Storage> host;
-      bool returns = false;  // `own` is what comes back
-      PointHandle copied;    // `own` was read, or written
+      bool returns = false;  // `own` is the copy brought back
+      PointHandle copied;    // the point after which `own` has been read, or written
     };
-    void leave();     // the memory on the GPU goes
-    void send_for();  // and comes again
+    void leave();     // frees the memory on the GPU
+    void send_for();  // allocates it again and starts the copy back
 
     std::shared_ptr<ActivationOffload> owner_;
     std::vector<Input> inputs_;
   };
 
-  // Takes what was computed on the GPU from `inputs`, which are not looked at until bring_back().
-  // Leaves and what lies elsewhere stays.
+  // Takes those of `inputs` that were computed on the GPU; they must not be read until
+  // bring_back(). Leaves, and tensors elsewhere, stay.
   std::shared_ptr<Kept> keep(const std::vector<Tensor*>& inputs);
 
  private:

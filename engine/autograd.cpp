@@ -40,9 +40,9 @@ namespace autograd {
 
 using detail::TensorData;
 
-// A graph that is dropped without a backward is taken apart from its root in a loop: node by node
-// in destructors, a long chain would overflow the call stack. The inputs are held while `backward`,
-// whose saved tensors refer to them, goes.
+// Takes a graph that is dropped without a backward apart from its root in a loop: destroying it
+// node by node would overflow the call stack on a long chain. The inputs stay alive while
+// `backward`, whose saved tensors refer to them, is destroyed.
 Node::~Node() {
   std::vector<std::shared_ptr<Node>> pending;
   const auto take_apart = [&](Node& node) {
@@ -72,7 +72,7 @@ struct Run {
 thread_local Run* active_run = nullptr;
 thread_local const Node* node_that_runs = nullptr;
 
-// For the messages of whatever a node's backward calls.
+// Marks the running node, for the messages of functions that its backward calls.
 class RunningNode {
  public:
   explicit RunningNode(const Node& node)
@@ -109,8 +109,8 @@ void add_into(const Tensor& destination, const Tensor& source) {
                   destination.dtype(), 1.0f, true});
 }
 
-// The leaf's gradient tensor, made on first use. A factor that clipping has left for later is
-// multiplied in before more is added: it concerns only what is there.
+// The leaf's gradient tensor, made on first use. Applies a pending clipping factor before more is
+// added, since it concerns only the present contents.
 Tensor leaf_gradient(const std::shared_ptr<TensorData>& leaf) {
   if (!leaf->grad) {
     const MemoryScope kind(MemoryKind::gradients);
@@ -187,7 +187,8 @@ GradientSink::Slot GradientSink::wide_slot(int input) {
 
 GradientSink::Slot GradientSink::slot(int input, bool may_be_wide) {
   const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
-  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none", node_.name);
+  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that requires no gradient",
+                  node_.name);
   if (edge.leaf) {
     Tensor gradient = leaf_gradient(edge.leaf);
     const bool wide = may_be_wide && gradient.dtype() == DType::float32 && size_of(edge.dtype) == 2;
@@ -199,8 +200,8 @@ GradientSink::Slot GradientSink::slot(int input, bool may_be_wide) {
   } else {
     Tensor& gradient = edge.node->output_gradients[static_cast<std::size_t>(edge.output)];
     if (gradient.defined()) {
-      // A gradient that was handed over may share memory with another's; only what nobody else sees
-      // is added to in place.
+      // A gradient that was handed over may share its memory with another gradient. Add in place
+      // only if this is its sole owner.
       if (sole_owner(gradient)) return {gradient, true};
     } else {
       gradient = Tensor::empty(edge.shape, edge.dtype, edge.device);
@@ -272,7 +273,7 @@ class Engine {
     move_to(here);
   }
 
-  // What leads to the roots, but for nodes older than `first`.
+  // Orders the nodes that lead to the roots, except nodes older than `first`.
   void order(std::vector<std::shared_ptr<Node>> roots, std::uint64_t first) {
     nodes_ = std::move(roots);
     std::unordered_set<const Node*> seen;
@@ -293,7 +294,7 @@ class Engine {
               [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
   }
 
-  // Those that a pass left behind which an exception ended.
+  // Drops the gradients that a failed pass left behind.
   void forget_gradients() const {
     for (const auto& node : nodes_) {
       for (Tensor& gradient : node->output_gradients) gradient = {};
@@ -301,8 +302,8 @@ class Engine {
     }
   }
 
-  // Tells the calls that the pass will reach so, in the order in which move_to() will enter them:
-  // those of functions that run again as well, which have no nodes yet.
+  // Announces the pass to the calls that it will reach, in the order in which move_to() will enter
+  // them. This includes calls in functions that run again, which have no nodes yet.
   void announce_calls() const {
     std::unordered_set<const ModuleCall*> told;
     const ModuleCall* last = nullptr;
@@ -347,7 +348,7 @@ class Engine {
       sink.commit();
     }
     if (keeps_graph()) return;
-    node.backward = nullptr;  // frees what was saved
+    node.backward = nullptr;  // frees the saved tensors
     node.inputs.clear();
     node.hooks = nullptr;
   }
@@ -359,8 +360,8 @@ class Engine {
     }
   }
 
-  // The function's own nodes come where the one that stands for all of them has its place. Their
-  // gradients go straight to the nodes and leaves that the function used, which come later.
+  // The function's own nodes run in the place of the node that stands for the function. Their
+  // gradients go directly to the nodes and leaves that the function used, which come later.
   void run_again(Node& node) {
     const std::shared_ptr<Region> region = node.region;
     if (!keeps_graph()) node.region = nullptr;
@@ -373,7 +374,7 @@ class Engine {
     inner.run_ordered();
   }
 
-  // Leaves calls up to the common ancestor of here and `target`, then enters those that lead to it.
+  // Leaves calls up to the common ancestor of this call and `target`, then enters those below it.
   void move_to(const std::shared_ptr<ModuleCall>& target) {
     if (target == call_) return;
     std::vector<std::shared_ptr<ModuleCall>> entered;
@@ -442,7 +443,7 @@ void backward(const Tensor& root, const Tensor& seed, bool retain_graph) {
     for (const auto& callback : run.on_failure) {
       try {
         callback();
-      } catch (const std::exception& error) {  // the caller gets what ended the pass
+      } catch (const std::exception& error) {  // the caller gets the exception that ended the pass
         std::fprintf(stderr, "after a backward that failed: %s\n", error.what());
       }
     }

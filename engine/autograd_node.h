@@ -1,4 +1,4 @@
-// The tape's nodes: what autograd.cpp and recompute.cpp share, and nobody else sees.
+// The tape's nodes, private to autograd.cpp, recompute.cpp and saved_value.cpp.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace tessera::autograd {
 
 class Region;
 
-// Of a node's results, by their number.
+// The hooks on a node's results, by result number.
 struct GradientHooks {
   std::map<int, HookList<std::function<void(Tensor&)>>> of_output;
 };
 
-// Where an input's gradient goes: to the node that made it, or into the leaf itself.
+// The destination of an input's gradient: the node that made the input, or the leaf itself.
 struct Edge {
   std::shared_ptr<Node> node;
   int output = 0;
@@ -50,20 +50,21 @@ class Node {
   std::shared_ptr<const ModulePosition> position;  // of the innermost module's call, for messages
   std::unique_ptr<GradientHooks> hooks;            // null: there are none
 
-  // Of a node that stands for a function that runs again, instead of `backward`.
+  // In a node that stands for a function that runs again: used instead of `backward`.
   std::shared_ptr<Region> region;
-  // Of an op in such a function's first run: which op of which function, by its node's number.
+  // For an op in the first run of such a function: the function, by its node's number, and the op's
+  // place.
   std::uint64_t made_in = 0;
   std::size_t place = 0;
 };
 
-// Whose backward runs on the thread, or null.
+// The node whose backward runs on the thread, or null.
 const Node* running_node();
 
-// Numbers of nodes, from 1, grow in the order of their making.
+// Node numbers start at 1 and grow in order of creation.
 std::uint64_t take_sequence_number();
 
-// Ops record nodes again, for its lifetime.
+// Ops record nodes again during its lifetime.
 class GradGuard {
  public:
   GradGuard();

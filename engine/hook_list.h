@@ -1,4 +1,4 @@
-// Functions that a program hands to the library to be called at some point, and takes away again.
+// Functions that a program registers, to be called at some point, and removes again.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace tessera {
 
-// Takes one hook away. A handle that is dropped leaves its hook where it is.
+// Removes one hook. Dropping the handle leaves the hook in place.
 class HookHandle {
  public:
   HookHandle() = default;
   explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
-  // Without effect the second time, and where what the hook belongs to is gone.
+  // Has no effect the second time, or if the owner of the hook is gone.
   void remove() {
     if (const std::function<void()> take_away = std::exchange(remove_, nullptr)) take_away();
   }
@@ -37,7 +37,7 @@ class HookList {
     });
   }
   [[nodiscard]] bool empty() const { return !hooks_ || hooks_->by_number.empty(); }
-  // Those that are there when it begins: a hook may add or remove hooks, itself too.
+  // Runs the hooks that exist at the start: a hook may add or remove hooks, including itself.
   template <class... Args>
   void run(Args&&... args) const {
     if (!hooks_) return;
@@ -51,7 +51,7 @@ class HookList {
     std::map<std::uint64_t, std::shared_ptr<Function>> by_number;
     std::uint64_t next = 0;
   };
-  std::shared_ptr<Hooks> hooks_;  // null: there never was one
+  std::shared_ptr<Hooks> hooks_;  // null: there never was a hook
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// A module's forward as a region of the tape. Regions nest as the calls do; backward passes through
+// A module's forward as a region of the tape. Regions nest like the calls; backward passes through
 // them in reverse.
 #pragma once
 
@@ -12,17 +12,18 @@
 
 namespace tessera {
 
-// Where a module stands in its tree, for messages. Graphs may outlive the module.
+// The place of a module in its tree, for messages. A graph may outlive the module.
 struct ModulePosition {
-  std::string name;        // in its parent; empty: it is a root
+  std::string name;        // in its parent; empty: a root
   std::string class_name;  // empty until the module has been registered or called
   std::weak_ptr<const ModulePosition> parent;
-  [[nodiscard]] std::string path() const;      // "h.0.mlp"; empty: it is a root
+  [[nodiscard]] std::string path() const;      // "h.0.mlp"; empty: a root
   [[nodiscard]] std::string describe() const;  // "h.0.mlp, of class Mlp"
 };
 
-// For its lifetime the thread is inside of a module's call, or of the backward of an op that was
-// called there, and errors say so. Without a position: nowhere known. Final: none derives from it.
+// Marks, during its lifetime, that the thread is inside a module's call, or in the backward of an
+// op from that call. Errors then name the module. A null position means that the place is unknown.
+// The class is final: nothing derives from it.
 class ModulePlace final : public ErrorPlace {  // NOLINT(cppcoreguidelines-virtual-class-destructor)
  public:
   enum class Pass : std::uint8_t { forward, backward };
@@ -30,7 +31,7 @@ class ModulePlace final : public ErrorPlace {  // NOLINT(cppcoreguidelines-virtu
   ~ModulePlace();
   ModulePlace(const ModulePlace&) = delete;
   ModulePlace& operator=(const ModulePlace&) = delete;
-  // Of the thread's innermost place, or null.
+  // The position of the thread's innermost place, or null.
   static std::shared_ptr<const ModulePosition> current();
 
  private:
@@ -47,34 +48,34 @@ struct ModuleCall {
   std::shared_ptr<ModuleCall> parent;
   std::shared_ptr<const ModuleHooks> hooks;
   int depth = 0;
-  std::uint64_t number = 0;  // of the thread's calls, from 1
+  std::uint64_t number = 0;  // of this call among the thread's calls, from 1
   bool recompute = false;    // a forward in the middle of a backward
-  // Run before after_forward, which may take the parameters away: what an op kept of them for a
-  // backward inside this call alone, and now has to copy for one outside.
+  // Run before after_forward, which may free the parameters. An op that saved a parameter by
+  // reference, for a backward inside this call, copies it here for a backward outside.
   std::vector<std::function<void()>> before_leaving;
 };
 
-// What a schedule (sharding) wants to know about a module's calls: a module has one such set, and
+// The functions that a schedule (sharding) attaches to a module's calls. A module has one such set;
 // programs have hooks of their own (nn::Module::register_forward_hook). Empty functions are
 // skipped. All run on the rank's compute stream (its thread); an exception ends the forward or
 // backward.
 struct ModuleHooks {
   using Hook = std::function<void(const ModuleCall&)>;
-  std::string owner = "a schedule";  // whose they are, for messages
+  std::string owner = "a schedule";  // owner of the hooks, for messages
   Hook before_forward;
   Hook after_forward;
-  Hook abandon_forward;  // instead of after_forward where an exception left the call; never throws
-  Hook
-      expect_backward;  // a backward begins that will reach the call; told in the order of entering
+  Hook abandon_forward;  // instead of after_forward if an exception left the call; never throws
+  Hook expect_backward;  // a backward begins that will reach the call; called in the order of
+                         // entering
   Hook before_backward;  // backward reaches the first node of the call
-  Hook after_backward;   // no node of the call is left to run
+  Hook after_backward;   // no node of the call remains to run
 };
 
-// The innermost call of the thread that has hooks, or null.
+// The thread's innermost call that has hooks, or null.
 const std::shared_ptr<ModuleCall>& current_module_call();
 
-// Opens a call for its lifetime. finish() runs after_forward; leaving without it (an exception)
-// closes the region.
+// A call that is open during its lifetime. finish() runs after_forward; leaving without it (an
+// exception) closes the region.
 class ModuleCallScope {
  public:
   explicit ModuleCallScope(const std::shared_ptr<const ModuleHooks>& hooks);
@@ -90,10 +91,10 @@ class ModuleCallScope {
 };
 
 // The calls of a function that backward will run again (engine/recompute.h), in the order in which
-// they began. Both runs are one call each: one before_backward, one after_backward.
+// they began. The two runs count as one call each: one before_backward, one after_backward.
 using ModuleCalls = std::vector<std::shared_ptr<ModuleCall>>;
 
-// For its lifetime calls are noted in `made` as well.
+// During its lifetime calls are also recorded in `made`.
 class ModuleCallRecording {
  public:
   explicit ModuleCallRecording(ModuleCalls& made);
@@ -105,8 +106,8 @@ class ModuleCallRecording {
   ModuleCalls* previous_;
 };
 
-// For its lifetime the thread is inside of `parent`, and calls are those of `made`, one after the
-// other, instead of new ones. A logic_error where other modules are called.
+// During its lifetime the thread is inside `parent`, and module calls reuse those of `made` in
+// order instead of new ones. Throws a logic_error if other modules are called.
 class ModuleCallReplay {
  public:
   ModuleCallReplay(std::shared_ptr<ModuleCall> parent, const ModuleCalls& made);

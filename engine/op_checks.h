@@ -1,4 +1,4 @@
-// What every op checks of its inputs before it launches anything.
+// Checks that every op makes on its inputs before it launches anything.
 #pragma once
 
 #include "base/error.h"
@@ -6,7 +6,7 @@
 
 namespace tessera::ops {
 
-// A logic_error where one of the inputs, which are counted from 1, is undefined.
+// Throws a logic_error if one of the inputs is undefined; inputs are counted from 1.
 template <class... Tensors>
 void require_defined(const char* op, const Tensors&... inputs) {
   if ((inputs.defined() && ...)) [[likely]]
@@ -19,7 +19,7 @@ void require_defined(const char* op, const Tensors&... inputs) {
       op, missing);
 }
 
-// The same, and where one of them has no floating dtype.
+// Also throws if one of them does not have a floating dtype.
 template <class... Tensors>
 void require_floating(const char* op, const Tensors&... inputs) {
   require_defined(op, inputs...);
@@ -36,8 +36,8 @@ void require_floating(const char* op, const Tensors&... inputs) {
   (check(inputs), ...);
 }
 
-// A logic_error unless the defined tensors lie on the first one's device. `meta` tensors go with
-// every device: their ops launch nothing.
+// Throws a logic_error unless the defined tensors are on the first one's device. `meta` tensors
+// match every device: their ops launch nothing.
 template <class... Tensors>
 void require_same_device(const char* op, const Tensor& first, const Tensors&... others) {
   const auto check = [&](const Tensor& other) {

@@ -1,5 +1,5 @@
-// Every differentiable op, by name. tests/engine/gradient_check_test.cpp fails for one that no
-// gradient check reaches. `custom` is one of a floor above or of a program of its own.
+// Every differentiable op, by name. tests/engine/gradient_check_test.cpp fails if no gradient check
+// reaches an op. `custom` stands for an op of a floor above or of a program.
 #pragma once
 
 #include <cstdint>

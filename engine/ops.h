@@ -1,7 +1,7 @@
-// Tensor operations. Each is differentiable (engine/op_list.h) unless it says otherwise; each
-// checks shapes and dtypes and throws std::logic_error that names the op, them, and the module
-// whose call is open. Arithmetic is fp32 whatever the storage (fp64 for fp64); integers are for
-// ids, targets and masks, and become numbers to compute with by cast().
+// Tensor operations. Each is differentiable (engine/op_list.h) unless its comment says otherwise.
+// Each checks shapes and dtypes and throws a std::logic_error that names the op, the shapes and
+// dtypes, and the module whose call is open. Arithmetic is fp32 for every storage dtype (fp64 for
+// fp64). Integers are for ids, targets and masks; cast() converts them for arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ inline Tensor operator*(const Tensor& a, const Tensor& b) {
 inline Tensor operator/(const Tensor& a, const Tensor& b) {
   return divide(a, b);
 }
-// With a number, in x's dtype. Division by one multiplies by 1 / divisor.
+// With a number, in x's dtype. Division by a number multiplies by 1 / divisor.
 Tensor operator-(const Tensor& x);
 Tensor operator+(const Tensor& x, double shift);
 Tensor operator-(const Tensor& x, double shift);
@@ -71,15 +71,15 @@ inline Tensor sqrt(const Tensor& x) {
 inline Tensor square(const Tensor& x) {
   return unary(kernels::UnaryOp::square, x);
 }
-// exact: the error function's form; otherwise the tanh approximation that GPT-2 was trained with.
+// exact: the form with the error function; otherwise the tanh approximation that GPT-2 uses.
 Tensor gelu(const Tensor& x, bool exact = true);
 
 Tensor cast(const Tensor& x, DType dtype);
-// The same memory in another shape of as many elements.
+// The same memory in another shape with the same number of elements.
 Tensor reshape(const Tensor& x, const Shape& shape);
-// One size may be -1: what the others leave.
+// One size may be -1: it is computed from the others.
 Tensor reshape(const Tensor& x, std::initializer_list<std::int64_t> sizes);
-// One after the other along dimension 0. Their other dimensions, dtypes and devices agree.
+// Joins the parts along dimension 0. Their other dimensions, dtypes and devices must be equal.
 Tensor concatenate(std::initializer_list<Tensor> parts);
 Tensor sum(const Tensor& x);      // to one element
 Tensor mean(const Tensor& x);     // to one element
@@ -88,64 +88,64 @@ Tensor softmax(const Tensor& x);  // over the last dimension
 // [m,k] x [k,n], or [b,m,k] x [b,k,n].
 Tensor matmul(const Tensor& a, const Tensor& b);
 
-// How a linear layer's weight lies: torch.nn.Linear's [out, in], or GPT-2's Conv1D [in, out].
+// The layout of a linear layer's weight: torch.nn.Linear's [out, in], or GPT-2's Conv1D [in, out].
 enum class WeightLayout : std::uint8_t { out_in, in_out };
 
-// x[..., in] W (+ bias[out]). x, of any floating dtype, is cast to the weight's: compute follows
-// the parameters.
+// x[..., in] W (+ bias[out]). x may have any floating dtype and is cast to the weight's: parameters
+// determine the compute dtype.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               WeightLayout layout = WeightLayout::out_in);
 
-// linear(gelu(x + bias_in), weight, bias): keeps only x for backward and computes the activation
+// linear(gelu(x + bias_in), weight, bias). Saves only x for backward and computes the activation
 // again.
 Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight,
                         const Tensor& bias, WeightLayout layout, bool exact);
-// linear(silu(gate) * up, weight), keeping only gate and up.
+// linear(silu(gate) * up, weight). Saves only gate and up.
 Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                      WeightLayout layout);
 
 // table[ids]: ids of any shape S (int32 or int64), result S + [dim].
 Tensor embedding(const Tensor& ids, const Tensor& table);
 
-// Over the last dimension. gamma and beta may be undefined.
+// Normalizes over the last dimension. gamma and beta may be undefined.
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps = 1e-5);
 Tensor rms_norm(const Tensor& x, const Tensor& gamma, double eps = 1e-6);
-// (x + residual, norm(x + residual)) in one pass over memory.
+// Returns (x + residual, norm(x + residual)) in one pass over memory.
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
                                          const Tensor& gamma, const Tensor& beta,
                                          double eps = 1e-5);
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& gamma,
                                        double eps = 1e-6);
 
-// Zeroes elements with probability p and scales the others by 1/(1-p). Which ones depends on the
+// Zeroes elements with probability p and scales the others by 1/(1-p). The mask depends on the
 // seed, the batch position (engine/random.h) and the element; dimension 0 is the batch. p == 0
 // returns x.
 Tensor dropout(const Tensor& x, double p);
 
 struct AttentionOptions {
   std::int64_t heads = 1;
-  std::int64_t key_heads = 0;  // 0: as many as heads; else heads is a multiple of it
+  std::int64_t key_heads = 0;  // 0: same as heads; otherwise heads is a multiple of it
   bool causal = false;
   double scale = 0;      // 0: 1/sqrt(head size)
   double dropout = 0;    // of the probabilities
-  Tensor key_mask = {};  // [batch, key_length] uint8, 0 = not seen; or undefined
+  Tensor key_mask = {};  // [batch, key_length] uint8, 0 = masked; or undefined
 };
 // q [batch, Tq, heads*D], k and v [batch, Tk, key_heads*D] -> [batch, Tq, heads*D].
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options);
-// qkv [batch, T, (heads + 2*key_heads)*D], q first, then k, then v; nothing is copied apart.
+// qkv is [batch, T, (heads + 2*key_heads)*D]: q, then k, then v. No part is copied.
 Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options);
 
-// Sequences that follow each other in the rows of a tensor [rows, ...] and cover them all. The
-// tensors lie on that tensor's device.
+// Sequences that follow each other in the rows of a tensor [rows, ...] and cover all rows. These
+// tensors are on that tensor's device.
 struct Sequences {
   Tensor starts;   // int32 [count]: the first row
   Tensor lengths;  // int32 [count], at least 1
-  // int32 [rows]: i * capacity + t for the row t of sequence i. Random draws are numbered by it, so
-  // that a sequence's do not depend on the lengths of others.
+  // int32 [rows]: i * capacity + t for row t of sequence i. It numbers the random draws, so a
+  // sequence's draws do not depend on the lengths of others.
   Tensor slots;
-  std::int64_t longest = 0;   // no length is above it
-  std::int64_t capacity = 0;  // nor is it above this, the same number in all batches
+  std::int64_t longest = 0;   // no length is larger
+  std::int64_t capacity = 0;  // at least `longest`, and the same in all batches
 
   [[nodiscard]] std::int64_t count() const { return lengths.elements(); }
 };
@@ -154,45 +154,45 @@ struct SequenceAttentionOptions {
   std::int64_t heads = 1;
   double scale = 0;    // 0: 1/sqrt(head size)
   double dropout = 0;  // of the probabilities
-  // Added to the scaled scores: [2 * L - 1, heads] in fp32 (fp64 for fp64), where key j has the row
-  // j - i + L - 1 for query i; L is at least the longest. Or undefined.
+  // Added to the scaled scores: [2 * L - 1, heads] in fp32 (fp64 for fp64). Key j uses row j - i +
+  // L - 1 for query i; L is at least `longest`. May be undefined.
   Tensor relative_bias = {};
 };
-// Attention of each sequence to itself: q, k and v [rows, heads*D] -> [rows, heads*D]. A sequence's
-// result depends on no other sequence, and not on where its rows lie.
+// Attention of each sequence to itself: q, k and v [rows, heads*D] -> [rows, heads*D]. The result
+// of a sequence does not depend on other sequences or on the position of its rows.
 Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Sequences& sequences, const SequenceAttentionOptions& options);
-// dropout() of rows [rows, dim] that belong to sequences.
+// dropout() for rows [rows, dim] that belong to sequences.
 Tensor sequence_dropout(const Tensor& x, double p, const Sequences& sequences);
 
 // mean_sqrt_length: the sum divided by the square root of the length.
 using kernels::PoolingMode;
-// One row for each sequence of x [rows, dim]: [count, dim * modes] in fp32 (fp64 for fp64), the
-// modes' results side by side. The maximum's gradient goes to the first row that has it.
+// Pools x [rows, dim] to one row per sequence: [count, dim * modes] in fp32 (fp64 for fp64), with
+// the modes' results side by side. The gradient of the maximum goes to the first row that has it.
 Tensor pool_sequences(const Tensor& x, const Sequences& sequences,
                       const std::vector<PoolingMode>& modes);
-// Rows of x [..., dim] divided by their Euclidean norm, or by eps where that is larger.
+// Divides the rows of x [..., dim] by their Euclidean norm, or by eps if that is larger.
 Tensor normalize_rows(const Tensor& x, double eps = 1e-12);
 
-// x [batch, T, heads*D] rotated by positions first_position + t; cosine and sine fp32 [positions,
-// D/2].
+// Rotates x [batch, T, heads*D] by positions first_position + t. cosine and sine are fp32
+// [positions, D/2].
 Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const Tensor& sine,
               std::int64_t first_position = 0);
 
 // Mean over the targets that are not `ignore`, as fp32 (fp64 for fp64). logits [..., vocabulary],
-// targets [...]. Where no target counts, the loss and its gradient are 0 (PyTorch's loss is nan): a
-// rank whose batch has none adds nothing to the others' gradients.
+// targets [...]. If all targets are ignored, loss and gradient are 0 (PyTorch's loss is nan): such
+// a rank adds nothing to the gradients of the others.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t ignore = -100);
 
 struct LinearCrossEntropyOptions {
   std::int64_t ignore = -100;
   // Rows whose logits exist at once, rounded up to whole blocks of rows; 0: as many as fit the
-  // device's budget. No bit depends on it.
+  // device's budget. It does not change any bit of the result.
   std::int64_t chunk_rows = 0;
 };
-// cross_entropy(linear(x, weight), targets) of a language model's head: x [..., in], weight
-// [vocabulary, in], targets [...]. Neither the logits nor their gradient are ever whole, and 16-bit
-// types have their logits in fp32 (engine/ops/linear_cross_entropy.cpp).
+// cross_entropy(linear(x, weight), targets) for a language model's head: x [..., in], weight
+// [vocabulary, in], targets [...]. Neither the logits nor their gradient ever exist as a whole, and
+// 16-bit types have their logits in fp32 (engine/ops/linear_cross_entropy.cpp).
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const LinearCrossEntropyOptions& options = {});
 

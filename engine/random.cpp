@@ -1,4 +1,4 @@
-// The thread's generator state.
+// The state of the thread's generator.
 #include "engine/random.h"
 
 #include "base/error.h"
@@ -14,7 +14,7 @@ constexpr int dropouts_per_step_bits = 16;
 }  // namespace
 
 void manual_seed(std::uint64_t seed) {
-  const std::int64_t part = generator.part;  // not the seed's: it stays
+  const std::int64_t part = generator.part;  // independent of the seed, so it stays
   generator = {};
   generator.seed = seed;
   generator.part = part;
@@ -35,7 +35,7 @@ void begin_batch(const BatchPosition& position) {
 }
 
 void set_batch_part(std::int64_t part) {
-  TESSERA_REQUIRE(part >= 0, "there is no part {} of a batch", part);
+  TESSERA_REQUIRE(part >= 0, "a part of a batch cannot be negative: {}", part);
   generator.part = part;
 }
 

@@ -1,4 +1,4 @@
-// First and second runs.
+// First and second runs of recomputed functions.
 #include "engine/recompute.h"
 
 #include <algorithm>
@@ -13,19 +13,19 @@ namespace tessera {
 namespace autograd {
 namespace {
 
-// What runs on the thread: the node of the function in its first run, and the region in its second.
-// Inside a second run a function within the function has its first.
+// The runs on this thread: the node of the function in its first run, and the region in its second.
+// A function inside a second run has its own first run.
 thread_local std::shared_ptr<Node> first_run;
 thread_local Region* second_run = nullptr;
 
 [[noreturn]] void fail_differs(const char* what) {
   misuse(
-      "a recomputed function {} in its second run: it must do the same again with what it was "
-      "given (was train() or eval() called between forward and backward?)",
+      "a recomputed function {} in its second run: it must repeat the same work on the same "
+      "inputs (was train() or eval() called between forward and backward?)",
       what);
 }
 
-// The thread as it was when the first run began.
+// Restores the thread's state from the beginning of the first run.
 class SecondRun {
  public:
   SecondRun(Region& region, const GeneratorState& generator, Device device)
@@ -85,7 +85,7 @@ void Region::stand_in(const std::shared_ptr<Node>& function, Node& node, Reads r
       if (reads == Reads::inputs) read_until_ = std::max(read_until_, edge.node->place + 1);
       continue;
     }
-    // From outside: the function's node comes before it in backward.
+    // From outside: the function's node must come before it in backward.
     const auto& known = function->inputs;
     if (std::none_of(known.begin(), known.end(),
                      [&](const Edge& other) { return other.node == edge.node; })) {
@@ -136,8 +136,8 @@ std::vector<std::shared_ptr<Node>> Region::replay(const Node& node, std::uint64_
   check_leaves();
   next_ = next_kept_ = 0;
   roots_.clear();
-  // After the last time the inputs go when the function has run: what is still needed, its nodes
-  // hold.
+  // After the last run the inputs are freed when the function has returned; its nodes hold
+  // everything that is still needed.
   const bool last = !keeps_graph();
   const std::function<void(bool)> again = last ? std::move(again_) : again_;
   ModuleCallReplay calls(node.call, calls_);
@@ -149,7 +149,7 @@ std::vector<std::shared_ptr<Node>> Region::replay(const Node& node, std::uint64_
   return std::move(roots_);
 }
 
-// A gradient that goes outside must find its node still to come.
+// A gradient for a node outside the function requires that this node still has to run.
 void Region::check_inputs(const Node& node) const {
   for (const Edge& edge : node.inputs) {
     if (!edge.node || edge.node->sequence >= first_) continue;
@@ -208,7 +208,7 @@ void note_read() {
 
 namespace detail {
 
-// Also puts back what was there before, when an exception ends the run.
+// Also restores the previous state if an exception ends the run.
 struct FirstRun::Scopes {
   explicit Scopes(const std::shared_ptr<autograd::Node>& node)
       : previous(std::exchange(autograd::first_run, node)), calls(node->region->calls()) {}

@@ -1,5 +1,5 @@
-// Recomputation: a function that keeps its inputs for backward instead of all that it computed on
-// the way, and runs again when backward comes to it. Memory for time: at most one forward more.
+// Recomputation: a function keeps only its inputs for backward, without its intermediate values,
+// and runs again when backward reaches it. This saves memory and costs at most one more forward.
 //
 //   Tensor y = recompute([&](const Tensor& x) { return mlp(gelu(norm(x))); }, x);
 #pragma once
@@ -22,39 +22,39 @@ namespace autograd {
 class Node;
 }
 
-// What a recomputed function keeps beside its inputs: the results of these ops, which the second
-// run takes instead of computing them.
+// A recomputed function keeps the results of these ops besides its inputs; the second run takes
+// them instead of computing them.
 struct RecomputeOptions {
   OpSet keep = {};
-  // Takes inputs that are tensors of its GPU away between the two runs; none: they stay.
+  // Moves inputs on its GPU to the host between the two runs; null: they stay.
   std::shared_ptr<ActivationOffload> offload = nullptr;
 };
 
 // Ops whose results can be kept.
 inline constexpr OpSet keepable_ops = {Op::attention, Op::packed_attention, Op::sequence_attention,
                                        Op::linear, Op::matmul};
-// Those that cost most for the bytes they keep. A kept element of attention's output saves 2 x
-// length multiplications and additions (4 x length without causal mask), and memory traffic at
-// attention's rate; one of a product's output saves 2 x its depth. For GPT-2 a layer of width C
-// keeps 10 C elements a token without recomputation, C with it, 2 C with attention's output.
+// The ops that save the most computation per kept byte. A kept element of attention's output saves
+// 2 x length multiplications and additions (4 x length without causal mask), and memory traffic at
+// attention's rate. A kept element of a product's output saves 2 x its depth. For GPT-2 a layer of
+// width C keeps 10 C elements per token without recomputation, C with it, 2 C with attention's
+// output.
 inline constexpr OpSet ops_worth_keeping = {Op::attention, Op::packed_attention,
                                             Op::sequence_attention};
 
 namespace detail {
 
-// Whether there is anything to run again: ops record nodes, and no function around this one runs
-// again anyway.
+// True if there is something to run again: ops record nodes, and no enclosing function runs again.
 bool recompute_applies();
 
-// The first run of a function, for its lifetime: its ops keep nothing for backward.
+// The first run of a function, during its lifetime: its ops save nothing for backward.
 class FirstRun {
  public:
   explicit FirstRun(const RecomputeOptions& options);
   ~FirstRun();
   FirstRun(const FirstRun&) = delete;
   FirstRun& operator=(const FirstRun&) = delete;
-  // The function has returned; each backward that reaches it calls `again`, and says whether it is
-  // the last one.
+  // Call it when the function has returned. Each backward that reaches the function calls `again`;
+  // `last` tells whether it is the last one.
   void finish(std::function<void(bool last)> again);
 
  private:
@@ -63,7 +63,8 @@ class FirstRun {
   std::unique_ptr<Scopes> scopes_;
 };
 
-// Gives the inputs to options.offload. What brings them back; empty: they stay.
+// Passes the inputs to options.offload. Returns the function that brings them back; empty: they
+// stay.
 std::function<void()> send_away(const RecomputeOptions& options,
                                 const std::vector<Tensor*>& inputs);
 
@@ -77,7 +78,7 @@ std::vector<Tensor*> tensors_in(std::tuple<F, Inputs...>& kept) {
   return tensors;
 }
 
-// A kept input, as it was given the first time: what was moved in then is moved in again.
+// Passes a kept input as it was given the first time: an input that was moved in is moved in again.
 template <class Given, class Kept>
 decltype(auto) as_given(Kept& kept) {
   if constexpr (std::is_lvalue_reference_v<Given>) {
@@ -94,25 +95,25 @@ decltype(auto) as_given(Kept& kept) {
 
 }  // namespace detail
 
-// fn(inputs...). Copies of fn and of the inputs are kept until backward, or until the graph is
-// dropped. Gradients are the same bits as without, whatever flows in and out: inputs and results of
-// any type, parameters and other tensors that fn refers to, several results.
+// Calls fn(inputs...). Copies of fn and of the inputs are kept until backward, or until the graph
+// is dropped. Gradients have the same bits as without recomputation, for inputs and results of any
+// type, parameters and other tensors that fn refers to, and several results.
 //
-// The second run begins with the first one's generator and default device and must do the same:
-// other ops, other tensors or other random numbers (a module was set to train() or eval() between)
-// are a std::logic_error. Other effects of fn happen twice, the second time with undefined values
-// of what its backward does not read. One backward reaches the function: a second one is refused,
-// unless the first kept its graph (retain_graph); then fn runs again for each.
+// The second run starts with the generator state and default device of the first one and must do
+// the same work. Other ops, other tensors or other random numbers (train() or eval() was called
+// between) are a std::logic_error. Other side effects of fn happen twice; in the second run, values
+// that its backward does not read are undefined. One backward reaches the function: a second one is
+// refused, unless the first kept its graph (retain_graph); then fn runs again for each.
 //
-// A function inside a function is recomputed when the outer one's second run has reached it.
-// Without gradients this is a plain call.
+// A nested function is recomputed when the second run of the outer one reaches it. Without
+// gradients this is a plain call.
 template <class F, class... Inputs>
 auto recompute(const RecomputeOptions& options, F fn, Inputs&&... inputs)
     -> std::decay_t<std::invoke_result_t<F&, Inputs...>> {
   static_assert((std::is_constructible_v<std::decay_t<Inputs>, Inputs&> && ...),
                 "an input of a recomputed function is copied, to be there in backward");
   if (!detail::recompute_applies()) return std::invoke(fn, std::forward<Inputs>(inputs)...);
-  // Copied before the first run, which may change what it is given.
+  // Copied before the first run, which may change its inputs.
   auto kept = std::make_shared<std::tuple<F, std::decay_t<Inputs>...>>(fn, inputs...);
   std::function<void()> bring_back = detail::send_away(options, detail::tensors_in(*kept));
   detail::FirstRun first(options);
@@ -123,7 +124,7 @@ auto recompute(const RecomputeOptions& options, F fn, Inputs&&... inputs)
     };
     if (last) {
       std::apply(run, *kept);
-    } else {  // which uses up what it is given
+    } else {  // which may use up its inputs
       auto copy = *kept;
       std::apply(run, copy);
     }

@@ -1,10 +1,10 @@
 // A function that runs again in backward, as the tape sees it.
 //
-// In the first run each op's results get a stand-in: a node that saves nothing and leads to the one
-// node that stands for the function. Who uses a result has an edge to its stand-in, so nobody has
-// to know which of the values a function computes are its results. In backward the stand-ins hand
-// over the gradients that arrived; the function runs again, its n-th op's node takes those of the
-// n-th stand-in, and the engine runs these nodes in the place of the function's.
+// In the first run the results of each op get a stand-in: a node that saves nothing and leads to
+// the one node that stands for the function. A later op that uses a result has an edge to its
+// stand-in, so the results of the function need not be known. In backward the stand-ins collect the
+// gradients that arrive. The function then runs again, the node of its n-th op takes the gradients
+// of the n-th stand-in, and the engine runs these nodes in the place of the function's.
 #pragma once
 
 #include <functional>
@@ -23,28 +23,28 @@ class Region {
  public:
   explicit Region(const RecomputeOptions& options);
 
-  // Whether ops of the thread are part of a first run.
+  // True if ops of the thread are part of a first run.
   static bool in_first_run();
-  // Tells the runs that are under way on the thread of an op. True: it is part of a first run, and
-  // the node has become its stand-in.
+  // Passes an op to the active runs of the thread. True: the op is part of a first run, and the
+  // node has become its stand-in.
   static bool pass_op(const std::shared_ptr<Node>& node, Reads reads);
 
-  // Notes what the first run left behind. again(last) is the second run, which may use up what is
-  // kept where it is the last.
+  // Records the state at the end of the first run. again(last) is the second run; it may use up the
+  // kept inputs if it is the last.
   void finish(std::function<void(bool last)> again);
 
-  // Whether a gradient arrived at one of the results.
+  // True if a gradient arrived at one of the results.
   [[nodiscard]] bool reached() const { return !gradients_.empty(); }
   void forget_gradients() { gradients_.clear(); }
-  // The second run, of the function that `node` stood for: the nodes that gradients arrived at.
-  // From `first` on nodes are the function's own. In a backward that keeps its graph there may be
-  // another one.
+  // Runs the function of `node` a second time and returns the nodes at which gradients arrived.
+  // Nodes numbered from `first` on are the function's own. A backward that keeps its graph may be
+  // followed by another replay.
   std::vector<std::shared_ptr<Node>> replay(const Node& node, std::uint64_t first);
 
   [[nodiscard]] ModuleCalls& calls() { return calls_; }
-  // Those that have nodes in the second run, in their order.
+  // The calls that have nodes in the second run, in their order.
   [[nodiscard]] const ModuleCalls& reached_calls() const { return reached_calls_; }
-  // The value of the next op is of no use.
+  // False if the value of the next op is not used.
   [[nodiscard]] bool value_is_needed() const { return next_ < read_until_; }
   void note_read() { read_until_ = ops_.size(); }
   [[nodiscard]] bool keeps(Op op) const { return options_.keep.contains(op); }
@@ -64,7 +64,7 @@ class Region {
   std::function<void(bool last)> again_;
   ModuleCalls calls_, reached_calls_;
   std::vector<Op> ops_;  // in the order of their recording
-  // Leaves that ops of the first run used: the second one must find their values as they were.
+  // Leaves that ops of the first run used. Their values must be unchanged in the second run.
   struct Leaf {
     std::shared_ptr<std::uint64_t> version;
     std::uint64_t noted;
@@ -73,7 +73,7 @@ class Region {
     Shape shape;
   };
   std::vector<Leaf> leaves_;
-  // Values of the ops from here on are read by no backward and by nothing else.
+  // Values of the ops from here on are not read, by a backward or otherwise.
   std::size_t read_until_ = 0;
   struct Kept {
     Op op;
@@ -82,7 +82,7 @@ class Region {
   std::vector<Kept> kept_;
   std::size_t next_kept_ = 0;
 
-  // In backward.
+  // Used in backward.
   std::vector<std::pair<std::size_t, std::vector<Tensor>>> gradients_;  // by place
   const Node* function_ = nullptr;
   std::uint64_t first_ = 0;

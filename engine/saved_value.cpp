@@ -1,4 +1,4 @@
-// What nodes keep for their backward, and the hooks of programs on gradients.
+// Values that nodes save for their backward, and the hooks of programs on gradients.
 #include <utility>
 
 #include "base/error.h"
@@ -8,7 +8,7 @@
 namespace tessera::autograd {
 
 SavedValue::SavedValue(Tensor tensor) : tensor_(std::move(tensor)) {
-  // Of a first run only the inputs are kept, and the second run's graph is made and used at once.
+  // A first run keeps only the inputs; the graph of the second run is used at once.
   if (!tensor_.defined() || !grad_enabled() || Region::in_first_run()) return;
   version_ = tensor_.version();
   noted_ = *version_;
@@ -40,7 +40,7 @@ HookHandle add_gradient_hook(const Tensor& tensor, std::function<Tensor(const Te
                   "register_hook() of {}: hooks are for what an op has computed with gradients on",
                   tensor.requires_grad() ? "a leaf, whose gradient is grad() after backward"
                                          : "a tensor that no gradient reaches");
-  // The second run registers its own, on the node that has the whole gradient.
+  // The second run registers the hook on the node that has the whole gradient.
   if (Region::in_first_run()) return {};
   TESSERA_REQUIRE(node->backward || node->region,
                   "register_hook() after backward: the graph of {} is freed", node->name);

@@ -14,12 +14,12 @@ namespace tessera {
 
 namespace {
 
-// Memory that the host cannot follow a pointer into: a GPU's, and planned memory.
+// Memory whose addresses the host cannot dereference: a GPU's, and planned memory.
 bool off_host(Device device) {
   return device.type == DeviceType::cuda || device.is_planned();
 }
 
-// Writes the CPU's draws into a GPU's memory, part by part, so that no copy of the whole is made.
+// Draws on the CPU and writes into a GPU's memory in parts, so that no full copy is made.
 void fill_from_host(const Initializer& initializer, std::byte* out, DType dtype, std::int64_t first,
                     std::int64_t n, Device device) {
   constexpr std::int64_t part = 1 << 20;
@@ -58,7 +58,7 @@ double element_as_double(const std::byte* element, DType dtype) {
   return 0;
 }
 
-// dtypes are converted where the source is; from one GPU to another by way of the host.
+// Converts dtypes on the source's device. Copies between GPUs go through the host.
 void copy_between_devices(const Tensor& source, const Tensor& destination) {
   if (source.dtype() != destination.dtype()) {
     Tensor converted = Tensor::empty(source.shape(), destination.dtype(), source.device());
@@ -140,7 +140,7 @@ Tensor Tensor::view_of(std::shared_ptr<Storage> storage, std::size_t offset, con
   TESSERA_REQUIRE(offset + bytes <= storage->bytes(),
                   "a view of shape {} at byte {} reaches beyond a storage of {} bytes",
                   shape.to_string(), offset, storage->bytes());
-  autograd::note_read();  // whoever reads through the view is not seen
+  autograd::note_read();  // reads through the view are not tracked
   return over(std::move(storage), offset, shape, dtype);
 }
 

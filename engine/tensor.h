@@ -25,8 +25,8 @@ class Node;
 
 class Tensor;
 
-// How a parameter gets its first values. Element i of parameter `stream` draws from (seed, stream,
-// i), so any shard of a parameter draws what the whole would have drawn, on any number of ranks.
+// The initial values of a parameter. Element i of parameter `stream` draws from (seed, stream, i),
+// so a shard of a parameter gets the values that the whole would have, on any number of ranks.
 struct Initializer {
   enum class Kind : std::uint8_t { constant, uniform, normal };
   Kind kind = Kind::constant;
@@ -35,8 +35,8 @@ struct Initializer {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
 
-  // Writes elements [first, first + n) of the parameter into memory of `device`. The draws are the
-  // CPU's on every device.
+  // Writes elements [first, first + n) of the parameter into memory of `device`. The CPU draws the
+  // values for every device.
   void fill(void* out, DType dtype, std::int64_t first, std::int64_t n,
             Device device = Device::cpu()) const;
 };
@@ -49,26 +49,26 @@ struct TensorData {
   Shape shape;
   DType dtype = DType::float32;
   bool requires_grad = false;
-  std::shared_ptr<autograd::Node> grad_node;  // who computed it; null for a leaf
-  int grad_output = 0;                        // which of the node's outputs it is
+  std::shared_ptr<autograd::Node> grad_node;  // the node that computed it; null for a leaf
+  int grad_output = 0;                        // index among the node's outputs
 
-  // A leaf's gradient. The memory may be given beforehand (a view of a communication buffer);
-  // `grad_ready` says whether it holds a gradient.
+  // A leaf's gradient. Its memory may exist beforehand (a view of a communication buffer);
+  // `grad_ready` tells whether it holds a gradient.
   std::shared_ptr<TensorData> grad;
   bool grad_ready = false;
 
   std::shared_ptr<Initializer> initializer;  // of a parameter
 
-  // Computes the same values again, where that is cheaper than keeping them for backward (a norm's
+  // Computes the same values again, if that is cheaper than saving them for backward (a norm's
   // output). Must not refer to this tensor.
   std::shared_ptr<const std::function<Tensor()>> recompute;
 
-  // How often the values have been written since somebody first asked; null: nobody has. Tensors
-  // over the same values share it.
+  // The number of writes since the first request for it; null: never requested. Tensors over the
+  // same values share it.
   std::shared_ptr<std::uint64_t> version;
 };
 
-// A tensor's data. A logic_error where there is none.
+// A tensor's data. Access to missing data is a logic_error.
 class DataHandle {
  public:
   DataHandle() = default;
@@ -97,12 +97,12 @@ class Tensor {
   Tensor() = default;
   explicit Tensor(std::shared_ptr<detail::TensorData> data) : data_(std::move(data)) {}
 
-  // Contents undefined.
+  // The contents are undefined.
   static Tensor empty(const Shape& shape, DType dtype = float32, Device device = default_device());
   static Tensor zeros(const Shape& shape, DType dtype = float32, Device device = default_device());
   static Tensor full(const Shape& shape, double value, DType dtype = float32,
                      Device device = default_device());
-  // Copies the values. T is float, double, int32_t, int64_t or uint8_t, and gives the dtype:
+  // Copies the values. T is float, double, int32_t, int64_t or uint8_t, and determines the dtype:
   // {1.f, 2.f} is float32, {1.0, 2.0} float64.
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape);
@@ -119,8 +119,8 @@ class Tensor {
   static Tensor view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
                         DType dtype);
 
-  // A default-constructed tensor and one that was moved from are undefined: everything but this,
-  // impl() and assignment is a logic_error.
+  // A default-constructed or moved-from tensor is undefined: everything except this, impl() and
+  // assignment throws a logic_error.
   [[nodiscard]] bool defined() const { return data_.pointer() != nullptr; }
   explicit operator bool() const { return defined(); }
 
@@ -136,14 +136,14 @@ class Tensor {
   [[nodiscard]] bool is_meta() const { return device().is_meta(); }
   [[nodiscard]] const std::shared_ptr<Storage>& storage() const { return data_.in().storage; }
 
-  // The address now, in the device's memory. Take it at each use: a sharded parameter's memory
-  // comes and goes.
+  // The present address, in the device's memory. Call it at each use: a sharded parameter's memory
+  // changes.
   //
-  // A handle that is not const gives a pointer for writing, and taking it counts as the write:
-  // gathered copies of a sharded model's parameter are dropped, as by copy_from(), on every rank
-  // that takes it (so all ranks do). Values that are written later through an old pointer are not
-  // seen; sharding throws a logic_error where it finds such a copy in use. A const handle, or one
-  // that is a temporary, gives a pointer for reading, which says nothing to anybody.
+  // A handle that is not const returns a pointer for writing, and taking it counts as a write.
+  // Gathered copies of a sharded model's parameter are dropped, as by copy_from(), on every rank
+  // that takes it (so all ranks must). Values written later through an old pointer are not detected
+  // at the write; sharding throws a logic_error if it finds such a copy in use. A const or
+  // temporary handle returns a pointer for reading, which does not count as a write.
   [[nodiscard]] const std::byte* data() const& {
     if (storage()->pending_factor() != 1.0f) [[unlikely]]
       multiply_pending_factor();
@@ -156,10 +156,10 @@ class Tensor {
       multiply_pending_factor();
     return raw_data();
   }
-  // For the library's own kernels and copies, which tell holders of copies themselves: the address,
-  // for reading and for writing.
+  // For the library's own kernels and copies, which update holders of copies themselves. The
+  // address is for reading and for writing.
   [[nodiscard]] std::byte* raw_data() const { return storage()->data() + data_.in().offset; }
-  // data() as T, which must be the tensor's dtype.
+  // data() as T, which must match the tensor's dtype.
   template <class T>
   [[nodiscard]] const T* data_as() const&;
   template <class T>
@@ -176,13 +176,13 @@ class Tensor {
   // The gradient, or an undefined tensor when there is none.
   [[nodiscard]] Tensor grad() const;
   void zero_grad();
-  // Runs backward from this scalar with gradient 1 (or `seed`). The graph is freed on the way,
-  // unless retain_graph says that another backward will pass through parts of it.
+  // Runs backward from this scalar with gradient 1 (or `seed`). It frees the graph on the way,
+  // unless retain_graph is set because another backward will pass through parts of it.
   void backward(const Tensor& seed = {}, bool retain_graph = false) const;
-  // Calls hook(gradient) whenever a backward has this tensor's whole gradient; what it returns, if
-  // it is a defined tensor, takes the gradient's place. For what an op has computed: the gradient
-  // of a leaf is grad(), after backward. In a function that runs again in backward
-  // (engine/recompute.h) the second run's registration counts.
+  // Calls hook(gradient) whenever a backward has this tensor's whole gradient. A defined tensor
+  // that the hook returns replaces the gradient. Works for results of ops; the gradient of a leaf
+  // is grad(), after backward. In a function that runs again in backward (engine/recompute.h) the
+  // registration in the second run counts.
   template <class Hook>
   HookHandle register_hook(Hook hook) const {
     if constexpr (std::is_void_v<std::invoke_result_t<Hook&, const Tensor&>>) {
@@ -199,22 +199,22 @@ class Tensor {
   [[nodiscard]] Tensor detach() const;
   // A copy in new memory, outside the graph.
   [[nodiscard]] Tensor clone() const;
-  // Converts dtype; shapes must agree. Between devices too; returns when `source` may change.
+  // Converts dtype; shapes must be equal. Also copies between devices. `source` may change after it
+  // returns.
   void copy_from(const Tensor& source);
-  // The same values on `device`: this tensor itself when it is there, else a copy outside the
-  // graph.
+  // The same values on `device`: this tensor itself if it is there, else a copy outside the graph.
   [[nodiscard]] Tensor to(Device device) const;
-  // Multiplies in what the storage has pending (Storage::pending_factor), for all tensors in it:
-  // they have this one's dtype.
+  // Applies the storage's pending factor (Storage::pending_factor) to all tensors in it; they must
+  // have this tensor's dtype.
   void multiply_pending_factor() const;
 
-  // How often the values have been written, as far as anybody says so: copy_from() and optimizers
-  // do. What a backward reads must not have been written since the forward (autograd::SavedValue).
+  // The number of recorded writes: copy_from() and optimizers record them. Values that a backward
+  // reads must not be written after the forward (autograd::SavedValue).
   [[nodiscard]] const std::shared_ptr<std::uint64_t>& version() const;
   void count_write() const {
     if (const auto& version = data_.in().version) ++*version;
   }
-  // The values are a copy of other's, or a part of it, and follow its writes.
+  // Declares that the values are a copy of other's, or of a part of it, and follow its writes.
   void share_version(const Tensor& other) const { data_.in().version = other.version(); }
 
   [[nodiscard]] const std::shared_ptr<detail::TensorData>& impl() const { return data_.pointer(); }

@@ -1,13 +1,15 @@
 // Two sharded models that train against each other, with all that a program may do to parameters
 // between steps: the critic is frozen while the generator trains, its weights are clamped, and in
-// the end the generator is a module as any other.
-//   tessera launch --nproc-per-node 2 -- build/examples/adversarial
+// the end the generator is a module as any other. With a folder as argument the program saves both
+// models there, before the first step and after the last.
+//   tessera launch --nproc-per-node 2 -- build/examples/adversarial [FOLDER]
 #include <tessera/tessera.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 namespace ts = tessera;
@@ -27,8 +29,8 @@ TESSERA_MODULE(Layers);
 
 constexpr std::int64_t batch_size = 64;
 
-// Rows [first, first + batch_size) of an endless table, by number and so the same on any number of
-// ranks: points on a circle of radius 2, or noise of `width` numbers.
+// Rows [first, first + batch_size) of an endless table. They depend only on their number, so they
+// are the same on any number of ranks: points on a circle of radius 2, or noise of `width` numbers.
 ts::Tensor circle(std::int64_t first) {
   std::vector<float> values;
   for (std::int64_t i = first; i < first + batch_size; ++i) {
@@ -61,7 +63,7 @@ void clamp_weights(Layers& net, ts::ShardedModel& model, float bound) {
   });
 }
 
-// The mean distance of generated points from the middle, and how far they are from the circle.
+// Prints the mean distance of generated points from the centre, and their distance from the circle.
 void report(const ts::Context& context, const Layers& generator, const char* when) {
   const ts::NoGradGuard no_grad;
   const std::vector<double> points = generator(noise(1'000'000, 4)).to_vector();
@@ -75,7 +77,8 @@ void report(const ts::Context& context, const Layers& generator, const char* whe
     std::printf("%s: points at a radius of %.3f, off the circle by %.3f\n", when, radius, error);
 }
 
-int main() {
+int main(int argc, char** argv) {
+  const std::string folder = argc > 1 ? argv[1] : "";
   const ts::Context context = ts::init();
   ts::manual_seed(5);
   Layers generator(4, 2), critic(2, 1);
@@ -85,10 +88,17 @@ int main() {
                                    {.lr = 2e-3, .beta1 = 0.5, .weight_decay = 0});
   ts::optim::AdamW critic_steps(sharded_critic.parameters(),
                                 {.lr = 2e-3, .beta1 = 0.5, .weight_decay = 0});
+  const auto save = [&](std::int64_t step) {
+    if (folder.empty()) return;
+    ts::save(context, folder + "/generator", sharded_generator, generator_steps, {.step = step});
+    ts::save(context, folder + "/critic", sharded_critic, critic_steps, {.step = step});
+  };
+  save(0);
   report(context, generator, "before");
   std::int64_t row = context.rank() * batch_size;
   for (int step = 0; step < 600; ++step) {
-    // The critic tells points of the circle from the generator's, of which it needs no gradient.
+    // The critic separates points of the circle from the generator's points. It needs no gradient
+    // of the generator.
     const ts::Tensor fake = generator(noise(row, 4)).detach();
     const ts::Tensor apart = ts::mean(critic(fake)) - ts::mean(critic(circle(row)));
     apart.backward();
@@ -98,7 +108,7 @@ int main() {
     row += batch_size * context.world_size();
     if (step % 3 != 2) continue;
 
-    set_trained(critic, false);  // nothing of it is computed or reduced
+    set_trained(critic, false);  // its gradients are neither computed nor reduced
     const ts::Tensor mistaken = ts::mean(critic(generator(noise(row, 4)))) * -1.0;
     mistaken.backward();
     const double weights = sharded_generator.grad_norm(
@@ -107,9 +117,15 @@ int main() {
     generator_steps.step();
     generator_steps.zero_grad();
     set_trained(critic, true);
-    if (context.is_main() && step % 150 == 149)
-      std::printf("step %d: gradient norm %.4f, of weights %.4f\n", step + 1, all, weights);
+    if (step % 30 != 29) continue;
+    const double distance = context.mean(apart.detach()).item();
+    const double loss = context.mean(mistaken.detach()).item();
+    if (context.is_main()) {
+      std::printf("step %d: critic %.6f, generator %.6f, gradient norm %.6f, of weights %.6f\n",
+                  step + 1, distance, loss, all, weights);
+    }
   }
+  save(600);
   report(context, generator, "after");
   sharded_generator.unwrap();  // whole on every rank
   report(context, generator, "unwrapped");

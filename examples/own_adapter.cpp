@@ -1,5 +1,5 @@
-// Adapts a module of one's own: it is trained on one task, saved, frozen, and adapters on its
-// linear layers are trained on another task and saved as PEFT's folder.
+// Trains adapters for a module of your own: the module is trained on one task, saved and frozen;
+// adapters on its linear layers are trained on another task and saved as a PEFT folder.
 //   tessera launch --nproc-per-node 2 -- build/examples/own_adapter
 #include <tessera/tessera.h>
 
@@ -22,7 +22,7 @@ struct Net : ts::nn::Module {
 
 constexpr std::int64_t batch_size = 32;
 
-// Points of a batch, the same on any number of ranks, and `phase` of their sum's wave.
+// Points of a batch, the same on any number of ranks, and a sine of their sum, shifted by `phase`.
 struct Points {
   ts::Tensor inputs, targets;
 };
@@ -58,7 +58,7 @@ double train(const ts::Context& context, Net& net, ts::ShardedModel& model,
   return last;
 }
 
-// The options of everything that saves or loads the adapters alone.
+// The options for saving and loading only the adapters.
 ts::SaveOptions adapters_alone(const ts::LoraOptions& lora, const std::string& base) {
   const ts::checkpoint::PeftConfig config{
       .rank = lora.rank, .alpha = lora.alpha, .target_modules = lora.target_modules, .base = base};

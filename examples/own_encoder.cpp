@@ -1,5 +1,5 @@
-// A sentence encoder of one's own: trained on pairs of texts that belong together, with the other
-// texts of all ranks as negatives, and evaluated on all ranks.
+// A sentence encoder of your own: trained on pairs of related texts, with the other texts of all
+// ranks as negatives, and evaluated on all ranks.
 //   tessera launch --nproc-per-node 2 -- build/examples/own_encoder
 #include <tessera/models/text_encoder.h>
 #include <tessera/tasks/evaluators.h>
@@ -25,7 +25,7 @@ class LayerImpl : public ts::nn::Module {
     value_ = register_module("value", ts::nn::Linear(width, width));
     out_ = register_module("out", ts::nn::Linear(width, width));
   }
-  // x: a row for each token, without padding.
+  // x: one row per token, without padding.
   ts::Tensor forward(const ts::Tensor& x, const ts::Sequences& sequences) const {
     const ts::Tensor y = norm_(x);
     return x +
@@ -46,7 +46,7 @@ class OwnEncoder : public ts::nn::Module {
     first_ = register_module("first", Layer(std::make_shared<LayerImpl>()));
     second_ = register_module("second", Layer(std::make_shared<LayerImpl>()));
   }
-  // Rows of length 1, one for each text.
+  // Rows of length 1, one per text.
   ts::Tensor forward(const ts::models::TokenBatch& tokens) const {
     const ts::models::TokenRows rows = ts::models::numbered_rows(tokens, 0, longest);
     ts::Tensor x = bytes_(rows.ids) + positions_(rows.positions);
@@ -59,7 +59,7 @@ class OwnEncoder : public ts::nn::Module {
   Layer first_, second_;
 };
 
-// Three words of a topic, which has eight: two texts of one topic seldom share all of them.
+// Three of a topic's eight words: two texts of one topic seldom share all of them.
 std::string text_about(int topic, std::mt19937& random) {
   std::string text;
   for (int word = 0; word < 3; ++word) {
@@ -77,7 +77,7 @@ ts::models::TokenBatch tokens_of(const std::vector<std::string>& texts,
   return ts::tasks::make_token_batch(sequences, tokens.tokenizer->padding_id(), device);
 }
 
-// Pairs of one topic, and of two.
+// Pairs of texts of the same topic, and of two topics.
 ts::tasks::SentencePairs evaluation_pairs() {
   ts::tasks::SentencePairs pairs;
   std::mt19937 random(7);
@@ -110,7 +110,7 @@ int train_and_evaluate() {
   for (int step = 0; step < steps; ++step) {
     std::vector<std::string> anchors, positives;
     for (std::int64_t i = 0; i < batch_size; ++i) {
-      // A sample is made of its number, so that the world's size changes no data.
+      // A sample depends only on its number, so the data do not depend on the world size.
       const std::int64_t sample = (step * context.world_size() + context.rank()) * batch_size + i;
       std::mt19937 random(static_cast<unsigned>(sample));
       const int topic = static_cast<int>(sample % topics);

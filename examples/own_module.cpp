@@ -1,4 +1,4 @@
-// A module of one's own, sharded: the README's example, with its data made here.
+// A module of your own, sharded: the README's example, with generated data.
 //   tessera launch --nproc-per-node 2 -- build/examples/own_module out
 #include <tessera/tessera.h>
 
@@ -15,7 +15,7 @@ struct Net : ts::nn::Module {
   ts::nn::Linear fc1, fc2;
 };
 
-// Class c is a bright band of the picture.
+// Class c is a bright band in the image.
 ts::data::TensorLoader bright_bands(std::int64_t samples) {
   std::vector<float> pictures(static_cast<std::size_t>(samples) * 784, 0.0f);
   std::vector<std::int32_t> classes(static_cast<std::size_t>(samples));

@@ -1,5 +1,5 @@
-// Loads parts of checkpoints: a new head on a pretrained trunk, the head's moments through a freeze
-// of the trunk, and a trunk out of a Hugging Face folder.
+// Loads parts of checkpoints: a new head on a pretrained trunk, the head's moments after the trunk
+// is frozen, and a trunk from a Hugging Face folder.
 //   tessera launch --nproc-per-node 2 -- build/examples/partial_load
 #include <tessera/tessera.h>
 
@@ -33,7 +33,7 @@ struct Net : ts::nn::Module {
   ts::nn::Linear head;
 };
 
-// Points [first, first + count) of an endless data set, and waves of their sums.
+// Points [first, first + count) of an endless data set, and sines of their sums.
 struct Points {
   ts::Tensor inputs, targets;
 };
@@ -59,7 +59,7 @@ ts::Tensor squares(const Net& net, const Points& batch) {
 
 constexpr std::int64_t batch_of_all = 32;
 
-// Steps begin + 1 ... end; the last one's loss.
+// Trains steps begin + 1 ... end; returns the last step's loss.
 double train(const ts::Context& context, const Net& net, std::int64_t outputs,
              ts::optim::Optimizer& optimizer, int begin, int end, const char* what) {
   const std::int64_t batch = batch_of_all / context.world_size();
@@ -76,13 +76,13 @@ double train(const ts::Context& context, const Net& net, std::int64_t outputs,
   return last;
 }
 
-// The mean error over `samples` points, dealt out in parts that need not be of one size.
+// The mean error over `samples` points, divided among the ranks, possibly unevenly.
 double evaluate(const ts::Context& context, const Net& net, std::int64_t samples) {
   const ts::NoGradGuard no_grad;
   const std::int64_t part = (samples + context.world_size() - 1) / context.world_size();
   const std::int64_t first = std::min(samples, part * context.rank());
   const std::int64_t mine = std::min(part, samples - first);
-  // Every rank runs the forward, if it has no points of its own on others'.
+  // Every rank runs the forward; a rank without points of its own uses another rank's.
   const ts::Tensor errors = squares(net, points(first, std::max<std::int64_t>(mine, 1), 1));
   const ts::Tensor all = context.gather_for_metrics(errors, mine);
   double sum = 0;
@@ -90,7 +90,7 @@ double evaluate(const ts::Context& context, const Net& net, std::int64_t samples
   return sum / static_cast<double>(all.size(0));
 }
 
-// A new head of three outputs on the pretrained trunk, whose moments come along.
+// A new head of three outputs on the pretrained trunk; the trunk's moments are loaded too.
 void new_head(const ts::Context& context, const std::string& out, const std::string& pretrained) {
   Net net(3);
   ts::ShardedModel model = ts::fully_shard(net, context);
@@ -102,7 +102,7 @@ void new_head(const ts::Context& context, const std::string& out, const std::str
   ts::save(context, out + "/new_head", model, optimizer, {.step = 20});
 }
 
-// From here on the trunk stays what it is, and the head goes on from where it was.
+// From here on the trunk is frozen, and the head continues from its state.
 void frozen_trunk(const ts::Context& context, const std::string& out) {
   Net net(3);
   ts::freeze(*net.trunk);
@@ -113,7 +113,7 @@ void frozen_trunk(const ts::Context& context, const std::string& out) {
   train(context, net, 3, optimizer, 20, 40, "frozen trunk");
 }
 
-// The trunk alone, under its own names, as a folder that transformers could have written.
+// Only the trunk, under its own names, as a folder like the ones that transformers writes.
 void export_trunk(const ts::Context& context, const ts::ShardedModel& model,
                   const std::string& folder) {
   const ts::checkpoint::State state = ts::checkpoint::state_of(
@@ -123,7 +123,7 @@ void export_trunk(const ts::Context& context, const ts::ShardedModel& model,
   ts::checkpoint::export_model(context.communicator(), folder, state.model, {});
 }
 
-// Back from there into a net whose head it does not have.
+// Loads that folder into a net whose head it does not contain.
 bool from_hugging_face(const ts::Context& context, const std::string& folder) {
   Net net(1);
   ts::ShardedModel model = ts::fully_shard(net, context);

@@ -1,4 +1,4 @@
-// Numbers that go around a ring of ranks, one rank further at a time, while each rank computes.
+// Numbers travel around a ring of ranks, one rank per round, while each rank computes.
 //   tessera launch --nproc-per-node 2 -- build/examples/ring
 #include <tessera/tessera.h>
 
@@ -9,7 +9,7 @@
 
 namespace ts = tessera;
 
-// What a rank has to do meanwhile.
+// The work of a rank in the meantime.
 double computed(const std::vector<float>& numbers) {
   double sum = 0;
   for (const float number : numbers) sum += std::sqrt(number);

@@ -1,4 +1,4 @@
-// A small transformer of one's own that learns to continue arithmetic progressions: trained on any
+// A small transformer of your own that learns to continue arithmetic progressions: trained on any
 // number of ranks, stopped and resumed, evaluated. docs/cpp-api.md explains it part by part.
 //   tessera launch --nproc-per-node 2 -- build/examples/sequence_model train FOLDER STEPS [cuda]
 //   build/examples/sequence_model evaluate FOLDER RANKS
@@ -91,7 +91,7 @@ ts::ShardingOptions sharding() {
           .reduce_dtype = ts::float32};
 }
 
-// Progressions modulo the vocabulary, of all starts and seven strides; each eighth is held out.
+// Progressions modulo the vocabulary, with all starts and seven strides; every eighth is held out.
 ts::data::TensorDataset progressions(bool held_out) {
   std::vector<std::int32_t> inputs, targets;
   for (std::int64_t i = 0; i < 7 * vocabulary; ++i) {
@@ -106,7 +106,7 @@ ts::data::TensorDataset progressions(bool held_out) {
   return {ts::Tensor::from(inputs, {count, length}), ts::Tensor::from(targets, {count, length})};
 }
 
-// For each sequence 1 where the likeliest token after its end is the right one, else 0.
+// For each sequence 1 if the most probable token after its end is the right one, else 0.
 ts::Tensor hits(const ts::Tensor& logits, const ts::Tensor& targets) {
   const std::vector<double> scores = logits.to_vector(), wanted = targets.to_vector();
   std::vector<float> result;
@@ -120,7 +120,7 @@ ts::Tensor hits(const ts::Tensor& logits, const ts::Tensor& targets) {
   return ts::Tensor::from(result, {logits.size(0)});
 }
 
-// Collective: the share of the loader's sequences that the model continues rightly.
+// Collective: the fraction of the loader's sequences that the model continues correctly.
 double accuracy(SequenceModel& net, ts::ShardedModel& model, const ts::data::TensorLoader& loader) {
   const ts::Context& context = model.context();
   const ts::NoGradGuard no_grad;
@@ -142,7 +142,7 @@ constexpr std::int64_t global_batch = 64;  // sequences in an optimizer step, on
 constexpr std::int64_t micro_batches = 2;  // backwards in one, on each rank
 constexpr std::int64_t save_every = 50;
 
-// W ranks see, step by step, what one rank would.
+// The ranks together use the same sequences in each step as one rank would.
 std::int64_t batch_of_a_rank(int ranks) {
   const std::int64_t parts = micro_batches * ranks;
   if (global_batch % parts != 0)
@@ -257,7 +257,7 @@ void evaluate(const std::filesystem::path& folder, int ranks) {
   });
 }
 
-// What a rank would hold, found out without memory and without the other ranks.
+// The memory of a rank, computed without allocating it and without the other ranks.
 void plan(int ranks) {
   const ts::DeviceGuard deferred(ts::Device::meta());
   SequenceModel net;
@@ -272,7 +272,7 @@ void plan(int ranks) {
               planned.memory.of(ts::MemoryKind::optimizer), planned.phase.data());
 }
 
-// What the fifth step spends its time on, for https://ui.perfetto.dev.
+// The times of the fifth step, for https://ui.perfetto.dev.
 void trace(const std::string& file, int ranks) {
   ts::launch(ranks, [&](ts::Context& context) {
     SequenceModel net;
@@ -304,7 +304,7 @@ std::int64_t whole_number(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < 0)
-    throw ts::Error(ts::ErrorCode::usage, text + " is no whole number");
+    throw ts::Error(ts::ErrorCode::usage, text + " is not a whole number");
   return value;
 }
 

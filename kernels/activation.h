@@ -7,7 +7,7 @@
 
 namespace tessera::kernels {
 
-// out[r,i] = gelu(x[r,i] + bias[i]). exact: erf form; else the tanh approximation (GPT-2's
+// out[r,i] = gelu(x[r,i] + bias[i]). exact: erf form; otherwise the tanh approximation (GPT-2's
 // gelu_new).
 struct BiasGelu {
   const void* x;     // [rows, dim]
@@ -18,8 +18,8 @@ struct BiasGelu {
   DType dtype;
 };
 
-// dx = dout * gelu'(x + bias); out (optional) receives gelu(x + bias) again, so that the forward
-// need not keep it. dx may equal dout; out may equal x. Column sums of dx give the bias gradient
+// dx = dout * gelu'(x + bias). out (optional) receives gelu(x + bias) again, so the forward need
+// not keep it. dx may equal dout; out may equal x. Column sums of dx give the bias gradient
 // (SumRows).
 struct BiasGeluBackward {
   const void* dout;

@@ -1,5 +1,5 @@
-// Scaled dot-product attention, blocked: scores live in tiles of fp32, T x T is never stored for a
-// batch.
+// Scaled dot-product attention in blocks: scores exist only in fp32 tiles, and the T x T matrix of
+// a batch is never stored.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-// Element (b, t, h, d) of a tensor lies at base + (b*length + t)*row_stride + h*head_dim + d, so
+// Element (b, t, h, d) of a tensor is at base + (b*length + t)*row_stride + h*head_dim + d, so
 // packed qkv projections [B*T, 3C] are read in place. Query head h uses key/value head h / (heads /
 // key_heads).
 struct AttentionShape {
@@ -19,7 +19,7 @@ struct AttentionShape {
   float scale;
   bool causal;  // query t sees keys <= t + key_length - query_length
   const std::uint8_t*
-      key_mask;   // [batch, key_length], 0 = not seen; or null. A row that sees nothing gives 0
+      key_mask;   // [batch, key_length], 0 = masked; or null. A row without keys gives 0
   float dropout;  // of the probabilities; 0 for none
   RandomKey key;
   std::int64_t first_sample;  // the probability (b,h,i,j) draws element
@@ -33,8 +33,8 @@ struct AttentionForward {
   const void* k;
   const void* v;
   void* out;
-  void* log_sum_exp;  // [batch, heads, query_length] fp32 (fp64 for fp64), -inf for a row that sees
-                      // nothing; may be null
+  void* log_sum_exp;  // [batch, heads, query_length] fp32 (fp64 for fp64), -inf for a row
+                      // without visible keys; may be null
 };
 
 // Writes dq, dk, dv (strides as q, k, v). dk and dv sum over the query heads of a group in

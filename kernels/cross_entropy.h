@@ -10,10 +10,11 @@ namespace tessera::kernels {
 // loss[r] = log_sum_exp[r] - logits[r, target[r]]; 0 for targets equal to ignore. A target outside
 // [0, vocabulary) is an Error(data).
 //
-// The vocabulary may come in blocks of columns, a call each, from the first to the last. Between
-// calls log_sum_exp holds the largest logit so far (as a shift: 0 where it is not finite), sum the
-// exponentials' sum above it and loss the target's logit; the call with the last column makes them
-// the results. Blocks are merged in their order: the bits depend on where the vocabulary is cut.
+// The vocabulary may come in blocks of columns, one call each, from the first to the last. Between
+// calls log_sum_exp holds the largest logit so far (as a shift: 0 where it is not finite), sum
+// holds the sum of the exponentials relative to it, and loss holds the target's logit. The call
+// with the last column turns them into the results. Blocks are merged in order: the bits depend on
+// how the vocabulary is split.
 struct CrossEntropyForward {
   const void* logits;   // [rows, columns], row stride `stride`
   const void* targets;  // [rows] int32 or int64
@@ -27,28 +28,29 @@ struct CrossEntropyForward {
   void* sum = nullptr;                // [rows] like loss; several blocks need it
 };
 
-// The mean of the losses whose target counts. Everything stays on the queue's device: nobody waits.
+// The mean of the losses whose target counts. Everything stays on the queue's device, without a
+// wait.
 struct MeanLoss {
   const void* losses;   // [rows] fp32 or fp64 (`dtype`)
   const void* targets;  // [rows]
   DType target_dtype;
-  void* mean;             // one element of dtype: sum / counted, 0 when no target counts
+  void* mean;             // one element of dtype: sum / counted, 0 if every target is ignored
   double* inverse_count;  // 1 / counted, or 0; CrossEntropyBackward reads it
   std::int64_t rows, ignore;
   DType dtype;
 };
 
 // dlogits[r,v] = scale * (exp(logits - log_sum_exp) - [v == target]) with scale = *inverse_count *
-// *dloss, multiplied in fp64 and rounded to fp32 (fp64 for fp64); rows with the ignored target give
-// 0. Of a block of columns as above, each by itself. dlogits may equal logits (in place) where the
-// dtypes are the same.
+// *dloss, multiplied in fp64 and rounded to fp32 (fp64 for fp64). Rows with the ignored target give
+// 0. Works on blocks of columns as above, each by itself. dlogits may equal logits (in place) if
+// the dtypes are the same.
 struct CrossEntropyBackward {
   const void* logits;
   const void* targets;
   DType target_dtype;
   const void* log_sum_exp;
   const void* dloss;            // one fp32 (fp64 for fp64)
-  const double* inverse_count;  // MeanLoss gave it
+  const double* inverse_count;  // result of MeanLoss
   void* dlogits;                // [rows, columns] of out_dtype, row stride `stride`
   std::int64_t rows, vocabulary, stride, ignore;
   DType dtype;

@@ -1,4 +1,4 @@
-// Element-wise operations over contiguous memory. `dtype` is fp32, bf16, fp16 or fp64 unless said
+// Element-wise operations over contiguous memory. `dtype` is fp32, bf16, fp16 or fp64 unless stated
 // otherwise; arithmetic is fp32 (fp64 for fp64), rounded once on store.
 #pragma once
 

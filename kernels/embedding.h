@@ -7,8 +7,8 @@
 
 namespace tessera::kernels {
 
-// out[r] = table[ids[r]]. An id outside [0, entries) is an Error(data) that names the position and
-// the id.
+// out[r] = table[ids[r]]. An id outside [0, entries) is an Error(data) with the position and the
+// id.
 struct EmbeddingForward {
   const void* ids;  // [rows] int32 or int64
   DType id_dtype;
@@ -18,8 +18,8 @@ struct EmbeddingForward {
   DType dtype;
 };
 
-// dtable[ids[r]] (+)= dout[r]: rows of one id are summed in fp32 in ascending r, rounded once.
-// Without accumulate the whole table is written (zeros where no id points).
+// dtable[ids[r]] (+)= dout[r]. Rows of one id are summed in fp32 in ascending r, and rounded once.
+// Without accumulate the whole table is written (zeros for ids that do not occur).
 struct EmbeddingBackward {
   const void* ids;
   DType id_dtype;

@@ -9,8 +9,8 @@ namespace tessera::kernels {
 
 // dtypes: a and b share `dtype` (fp32, bf16, fp16, fp64); c has `out_dtype` (the same, or fp32 for
 // the 16-bit types). Products accumulate in fp32 (fp64 for fp64). A 16-bit result is rounded once,
-// after alpha, accumulation and bias. Rows of the result do not depend on how many rows are asked
-// for. Flops: 2*m*n*k*batch.
+// after alpha, accumulation and bias. Rows of the result do not depend on the number of rows in the
+// call. Flops: 2*m*n*k*batch.
 struct Matmul {
   const void* a;  // [m,k], or [k,m] when transpose_a
   const void* b;  // [k,n], or [n,k] when transpose_b
@@ -19,7 +19,7 @@ struct Matmul {
   std::int64_t lda, ldb, ldc;  // elements between rows as stored
   bool transpose_a = false;
   bool transpose_b = false;
-  bool accumulate = false;  // add to what c holds
+  bool accumulate = false;  // add to the contents of c
   float alpha = 1.0f;
   const void* bias = nullptr;  // [n] of `dtype`, or none
   DType dtype = DType::float32;

@@ -1,4 +1,4 @@
-// Optimizer steps over flat segments: one pass over memory, element-wise, so a segment may be cut
+// Optimizer steps over flat segments: one pass over memory, element-wise, so a segment may be split
 // anywhere.
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace tessera::kernels {
 
-// The elements that weight decay acts on: [edges[0], edges[1]), [edges[2], edges[3]) and so on, an
-// odd last one to the end. Ascending, in the host's memory, read before the call returns. Without
-// edges: all elements.
+// The elements to which weight decay applies: [edges[0], edges[1]), [edges[2], edges[3]) and so on;
+// an odd last edge extends to the end. Ascending, in host memory, read before the call returns.
+// Without edges: all elements.
 struct DecayRanges {
   const std::int64_t* edges = nullptr;
   int count = 0;

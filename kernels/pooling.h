@@ -1,4 +1,5 @@
-// Sentence embeddings from hidden states: sequences of rows to one row each, and rows to length 1.
+// Sentence embeddings from hidden states: pools each sequence's rows to one row, and normalizes
+// rows.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ enum class PoolingMode : std::uint8_t { mean, cls, max, mean_sqrt_length };
 
 // Sequence i is the rows [starts[i], starts[i] + lengths[i]); the sequences follow each other and
 // cover all rows. out[i, c] is the mean, the first, the largest, or the sum / sqrt(length) of x[r,
-// c] over its rows r, summed in ascending order. A NaN is larger than everything.
+// c] over its rows r, summed in ascending order. A NaN counts as larger than every number.
 struct PoolForward {
   const void* x;                // [rows, dim]
   const std::int32_t* starts;   // [sequences]
@@ -22,7 +23,7 @@ struct PoolForward {
   DType dtype;  // of x
 };
 
-// dx (+)= the gradient. Of the maximum it goes to the first row that has it.
+// dx (+)= the gradient. The gradient of the maximum goes to the first row that has it.
 struct PoolBackward {
   const void* dout;  // fp32 (fp64 for fp64), out_stride elements between rows
   const void* x;     // for max; else may be null
@@ -45,7 +46,7 @@ struct NormalizeRows {
   DType dtype;
 };
 
-// dx = (dout - y (y . dout)) / norm, or dout / eps where the norm was less.
+// dx = (dout - y (y . dout)) / norm, or dout / eps if the norm was less than eps.
 struct NormalizeRowsBackward {
   const void* dout;
   const void* x;

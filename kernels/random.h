@@ -1,5 +1,5 @@
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011). A number is a function of
-// (seed, stream, element index), so any cut of a tensor draws what the whole would have drawn.
+// (seed, stream, element index), so any part of a tensor draws the same numbers as the whole.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ namespace tessera::kernels {
 
 struct RandomKey {
   std::uint64_t seed = 0;
-  std::uint64_t stream = 0;  // what is drawn: a parameter's number, or (step, op) of a dropout
+  std::uint64_t stream = 0;  // the draw's purpose: a parameter's number, or (step, op) of a dropout
 };
 
 // Element i of a sequence takes word i%4 of the block philox(counter = {i/4 low, i/4 high, stream

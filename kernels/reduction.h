@@ -1,5 +1,5 @@
-// Reductions. Input is cut into fixed chunks whose partial sums meet in a fixed order, so neither
-// the number of threads nor the vector width's tail changes a bit.
+// Reductions. The input is split into fixed chunks whose partial sums are combined in a fixed
+// order, so neither the number of threads nor the vector width's tail changes a bit.
 #pragma once
 
 #include <array>
@@ -27,27 +27,27 @@ struct SumAll {
   double scale = 1.0;
 };
 
-// An exact accumulator of non-negative doubles: integer limbs of 32 bits in int64 words, so that
-// sums of accumulators are associative and no partition of the data can change the result. Limb i
-// has weight 2^(32*i - bias); adding accumulators is adding limbs.
+// An exact accumulator of non-negative doubles: integer limbs of 32 bits in int64 words. Sums of
+// accumulators are associative, so no partition of the data can change the result. Limb i has
+// weight 2^(32*i - bias); accumulators are added limb by limb.
 struct ExactSum {
   static constexpr int limbs = 68;  // 2^-1088 .. 2^1088: every double and its carries
   std::array<std::int64_t, limbs> limb{};
-  bool non_finite = false;  // an Inf or NaN went in
+  bool non_finite = false;  // an Inf or NaN was added
   void add(double value);
   void add(const ExactSum& other);
   // Brings every limb below 2^32 without changing the value. Up to 2^30 normalised sums may be
   // added limb by limb (an integer all-reduce) before the limbs must be normalised again; both
-  // add()s see to it themselves.
+  // add()s do this themselves.
   void normalize();
   [[nodiscard]] double value() const;  // correctly rounded; NaN when non_finite
 };
 
-// Adds the squares of x to `sum`: each aligned block of 32 elements is summed in fp64 in one fixed
+// Adds the squares of x to `sum`. Each aligned block of 32 elements is summed in fp64 in one fixed
 // order, and the block sums are added exactly. x begins on a block boundary of the logical index
-// space; a last partial block counts as filled up with zeros. So shards cut at multiples of 32 give
-// the whole's bits. The sum is left normalised. `sum` lies in the queue's device's memory, like x
-// (all zero bytes are the empty sum).
+// space; a last partial block is padded with zeros. Shards split at multiples of 32 therefore give
+// the bits of the whole. The sum is left normalised. `sum` is in the memory of the queue's device,
+// like x (all zero bytes are the empty sum).
 struct SumOfSquares {
   const void* x;
   std::int64_t n;

@@ -1,5 +1,5 @@
 // The table of kernels of a device. An op is one line here, one file in kernels/cpu and, on GPUs,
-// one of the same name in kernels/cuda.
+// one file of the same name in kernels/cuda.
 #pragma once
 
 #include "kernels/activation.h"
@@ -20,7 +20,8 @@
 
 namespace tessera::kernels {
 
-// Where a kernel runs in order: a kernels::cuda::Context; on the CPU the calling thread, and null.
+// The in-order queue of a kernel: a kernels::cuda::Context; on the CPU the calling thread, and
+// null.
 struct Queue {
   void* native = nullptr;
 };

@@ -1,5 +1,5 @@
-// Attention of sequences to themselves, that follow each other in rows without padding between
-// them, and dropout of such rows.
+// Attention within sequences that follow each other in rows without padding, and dropout of such
+// rows.
 #pragma once
 
 #include <cstdint>

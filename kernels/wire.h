@@ -1,4 +1,4 @@
-// Between numbers in memory and what travels instead of them (base/block_float.h).
+// Converts between numbers in memory and their form on the wire (base/block_float.h).
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace tessera::kernels {
 enum class WireStep : std::uint8_t {
   encode,  // in -> payload and scales
   decode,  // payload and scales -> out
-  round,   // in -> out, what encode and decode make of it; out may equal in
+  round,   // in -> out, the result of encode and decode; out may equal in
 };
 
-// Blocks begin at the first element; a last partial one is filled up with zeros. fp32, bf16 and
+// Blocks begin at the first element; a last partial block is padded with zeros. For fp32, bf16 and
 // fp16; each conversion rounds to nearest even.
 struct Wire {
   WireStep step;

@@ -1,4 +1,4 @@
-// The launcher's end of the pipe through which ranks hand it their errors
+// The launcher's end of the pipe through which ranks send it their errors
 // (sharding/context/failure.h).
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace tessera::cli {
 
-// The write end is close-on-exec; a rank keeps it by clearing that between fork and exec.
+// The write end is close-on-exec; a rank clears that flag between fork and exec to keep it.
 class FailureChannel {
  public:
   FailureChannel();
@@ -19,7 +19,7 @@ class FailureChannel {
 
   [[nodiscard]] std::string variable_value() const;
   [[nodiscard]] int write_end() const { return write_end_; }
-  // What has arrived and was not taken before; never waits.
+  // The errors that have arrived since the last call; never waits.
   std::vector<Failure> take();
 
  private:

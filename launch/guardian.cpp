@@ -1,5 +1,5 @@
-// The guardian reads group numbers from a pipe whose other end only the launcher has: its end of
-// file is the launcher's death.
+// The guardian reads group numbers from a pipe. Only the launcher has the other end, so end of file
+// means that the launcher died.
 #include "launch/guardian.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ namespace {
   ::prctl(PR_SET_NAME, "tessera-guard");
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) ::signal(signal, SIG_IGN);
   const int null = ::open("/dev/null", O_RDWR);
-  // Whoever reads the launcher's output must see its end when the ranks are gone.
+  // A program that reads the launcher's output must see its end when the ranks have ended.
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     ::dup2(null, descriptor);
   std::array<pid_t, 4096> groups{};
@@ -63,8 +63,8 @@ Guardian::Guardian(std::chrono::milliseconds patience) : patience_(patience) {
   TESSERA_CHECK(pid_ > 0, ErrorCode::runtime, "{}", describe_errno("fork", error));
 }
 
-// A guardian that was stopped does not see the pipe's end. The launcher's own destructors have
-// ended the ranks by now, so that nothing is lost with it.
+// A stopped guardian does not see the end of the pipe. The launcher's own destructors have ended
+// the ranks by now, so nothing is lost.
 Guardian::~Guardian() {
   ::close(pipe_);
   constexpr std::chrono::milliseconds pause{5};
@@ -78,9 +78,9 @@ Guardian::~Guardian() {
   }
 }
 
-// The launcher's end of the pipe does not block: a guardian that takes nothing must not hold it up.
+// The launcher's end of the pipe does not block: a guardian that does not read must not hold it up.
 void Guardian::tell(pid_t message) noexcept {
-  // When the guardian itself was killed, the kernel's parent-death signal still covers the ranks.
+  // If the guardian itself was killed, the kernel's parent-death signal still covers the ranks.
   [[maybe_unused]] const ssize_t written = ::write(pipe_, &message, sizeof message);
 }
 

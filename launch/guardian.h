@@ -1,6 +1,6 @@
 // A small process beside the launcher that kills the ranks' process groups when the launcher dies
-// without having done so, as on SIGKILL. (The kernel's parent-death signal reaches the ranks
-// themselves, not what they started.)
+// without having done so, as on SIGKILL. (The kernel's parent-death signal reaches the ranks, but
+// not the processes that they started.)
 #pragma once
 
 #include <sys/types.h>
@@ -11,13 +11,13 @@ namespace tessera::cli {
 
 class Guardian {
  public:
-  // One that does not move for `patience` is not waited for.
+  // The destructor waits at most `patience` for a guardian that does not end.
   explicit Guardian(std::chrono::milliseconds patience);
-  ~Guardian();  // lets it go; it kills what is still watched
+  ~Guardian();  // it kills the groups that are still watched, and ends
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
 
-  // Also in a forked child, before it executes a program.
+  // May also be called in a forked child, before it executes a program.
   void watch(pid_t group) noexcept { tell(group); }
   void forget(pid_t group) noexcept { tell(-group); }
 

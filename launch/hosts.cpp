@@ -1,4 +1,4 @@
-// The launchers' conversation while ranks run.
+// The messages between launchers while ranks run.
 #include "launch/hosts.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ using comm::control::FrameKind;
 using Json = nlohmann::json;
 
 constexpr std::chrono::milliseconds beat_interval{500};
-// A silent rank is named by the ranks, which know in which call it was.
+// The ranks report a silent rank first: they know in which call it was.
 constexpr std::chrono::milliseconds ranks_lead{3'000};
 constexpr std::chrono::milliseconds longest_farewell{2'000};
 
@@ -55,7 +55,7 @@ LaunchHosts::LaunchHosts(const LaunchOptions& options, std::string run_id, std::
   plan_.launch_id = std::move(launch_id);
 }
 
-// Node 0's last words are read before its end of the connection closes.
+// Node 0's last message is read before its end of the connection closes.
 LaunchHosts::~LaunchHosts() {
   if (!leads()) return;
   const auto deadline = Clock::now() + longest_farewell;
@@ -70,7 +70,7 @@ LaunchHosts::~LaunchHosts() {
         (void)peer.stream.receive();
       }
     } catch (const Error&) {
-      // It has hung up.
+      // The peer has closed the connection.
     }
   }
 }
@@ -95,11 +95,11 @@ void LaunchHosts::serve() {
       if (beats) peer.stream.send({.kind = FrameKind::beat}, {});
       (void)peer.stream.flush();
       receive_from(peer);
-    } catch (const std::exception& error) {  // of JSON's types as well
+    } catch (const std::exception& error) {  // also exceptions of the JSON library
       lose(peer, fmt::format("is gone: {}", error.what()), Weight::failure);
       continue;
     }
-    // When ranks have failed already, they have said what they know.
+    // If ranks have failed already, they have reported what they know.
     const bool failed = gravest_ && gravest_->weight != Weight::none;
     const std::chrono::milliseconds limit = failed ? silence_ - ranks_lead : silence_;
     if (peer.stream.open() && now - peer.heard >= limit) {
@@ -115,7 +115,7 @@ void LaunchHosts::serve() {
 
 void LaunchHosts::receive_from(Peer& peer) {
   if (peer.stream.receive()) peer.heard = clock_.time();
-  // What follows the end of an attempt belongs to the next one.
+  // Messages after the end of an attempt belong to the next one.
   while (!verdict_ || !verdict_->again) {
     const std::optional<Frame> frame = peer.stream.next();
     if (!frame) break;
@@ -125,14 +125,14 @@ void LaunchHosts::receive_from(Peer& peer) {
   if (verdict_ && !verdict_->again) {
     peer.stream.close();
   } else {
-    lose(peer, "ended without a word: it or its host was killed", Weight::failure);
+    lose(peer, "ended without a message: it or its host was killed", Weight::failure);
   }
 }
 
 void LaunchHosts::take(Peer& peer, const std::string& text) {
   const Json message = Json::parse(text, nullptr, false);
   const std::string kind = message.is_object() ? message.value("kind", "") : "";
-  TESSERA_CHECK(!kind.empty(), ErrorCode::rank_failed, "a message makes no sense");
+  TESSERA_CHECK(!kind.empty(), ErrorCode::rank_failed, "a message is not valid");
   if (kind == "signal") {
     signals_.push_back(message.value("signal", SIGTERM));
     stopped_ = true;
@@ -165,7 +165,7 @@ void LaunchHosts::take_from_member(Peer& peer, const std::string& kind,
   }
 }
 
-// A peer that has not been met is no loss: it may come again.
+// A peer that has not been met is not lost: it may come again.
 void LaunchHosts::lose(Peer& peer, const std::string& how, int weight) {
   peer.stream.close();
   if (!met_) return;
@@ -212,8 +212,8 @@ std::optional<int> LaunchHosts::take_signal() {
   return signal;
 }
 
-// Node 0 does, when all hosts' ranks have ended; another one for itself when node 0 is gone. Where
-// a host is missing there is no world to start again, and what the user has stopped stays so.
+// Node 0 decides when all nodes' ranks have ended. Another node decides for itself when node 0 is
+// gone. A job is not started again when a node is missing or when the user has stopped it.
 void LaunchHosts::decide() {
   if (!met_ || verdict_ || !own_ended_) return;
   if (!std::all_of(peers_.begin(), peers_.end(), [](const Peer& one) { return one.ended; })) return;
@@ -239,7 +239,7 @@ void LaunchHosts::send(Peer& peer, const std::string& message) {
   try {
     peer.stream.send({.kind = FrameKind::post}, message);
   } catch (const Error&) {
-    // The next look at the connection finds the same.
+    // The next look at the connection finds the same error.
   }
 }
 

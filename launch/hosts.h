@@ -1,10 +1,11 @@
-// The launchers of a job's hosts, which start and end their ranks together.
+// The launchers of a job's nodes. They start and end their ranks together.
 //
-// Node 0's launcher listens at the port after MASTER_PORT; the others come there, prove that they
-// know the job's key, and stay connected: each says when a rank of its host has failed, when all
-// have ended, and which signal it got; node 0 tells the others, and in the end what has become of
-// the whole. Both sides beat. One that is gone, or silent for three seconds longer than a silent
-// rank may be (so that ranks, which know more, speak first), ends the job on all other hosts.
+// Node 0's launcher listens at the port after MASTER_PORT. The others connect to it, prove that
+// they know the job's key, and stay connected. Each reports when a rank of its node has failed,
+// when all its ranks have ended, and which signal it got. Node 0 passes this on to the others, and
+// at the end it sends the result of the whole job. Both sides send heartbeats. The job ends on all
+// other nodes when a launcher is gone, or is silent for three seconds longer than a silent rank may
+// be (so that ranks, which know more, report first).
 #pragma once
 
 #include <poll.h>
@@ -23,45 +24,45 @@
 
 namespace tessera::cli {
 
-// What the ranks of this host are of the world.
+// The place of this node's ranks in the world.
 struct LaunchPlan {
   int world = 1;  // ranks
   int first_rank = 0;
   int max_restarts = 0;
   std::string run_id;
   std::string launch_id;
-  std::string place;  // " on host7" where there are several hosts, else empty
+  std::string place;  // " on host7" if there are several nodes, else empty
 };
 
 class LaunchHosts {
  public:
-  // The names are those that node 0's launcher gives the job; those of the others are not used.
+  // Node 0's launcher gives the job its names; other nodes do not use theirs.
   LaunchHosts(const LaunchOptions& options, std::string run_id, std::string launch_id);
   ~LaunchHosts();
   LaunchHosts(const LaunchHosts&) = delete;
   LaunchHosts& operator=(const LaunchHosts&) = delete;
 
-  // Waits for the other launchers; gives the signal that ended the waiting, if one did. Throws
-  // Error(configuration) for launchers that do not fit together, Error(rank_failed) naming the
+  // Waits for the other launchers. Returns the signal that ended the waiting, if one did. Throws
+  // Error(configuration) for launchers that do not fit together, and Error(rank_failed) with the
   // nodes that did not come.
   std::optional<int> meet(SignalQueue& signals);
   [[nodiscard]] const LaunchPlan& plan() const { return plan_; }
 
-  // What poll() is to watch, and what to do after it, several times a second.
+  // watched() returns the descriptors for poll(); call serve() after it, several times a second.
   [[nodiscard]] std::vector<pollfd> watched() const;
   void serve();
 
-  // This host's ranks have failed, and are being ended; have all ended; are to stop, as this
-  // launcher was told (SIGKILL: at once).
+  // Report to the other nodes: this node's ranks have failed and are being ended; all have ended;
+  // they must stop because this launcher got a signal (SIGKILL: at once).
   void tell_failure(const LaunchReport& report);
   void tell_end(const LaunchReport& report);
   void tell_signal(int signal);
 
-  // The first failure on another host, or the loss of one.
+  // The first failure on another node, or the loss of a node.
   [[nodiscard]] const std::optional<LaunchReport>& failure_elsewhere() const { return elsewhere_; }
-  // A signal that another launcher got, once.
+  // A signal that another launcher got; each is returned once.
   std::optional<int> take_signal();
-  // After the end of all ranks of all hosts.
+  // Set when all ranks of all nodes have ended.
   struct Verdict {
     LaunchReport report;
     bool again = false;  // the next attempt begins
@@ -78,10 +79,10 @@ class LaunchHosts {
     std::string name;  // "node 1 (pid 4711 on host7)"
     comm::control::FrameStream stream;
     std::chrono::nanoseconds heard{0};
-    bool ended = false;  // its ranks have
+    bool ended = false;  // all its ranks have ended
   };
 
-  // launch_meeting.cpp
+  // rendezvous.cpp
   std::optional<int> gather(SignalQueue& signals);
   std::optional<int> come(SignalQueue& signals);
   void let_in(comm::control::Door& door);
@@ -109,17 +110,17 @@ class LaunchHosts {
   const LaunchOptions options_;
   const std::chrono::milliseconds silence_;
   LaunchPlan plan_;
-  std::vector<Peer> peers_;  // of node 0 all others, of another node 0 alone
+  std::vector<Peer> peers_;  // node 0: all others; another node: node 0 alone
   comm::RunningClock clock_;
   std::chrono::nanoseconds beat_at_{0};
   bool met_ = false;
   bool own_ended_ = false;
-  bool lost_ = false;  // a host, for good
+  bool lost_ = false;  // a node is lost, for good
   bool told_of_name_ = false;
-  bool stopped_ = false;  // by a signal, wherever it came
+  bool stopped_ = false;  // by a signal, on any node
   int attempt_ = 0;
   std::optional<LaunchReport> elsewhere_;
-  std::optional<LaunchReport> gravest_;  // of all hosts, as far as is known here
+  std::optional<LaunchReport> gravest_;  // of all nodes, as far as this one knows
   std::optional<Verdict> verdict_;
   std::vector<int> signals_;  // that other launchers got
 };

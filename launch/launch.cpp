@@ -36,11 +36,11 @@ using Clock = std::chrono::steady_clock;
 constexpr auto grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr Clock::duration last_words = std::chrono::seconds(1);
 
-// A port of this machine that nobody has: the wanted one, or any for 0.
+// A free port of this node: the wanted one, or any for 0.
 int free_port(int wanted, in_addr_t of = INADDR_LOOPBACK) {
   const comm::FileDescriptor socket(
       TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
-  const int yes = 1;  // one that was just given back is free
+  const int yes = 1;  // a port that was just closed counts as free
   TESSERA_SYSTEM(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -89,7 +89,7 @@ class Attempt {
       const bool running = collect(outcome);
       if (hosts_ != nullptr) listen_to_hosts(outcome, running);
       if (!running && (hosts_ == nullptr || hosts_->verdict())) {
-        // What a pager has not taken yet waits for it, and the other hosts see this one waiting.
+        // Wait until a pager has read the output; the other nodes see this one waiting.
         output_.finish();
         if (output_.is_passed_on() || given_up_printing_) break;
       }
@@ -163,16 +163,16 @@ class Attempt {
     stop_at_.reset();
     if (std::exchange(ending_, true)) return;
     signal_all(SIGTERM);
-    signal_all(SIGCONT);  // one that was stopped can end as well
+    signal_all(SIGCONT);  // so that a stopped process can end as well
     deadline_ = Clock::now() + grace;
   }
 
-  // Takes what has ended; false when nothing runs any more.
+  // Takes the ranks that have ended; false when none runs any more.
   bool collect(LaunchOutcome& outcome) {
     append(outcome.messages, channel_.take());
     std::optional<EndedRank> failed;
-    // Twice: the rank that died first may come before one, in this order, that ended because of it
-    // just now.
+    // Twice: the rank that died first may come earlier in this order than one that ended just now
+    // because of it.
     for (int pass = 0; pass < 2; ++pass) {
       for (RankProcess& rank : ranks_) {
         const std::optional<RankExit> exit = rank.poll();
@@ -184,9 +184,9 @@ class Attempt {
       }
     }
     if (failed) {
-      append(outcome.messages, channel_.take());  // what it said last
+      append(outcome.messages, channel_.take());  // its last messages
       const bool corrected = std::exchange(outcome.first_failure, failed).has_value();
-      // Ranks that were told to stop may each take their time to save.
+      // Each rank that got a signal to stop may take its time to save.
       const bool as_told =
           outcome.stop_signal != 0 && failed->exit.code == 128 + outcome.stop_signal;
       if (!as_told) {
@@ -198,8 +198,8 @@ class Attempt {
                        [](const RankProcess& rank) { return rank.running(); });
   }
 
-  // The first one is; but the end of a rank that was killed may be seen after that of one which
-  // has lost it, as long as the launcher has killed nobody itself.
+  // The first failure is the cause. But the end of a killed rank may be seen after the end of a
+  // rank that lost it, as long as the launcher has killed no rank itself.
   bool is_cause(const EndedRank& ended, const LaunchOutcome& outcome) const {
     if (!outcome.first_failure) return true;
     const bool killed = ended.exit.signal != 0 && ended.exit.signal != SIGTERM;
@@ -211,8 +211,8 @@ class Attempt {
     return report_of(outcome, static_cast<int>(ranks_.size()), plan_.world, plan_.place);
   }
 
-  // What failed elsewhere ends the ranks here. Where it may only be a consequence, they have a
-  // moment to say what they know.
+  // A failure on another node ends the ranks here. If it may only be a consequence, the ranks here
+  // get a moment to report what they know.
   void listen_to_hosts(LaunchOutcome& outcome, bool running) {
     hosts_->serve();
     while (const auto signal = hosts_->take_signal()) take_foreign_signal(*signal, outcome);
@@ -221,7 +221,7 @@ class Attempt {
           Clock::now() + (failed->weight == Weight::consequence ? last_words : Clock::duration(0));
     }
     if (!running && !std::exchange(end_told_, true)) {
-      // What ended because the launcher said so is no failure of its own.
+      // A rank that the launcher itself ended is not a failure of its own.
       hosts_->tell_end(ended_elsewhere(outcome) ? LaunchReport{} : report(outcome));
     }
   }
@@ -247,7 +247,7 @@ class Attempt {
     }
   }
 
-  // Batch systems send a signal to all launchers: that is one signal, and nobody insists.
+  // Batch systems send a signal to all launchers: together they are one request to stop.
   void take_foreign_signal(int signal, LaunchOutcome& outcome) {
     if (signal == SIGKILL) {
       signal_all(SIGKILL);
@@ -278,12 +278,12 @@ class Attempt {
   FailureChannel channel_;
   RankOutput output_;
   std::vector<RankProcess> ranks_;
-  std::optional<Clock::time_point> stop_at_;   // by a failure elsewhere
-  std::optional<Clock::time_point> deadline_;  // of those that were told to end
+  std::optional<Clock::time_point> stop_at_;   // because of a failure on another node
+  std::optional<Clock::time_point> deadline_;  // of the ranks that must end
   bool ending_ = false;
   bool end_told_ = false;
-  bool given_up_printing_ = false;  // signalled when no rank runs any more
-  Clock::time_point stopped_at_{};  // by the signal that the launcher got
+  bool given_up_printing_ = false;  // the launcher got a signal when no rank ran any more
+  Clock::time_point stopped_at_{};  // by the signal to the launcher
 };
 
 std::string restarting(const LaunchPlan& plan, int restart) {

@@ -17,7 +17,7 @@
 namespace tessera::cli {
 namespace {
 
-// Signals as the bits of a mask; 0 for a process that is gone.
+// Signals as bits of a mask; 0 for a process that has ended.
 struct SignalMasks {
   std::uint64_t blocked = 0, ignored = 0, caught = 0;
 };
@@ -37,8 +37,9 @@ SignalMasks masks_of(pid_t process) {
   return masks;
 }
 
-// Shells and the C library block everything for the moment in which they make a process, and a
-// signal that comes then ends them a moment later. Who means it, for sigwait(), blocks for longer.
+// Shells and the C library block all signals for a moment while they start a process, and a signal
+// that comes then ends them a moment later. A process that blocks on purpose, for sigwait(), blocks
+// for longer.
 bool keeps_blocking(std::uint64_t bit, pid_t process) {
   constexpr int looks = 25;
   for (int look = 0; look < looks; ++look) {
@@ -60,7 +61,7 @@ bool bears(int signal, pid_t process) {
 
 std::vector<pid_t> processes_that_bear(int signal, pid_t group) {
   std::vector<pid_t> processes;
-  std::error_code error;  // a process that ends meanwhile is no error
+  std::error_code error;  // a process that ends meanwhile is not an error
   for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();

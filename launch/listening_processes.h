@@ -1,4 +1,4 @@
-// Which processes listen to a signal, so that a message does not end those that do not.
+// Finds the processes that listen to a signal, so that a message does not end those that do not.
 #pragma once
 
 #include <sys/types.h>
@@ -7,9 +7,9 @@
 
 namespace tessera::cli {
 
-// The processes of a group that handle or ignore the signal, or go on blocking it (for which it
-// takes a quarter of a second to tell), by /proc. A shell that only
-// waits for its program is none, and would end by it.
+// The processes of a group that handle or ignore the signal, or keep blocking it (this takes a
+// quarter of a second to find out), read in /proc. A shell that only waits for its program is not
+// among them: the signal would end it.
 std::vector<pid_t> processes_that_bear(int signal, pid_t group);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// Lines are put together by stream, so that those of two ranks never mix.
+// Lines are assembled per stream, so that lines of two ranks never mix.
 #include "launch/output.h"
 
 #include <fcntl.h>
@@ -19,10 +19,10 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::size_t longest_line = std::size_t{1} << 16;  // more is passed on in pieces
+constexpr std::size_t longest_line = std::size_t{1} << 16;  // longer ones are passed on in pieces
 constexpr std::size_t most_waiting = std::size_t{1} << 20;  // for a terminal or a pager
 
-// False, with errno, where a file cannot take it.
+// Returns false, with errno, if the file cannot take the text.
 bool write_fully(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -80,7 +80,7 @@ RankOutput::RankOutput(const OutputOptions& options, int ranks, int first_rank, 
     std::error_code error;
     std::filesystem::create_directories(options.folder, error);
     TESSERA_CHECK(!error, full_disk_or(error.value(), ErrorCode::configuration),
-                  "--log-dir {} cannot be made: {}", options.folder, error.message());
+                  "--log-dir {} cannot be created: {}", options.folder, error.message());
   }
   for (int rank = 0; rank < ranks; ++rank) {
     if (files) {
@@ -126,7 +126,7 @@ RankOutput::Printer::Printer(int descriptor) : descriptor_(descriptor) {
   const bool can_stop =
       ::fstat(descriptor, &status) == 0 && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode));
   if (!can_stop) return;
-  // Where that is not allowed the one that is there does, in small pieces.
+  // If that is not allowed, the given descriptor is used, in small pieces.
   own_ = comm::FileDescriptor(::open(fmt::format("/proc/self/fd/{}", descriptor).c_str(),
                                      O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
@@ -213,7 +213,7 @@ bool RankOutput::is_passed_on() const {
                      [](const Stream& stream) { return stream.ours.get() < 0; });
 }
 
-// A rank that prints without end must not keep the launcher from the others.
+// A rank that prints without end must not keep the launcher from the other ranks.
 void RankOutput::take(Stream& stream) {
   constexpr int most_blocks = 16;
   char block[16384];
@@ -250,8 +250,8 @@ void RankOutput::lines(Stream& stream, bool all) {
   printers_[printer_of(stream)].print(numbered);
 }
 
-// A file has what the rank wrote, to the byte. Where it cannot take it (a full disk) the ranks go
-// on, and the user is told once.
+// The file holds the rank's output to the byte. If it cannot be written (a full disk), the ranks go
+// on, and the user sees one message.
 void RankOutput::keep(Stream& stream, std::string_view text) {
   if (stream.file < 0) return;
   LogFile& log = files_[static_cast<std::size_t>(stream.file)];
@@ -259,7 +259,7 @@ void RankOutput::keep(Stream& stream, std::string_view text) {
   const int reason = errno;
   lacked_room_ = lacked_room_ || full_disk_or_runtime(reason) == ErrorCode::checkpoint;
   printers_[1].print(
-      fmt::format("tessera: --log-dir: {}: what rank {} prints is not kept from here on: {}\n",
+      fmt::format("tessera: --log-dir: {}: the output of rank {} is not kept from here on: {}\n",
                   log.path, stream.rank, describe_errno("write", reason)));
   log.file.reset();
 }

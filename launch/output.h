@@ -1,4 +1,5 @@
-// What ranks print: whole lines, with the rank's number on the terminal and in a file for each.
+// The output of ranks: whole lines, with the rank's number on the terminal, and in one file per
+// rank.
 #pragma once
 
 #include <poll.h>
@@ -16,9 +17,9 @@
 namespace tessera::cli {
 
 struct OutputOptions {
-  std::string folder;          // of rank-N.log; empty: no files
-  std::map<int, int> streams;  // by rank, what is printed with its number: 1 stdout, 2 stderr, 3
-  int every_rank = 0;          // the same of ranks that are not named
+  std::string folder;          // for rank-N.log; empty: no files
+  std::map<int, int> streams;  // by rank, streams with its number: 1 stdout, 2 stderr, 3 both
+  int every_rank = 0;          // the same for ranks that are not listed
 
   [[nodiscard]] int of(int rank) const {
     const auto found = streams.find(rank);
@@ -29,32 +30,32 @@ struct OutputOptions {
 // torchrun's spelling: "3" for every rank, "0:1,1:2" by rank. Error(usage) for anything else.
 OutputOptions parse_tee(const std::string& text);
 
-// The pipes between ranks and the launcher. Without files and numbers there are none: the ranks
-// have the launcher's own output.
+// The pipes between ranks and the launcher. Without files and numbers there are no pipes: the ranks
+// inherit the launcher's own output.
 class RankOutput {
  public:
-  // `append`: behind what the ranks wrote before a restart. Throws Error(configuration) when a file
-  // cannot be written.
-  // The ranks are numbered from `first_rank`; options count those of this host.
+  // `append`: add to the output from before a restart. Throws Error(configuration) if a file cannot
+  // be written. The ranks are numbered from `first_rank`; the options count the ranks of this node.
   RankOutput(const OutputOptions& options, int ranks, int first_rank, bool append);
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
 
-  // What a rank has as stdout and stderr; -1: the launcher's.
+  // A rank's stdout and stderr; -1: the launcher's.
   [[nodiscard]] std::array<int, 2> ends_of(int local_rank) const;
-  // The ranks have theirs.
+  // Call it when all ranks have their ends.
   void close_ends();
 
-  // To be waited for.
+  // The descriptors for poll().
   [[nodiscard]] std::vector<pollfd> waited_for() const;
-  // Passes on what has come; does not wait for a terminal or a pager that takes nothing now. A rank
-  // whose lines wait there waits as well, once they are many. Where a pager has ended, its pipe ends
-  // for the ranks too, as without --tee; lines that go to a file as well are still read.
+  // Passes on the output that has come. It does not wait for a terminal or a pager that reads
+  // nothing now. A rank with many waiting lines has to wait as well. When a pager has ended, the
+  // pipe to it ends for the ranks too, as without --tee; lines that also go to a file are still
+  // read.
   void pass_on();
-  // And what ended without a line's end: the ranks print no more. To be called until all of it
+  // Passes on the last lines without an end as well, after the ranks have ended. Call it until
   // is_passed_on().
   void finish();
-  // After finish(): nothing waits for a terminal or a pager.
+  // After finish(): true when no output waits for a terminal or a pager.
   [[nodiscard]] bool is_passed_on() const;
   // Whether something was not kept or not printed for want of room.
   [[nodiscard]] bool lacked_room() const { return lacked_room_; }
@@ -65,9 +66,9 @@ class RankOutput {
     int rank = 0;
     int number = 1;        // stdout or stderr
     bool printed = false;  // with the rank's number
-    int file = -1;         // of files_
+    int file = -1;         // index into files_
     comm::FileDescriptor ours, theirs;
-    std::string line;  // that has not ended yet
+    std::string line;  // not ended yet
   };
 
   // The launcher's stdout or stderr.
@@ -77,7 +78,8 @@ class RankOutput {
     void print(std::string_view text) {
       if (!failed_) waiting_ += text;
     }
-    // Writes what is taken without waiting. The errno of a write that fails, once; else 0.
+    // Writes as much as is possible without waiting. Returns the errno of a write that failed, else
+    // 0.
     int push();
     [[nodiscard]] bool failed() const { return failed_; }
     [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
@@ -85,7 +87,8 @@ class RankOutput {
 
    private:
     int descriptor_;
-    // The same terminal or pipe, so that whoever else has it open does not find it nonblocking.
+    // The same terminal or pipe, opened again, so that other programs that have it open do not find
+    // it nonblocking.
     comm::FileDescriptor own_;
     std::string waiting_;
     bool failed_ = false;  // it takes nothing any more

@@ -1,4 +1,4 @@
-// fork, exec and the ways to be sure that nothing stays behind.
+// fork, exec and the means to leave no process behind.
 #include "launch/rank_process.h"
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "launch/listening_processes.h"
 
-extern char** environ;  // POSIX has it in no header
+extern char** environ;  // no POSIX header declares it
 
 namespace tessera::cli {
 namespace {
@@ -36,7 +36,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return result;
 }
 
-// After fork: only calls that are safe there. Never returns.
+// After fork: only async-signal-safe calls. Never returns.
 [[noreturn]] void become_program(const RankProcess::Start& start, char** arguments,
                                  char** environment, pid_t parent, int error_pipe,
                                  Guardian& guardian) {
@@ -44,7 +44,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // the launcher died before prctl
   guardian.watch(
-      ::getpid());  // before anything can be started that the launcher's death would leave behind
+      ::getpid());  // before it can start a process that the launcher's death would leave behind
   if (!start.keeps_stdin) {
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
@@ -85,13 +85,12 @@ RankProcess::RankProcess(int rank, const Start& start, Guardian& guardian)
   }
   const int fork_error = errno;
   ::close(ends[1]);
-  if (pid_ > 0) ::setpgid(pid_, pid_);  // here as well, so that the group exists whoever runs first
+  if (pid_ > 0) ::setpgid(pid_, pid_);  // here as well: either process may run first
   int exec_error = 0;
   ssize_t got = 0;
   if (pid_ > 0) {
     do {
-      got =
-          ::read(ends[0], &exec_error, sizeof exec_error);  // ends with nothing when exec succeeds
+      got = ::read(ends[0], &exec_error, sizeof exec_error);  // nothing if exec succeeds
     } while (got < 0 && errno == EINTR);
   }
   ::close(ends[0]);
@@ -117,7 +116,7 @@ RankProcess::~RankProcess() {
   reap();
 }
 
-// The guardian lets go first: once reaped, the number may become another's.
+// The guardian forgets the group first: once it is reaped, another process may get its number.
 void RankProcess::reap() noexcept {
   guardian_->forget(pid_);
   ::waitpid(pid_, nullptr, 0);
@@ -139,7 +138,7 @@ std::optional<RankExit> RankProcess::poll() {
       info.si_pid == 0) {
     return std::nullopt;
   }
-  // While the ended rank is not reaped, its group's number cannot become another's.
+  // While the ended rank is not reaped, no other group can get its number.
   ::kill(-pid_, SIGKILL);
   reap();
   exit_ = info.si_code == CLD_EXITED ? RankExit{0, info.si_status} : RankExit{info.si_status, 0};

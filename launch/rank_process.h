@@ -1,4 +1,5 @@
-// One rank as a process: started in a group of its own, ended with everything it started.
+// One rank as a process: it starts in a group of its own, and ends with every process that it
+// started.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +16,7 @@
 namespace tessera::cli {
 
 struct RankExit {
-  int signal = 0;  // that killed it, or 0
+  int signal = 0;  // the signal that killed it, or 0
   int code = 0;
 };
 
@@ -28,27 +29,27 @@ class RankProcess {
     std::vector<std::string> command;
     std::map<std::string, std::string> environment;  // beside the launcher's own
     bool keeps_stdin = false;
-    sigset_t signal_mask{};                // that the program begins with
+    sigset_t signal_mask{};                // the program starts with it
     std::optional<int> keep_descriptor;    // stays open over exec
     std::array<int, 2> output = {-1, -1};  // stdout and stderr; -1: the launcher's
   };
 
-  // `guardian` watches the rank's group from before it executes the program until it has ended.
-  // Throws Error(usage) naming the program when it cannot be executed.
+  // `guardian` watches the rank's group from before the program is executed until it has ended.
+  // Throws Error(usage) with the program's name if it cannot be executed.
   RankProcess(int rank, const Start& start, Guardian& guardian);
-  ~RankProcess();  // kills what is left
+  ~RankProcess();  // kills what is left of the group
   RankProcess(RankProcess&& other) noexcept;
   RankProcess& operator=(RankProcess&&) = delete;
 
   [[nodiscard]] int rank() const { return rank_; }
-  [[nodiscard]] pid_t pid() const { return pid_; }  // and its process group
+  [[nodiscard]] pid_t pid() const { return pid_; }  // also its process group
   [[nodiscard]] bool running() const { return pid_ > 0 && !exit_; }
 
   void signal_group(int signal) const noexcept;
-  // A message, which ends nobody: to those of the group that listen to it.
+  // A signal that must end no process: only those of the group that listen to it get it.
   void tell_group(int signal) const;
-  // Its exit, the first time that it is seen to have ended; never waits. Kills what it left behind
-  // in its group.
+  // Its exit, returned once, after it has ended; never waits. Kills the processes that it left in
+  // its group.
   std::optional<RankExit> poll();
 
  private:

@@ -1,4 +1,4 @@
-// How the launchers of a job's hosts find each other.
+// How the launchers of a job's nodes find each other.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -54,8 +54,8 @@ std::optional<int> LaunchHosts::meet(SignalQueue& signals) {
 
 namespace {
 
-// A signal that ends the launcher. A batch system's early warning does not: nothing is there to be
-// saved.
+// A signal that ends the launcher. A batch system's early warning does not: there is nothing to
+// save yet.
 std::optional<int> stop_within(SignalQueue& signals, std::vector<pollfd> watched) {
   const auto signal = signals.wait(turn, std::move(watched));
   return signal == SIGUSR1 ? std::nullopt : signal;
@@ -101,14 +101,14 @@ void LaunchHosts::let_in(Door& door) {
       Door::answer(caller, introduction());
       add_peer(std::move(caller.connection), caller.introduction);
     } catch (const std::exception&) {
-      // It has gone, or makes no sense, and may come again.
+      // It is gone, or its message is not valid; it may come again.
     }
   }
 }
 
 std::string LaunchHosts::reason_to_refuse(const std::string& its) const {
   const Json other = Json::parse(its, nullptr, false);
-  if (!other.is_object()) return "the launcher's introduction makes no sense";
+  if (!other.is_object()) return "the launcher's introduction is not valid";
   if (other.value("version", "") != version()) {
     return fmt::format("node 0 runs Tessera {}, and this launcher is of {}: use one version",
                        version(), other.value("version", ""));
@@ -131,7 +131,7 @@ std::string LaunchHosts::reason_to_refuse(const std::string& its) const {
 
 void LaunchHosts::add_peer(FileDescriptor connection, const std::string& its) {
   const Json other = Json::parse(its, nullptr, false);
-  TESSERA_CHECK(other.is_object(), ErrorCode::rank_failed, "an introduction makes no sense");
+  TESSERA_CHECK(other.is_object(), ErrorCode::rank_failed, "an introduction is not valid");
   comm::control::prepare_connection(connection.get(), 2 * silence_);
   Peer& peer = peers_.emplace_back();
   peer.node = other.value("node", 0);
@@ -183,7 +183,7 @@ void LaunchHosts::fail_for_missing_nodes() {
   fail(ErrorCode::rank_failed, "{}", text);
 }
 
-// Node 0 itself needs no address; but the others will not find what it cannot.
+// Node 0 itself needs no address. But if it cannot resolve it, the others cannot either.
 void LaunchHosts::check_master_address() const {
   try {
     comm::control::require_address(options_.master_address);
@@ -192,7 +192,7 @@ void LaunchHosts::check_master_address() const {
   }
 }
 
-// Empty when it has come; else why not.
+// Empty if it has connected; else the reason why not.
 std::string LaunchHosts::try_to_come() {
   std::optional<comm::FileDescriptor> connection;
   try {
@@ -201,7 +201,7 @@ std::string LaunchHosts::try_to_come() {
     if (!std::exchange(told_of_name_, true)) say(fmt::format("waiting: {}", silent.what()));
     return silent.what();
   }
-  if (!connection) return "nobody listens there";
+  if (!connection) return "no program listens there";
   try {
     const std::string its = comm::control::introduce(connection->get(), meeting(), introduction(),
                                                      introduction_patience);
@@ -228,7 +228,7 @@ std::optional<int> LaunchHosts::come(SignalQueue& signals) {
                   std::chrono::duration<double>(options_.meeting).count(), reason);
     if (const auto signal = stop_within(signals, {})) return signal;
   }
-  // Node 0 says when all have come, or that they have not.
+  // Node 0 reports when all have come, or that some have not.
   while (!met_) {
     notice.look([this] {
       return fmt::format("node {} has found node 0 at {} port {} and waits for the other nodes",
@@ -238,7 +238,7 @@ std::optional<int> LaunchHosts::come(SignalQueue& signals) {
     serve();
     if (verdict_) throw Error(static_cast<ErrorCode>(verdict_->report.code), verdict_->report.line);
     TESSERA_CHECK(met_ || peers_.front().stream.open(), ErrorCode::rank_failed,
-                  "node 0's launcher ended before all nodes had come; see what it says on {}",
+                  "node 0's launcher ended before all nodes had come; see its messages on {}",
                   options_.master_address);
   }
   return std::nullopt;

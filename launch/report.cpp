@@ -1,4 +1,4 @@
-// The first failure in words.
+// The message for the first failure.
 #include "launch/report.h"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ int exit_code(const LaunchOutcome& outcome) {
   return outcome.first_failure->exit.signal != 0 ? rank_failed : outcome.first_failure->exit.code;
 }
 
-// Of these kinds every rank finds the same, or the message itself names the rank.
+// For these codes every rank finds the same error, or the message itself names the rank.
 bool concerns_all(int code) {
   constexpr ErrorCode kinds[] = {ErrorCode::usage, ErrorCode::configuration, ErrorCode::checkpoint,
                                  ErrorCode::numeric};
@@ -41,7 +41,7 @@ bool concerns_all(int code) {
                      [code](ErrorCode kind) { return static_cast<int>(kind) == code; });
 }
 
-// What the first rank that failed said, once; or, when it said nothing, what became of it.
+// The message of the first rank that failed, once; without a message, how that rank ended.
 std::string line_of(const LaunchOutcome& outcome, int here, int world, const std::string& place) {
   if (!outcome.first_failure) return "";
   const EndedRank& first = *outcome.first_failure;
@@ -66,12 +66,12 @@ std::string line_of(const LaunchOutcome& outcome, int here, int world, const std
   const bool perhaps_memory = first.exit.signal == SIGKILL;
   return fmt::format("error: rank {} (pid {}{}) {}{}{}", first.rank, first.pid, place,
                      describe(first.exit),
-                     perhaps_memory ? ", by hand or by the kernel for want of memory" : "",
+                     perhaps_memory ? ", by hand, or by the kernel because memory ran out" : "",
                      world > 1 ? "; the other ranks were stopped" : "");
 }
 
-// What would fail in the same way again is not started again: a resumed run repeats its bits, so a
-// loss that is no number comes back as well.
+// An error that would come again is not worth a restart. A resumed run repeats its bits, so a loss
+// that is not finite comes back as well.
 bool worth_restarting(const LaunchOutcome& outcome) {
   if (!outcome.first_failure || outcome.stop_signal != 0) return false;
   if (fails_for_want_of_room(outcome)) return false;

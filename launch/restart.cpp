@@ -1,4 +1,4 @@
-// Restarts, by the environment.
+// Finds restarts in the environment.
 #include "launch/restart.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ std::string_view environment_text(const char* name) {
   return text == nullptr ? std::string_view() : text;
 }
 
-// The first line of a file of /proc, or nothing.
+// The first line of a file in /proc, or an empty text.
 std::string first_line(const std::string& path) {
   std::ifstream stream(path);
   std::string line;
@@ -29,8 +29,8 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// What a process is, and no later process of the same number: its start is field 22, counted after
-// the name, which may hold anything.
+// Identifies a process, and no later process with the same number: its start is field 22, counted
+// after the name, which may hold any character.
 std::string process_identity(pid_t pid) {
   const std::string stat = first_line(fmt::format("/proc/{}/stat", pid));
   std::size_t at = stat.rfind(')');
@@ -52,8 +52,8 @@ std::string launch_of_this_rank() {
   if (checkpoint::is_hex_id(own)) return std::string(own);
   const std::string_view job = environment_text("TORCHELASTIC_RUN_ID");
   if (job.empty()) return {};
-  // On one host the agent lives through all restarts, and tells two launches of one name apart. On
-  // several hosts rank 0 may come to be another's, and users name their jobs.
+  // On one node the agent lives through all restarts, and its identity tells two launches with the
+  // same name apart. On several nodes rank 0 may move to another node, and users name their jobs.
   const std::string_view local = environment_text("LOCAL_WORLD_SIZE");
   const bool one_host = local.empty() || local == environment_text("WORLD_SIZE");
   const std::string launch =

@@ -13,7 +13,7 @@ sigset_t block(sigset_t& before) {
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGQUIT, SIGUSR1}) sigaddset(&set, signal);
-  // What nohup has made the launcher ignore is not to reach it as a message either.
+  // If nohup made the launcher ignore SIGHUP, it must not get it as a message either.
   struct sigaction hangup {};
   if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
     sigaddset(&set, SIGHUP);

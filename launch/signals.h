@@ -1,5 +1,5 @@
-// Signals to the launcher, which come through a descriptor, so that they can be waited for together
-// with time and with what ranks and other launchers say.
+// Signals to the launcher. They come through a descriptor, so that the launcher can wait for
+// signals, for time, and for ranks and other launchers together.
 #pragma once
 
 #include <poll.h>
@@ -22,7 +22,7 @@ class SignalQueue {
 
   [[nodiscard]] const sigset_t& mask_before() const { return before_; }
 
-  // Waits for a signal; none when the time is over, a rank has ended, or one of the others is
+  // Waits for a signal. Returns none if the time is over, a rank has ended, or one of the others is
   // ready.
   std::optional<int> wait(std::chrono::milliseconds time, std::vector<pollfd> others);
 

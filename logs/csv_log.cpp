@@ -17,7 +17,7 @@ constexpr std::string_view csv_header =
     "exposed_comm_s,data_wait_s,evaluation,value";
 constexpr auto csv_columns = std::count(csv_header.begin(), csv_header.end(), ',') + 1;
 
-// What is no number stays empty, which programs read as missing.
+// A value that is not a finite number leaves the cell empty, which programs read as missing.
 std::string csv_number(double value) {
   return std::isfinite(value) ? fmt::format("{:.9g}", value) : "";
 }
@@ -31,7 +31,7 @@ std::int64_t csv_bytes_to_keep(const std::filesystem::path& path, std::int64_t r
     const bool row = parsed.ec == std::errc{} && parsed.ptr != end && *parsed.ptr == ',' &&
                      std::count(line.begin(), line.end(), ',') + 1 == csv_columns;
     TESSERA_CHECK(number == 1 ? line == csv_header : row, ErrorCode::configuration,
-                  "log.csv: {} exists and line {} is no step of a run; name another file",
+                  "log.csv: {} exists and line {} is not a step of a run; name another file",
                   path.string(), number);
     return number == 1 || step <= resume_step;
   };

@@ -1,4 +1,4 @@
-// The table behind the recipe's log.csv: a row a step, and one for each number of an evaluation.
+// The table for the recipe's log.csv: one row per step, and one for each number of an evaluation.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace tessera::cli {
 
 class CsvLog {
  public:
-  // As MetricsWriter does it.
+  // As in MetricsWriter.
   CsvLog(const std::filesystem::path& path, std::int64_t resume_step);
 
   void begin();
   [[nodiscard]] const LogFile& file() const { return file_; }
-  // Both throw what LogFile::append() does when the file system refuses (a full disk).
+  // Both throw the errors of LogFile::append() if the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
-  // In the last two columns, name and number.
+  // Name and number, in the last two columns.
   void write_evaluation(std::int64_t step,
                         const std::vector<std::pair<std::string, double>>& numbers);
 

@@ -1,4 +1,4 @@
-// Protocol buffers by hand: a field is its number and type, then its value.
+// Writes Protocol Buffers by hand: a field is its number and type, then its value.
 #include "logs/event_file.h"
 
 #include <array>
@@ -19,13 +19,13 @@ constexpr std::array<std::uint32_t, 256> make_crc_table() {
   return table;
 }
 
-// So that a CRC of bytes that hold CRCs is none of the values in them.
+// TFRecord masks CRCs because a CRC over bytes that contain CRCs is not reliable.
 std::uint32_t masked_crc(std::string_view bytes) {
   const std::uint32_t crc = crc32c(bytes);
   return (crc >> 15 | crc << 17) + 0xa282ead8U;
 }
 
-// Little-endian, as this program's machines are.
+// Little-endian, like the machines that this program supports.
 template <class T>
 void put_fixed(std::string& out, T value) {
   char bytes[sizeof value];

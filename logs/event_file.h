@@ -1,5 +1,5 @@
-// TensorBoard's event files: records of TFRecord's framing, each an Event of TensorFlow's
-// event.proto with the few fields that numbers need.
+// TensorBoard's event files: TFRecord records, each with an Event of TensorFlow's event.proto, with
+// the few fields that numbers need.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,12 @@
 
 namespace tessera::cli {
 
-// CRC-32C (Castagnoli), reflected, as TFRecord takes it, before its masking.
+// CRC-32C (Castagnoli), reflected, as TFRecord computes it before masking.
 std::uint32_t crc32c(std::string_view bytes);
 
-// length, its masked CRC, the bytes, theirs.
+// length, its masked CRC, the bytes, their masked CRC.
 std::string tf_record(std::string_view bytes);
-// The record at the beginning of `bytes`, which goes from them. None where they are none: damaged,
-// or cut off.
+// Removes the first record from `bytes` and returns it. Returns none if it is damaged or cut off.
 std::optional<std::string> take_tf_record(std::string_view& bytes);
 
 // The first event of a file.
@@ -25,7 +24,7 @@ std::string version_event(double wall_time);
 // Numbers of one step, by tag.
 std::string scalar_event(double wall_time, std::int64_t step,
                          const std::vector<std::pair<std::string, double>>& numbers);
-// The step of an event, 0 where it has none; none of what is no Event.
+// The step of an event, 0 if it has none; nullopt if the bytes are not an Event.
 std::optional<std::int64_t> step_of_event(std::string_view event);
 
 }  // namespace tessera::cli

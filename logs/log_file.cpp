@@ -1,4 +1,4 @@
-// Opening, cutting, adding.
+// Opening, truncating, appending.
 #include "logs/log_file.h"
 
 #include <fcntl.h>
@@ -22,11 +22,11 @@ namespace tessera::cli {
 namespace {
 
 void make_parent(const std::filesystem::path& path) {
-  std::error_code ignored;  // the file's own error says more
+  std::error_code ignored;  // the file's own error is more precise
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
 }
 
-// Adds it all; false with errno where the system refuses.
+// Writes all of it; false with errno if the system refuses.
 bool write_bytes(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t got = ::write(file, bytes.data(), bytes.size());
@@ -37,7 +37,7 @@ bool write_bytes(int file, std::string_view bytes) {
   return true;
 }
 
-// The process that has the file locked: "1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode>".
+// The process that has locked the file: "1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode>".
 std::optional<pid_t> holder_of_lock(int file) {
   struct stat status {};
   if (::fstat(file, &status) != 0) return std::nullopt;
@@ -48,14 +48,14 @@ std::optional<pid_t> holder_of_lock(int file) {
     std::string number, kind, advisory, mode, place;
     pid_t pid = 0;
     if (!(words >> number >> kind >> advisory >> mode >> pid >> place)) continue;
-    // The device has other numbers here than in stat() on some file systems (btrfs).
+    // Some file systems (btrfs) show another device number here than in stat().
     if (kind == "FLOCK" && place.ends_with(wanted) && pid > 0) return pid;
   }
   return std::nullopt;
 }
 
-// "m.jsonl" -> "m.1.jsonl". TensorBoard reads every file with "tfevents" in its name, and would
-// mix two runs.
+// "m.jsonl" -> "m.1.jsonl". TensorBoard reads every file with "tfevents" in its name and would mix
+// two runs.
 std::filesystem::path aside_name_of(const std::filesystem::path& path, int number) {
   std::string stem = path.stem();
   if (const auto events = stem.find("tfevents"); events != std::string::npos) {
@@ -74,8 +74,8 @@ LogFile::LogFile(std::string key, const std::filesystem::path& path,
   struct stat status {};
   try {
     TESSERA_SYSTEM(::fstat(file_, &status));
-    // A device or a pipe takes bytes and has none to remove; what /dev/stdout stands for is the
-    // caller's, and is added to.
+    // A device or a pipe has no bytes to remove. /dev/stdout belongs to the caller, so the log only
+    // appends.
     is_regular_ = S_ISREG(status.st_mode) && !is_stream(path);
     if (is_regular_) lock();
     if (is_regular_ && !is_new_) bytes_ = kept(path);
@@ -95,8 +95,8 @@ void LogFile::open_file() {
                 describe_errno("open", errno));
 }
 
-// Ends with the process, however that ends. A file system without flock (some of NFS and FUSE)
-// gives none, and the run goes on without.
+// The lock ends with the process in any case. A file system without flock (some NFS and FUSE) gives
+// no lock, and the run goes on without it.
 void LogFile::lock() const {
   if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
   const std::optional<pid_t> holder = holder_of_lock(file_);
@@ -108,7 +108,7 @@ void LogFile::lock() const {
        path_.string(), holder ? fmt::format(", process {}", *holder) : "");
 }
 
-// What an earlier run wrote stays, under the first name that is free.
+// The file of an earlier run stays, under the first free name.
 void LogFile::rename_aside() {
   const std::filesystem::path there = std::filesystem::canonical(path_);
   for (int number = 1;; ++number) {
@@ -117,7 +117,7 @@ void LogFile::rename_aside() {
     if (!std::filesystem::exists(std::filesystem::symlink_status(set_aside_, error))) break;
   }
   TESSERA_CHECK(::rename(there.c_str(), set_aside_.c_str()) == 0, ErrorCode::configuration,
-                "{}: {} is of an earlier run and cannot be renamed to {}: {}; name another file",
+                "{}: {} is from an earlier run and cannot be renamed to {}: {}; name another file",
                 key_, path_.string(), set_aside_.string(), describe_errno("rename", errno));
   ::close(file_);
   open_file();
@@ -161,7 +161,8 @@ std::int64_t bytes_of_lines(const std::string& key, const std::filesystem::path&
   for (std::string line; std::getline(stream, line);) {
     if (stream.eof()) {  // no newline at its end
       TESSERA_CHECK(number > 0 || begins(line), ErrorCode::configuration,
-                    "{}: {} exists and is no log of a run; name another file", key, path.string());
+                    "{}: {} exists and is not a log of a run; name another file", key,
+                    path.string());
       break;
     }
     keeping = stays(line, ++number) && keeping;
@@ -179,7 +180,7 @@ void check_output_file(const std::string& key, const std::filesystem::path& path
     beginning.resize(static_cast<std::size_t>(stream.gcount()));
     TESSERA_CHECK(beginning.empty() || beginning.find(mark) != std::string::npos,
                   ErrorCode::configuration,
-                  "{}: {} exists and is something else; name another file", key, there.string());
+                  "{}: {} exists and has another format; name another file", key, there.string());
     return 0;
   });
 }

@@ -1,4 +1,4 @@
-// A file that a run adds to as it goes, and goes on with when it is resumed.
+// A file that a run appends to, and continues when the run is resumed.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,25 @@ namespace tessera::cli {
 
 class LogFile {
  public:
-  // Opens the file, of which `kept` says how many bytes stay, and makes its folder. `key` is the
-  // recipe's, for messages. Throws Error(configuration) when it cannot be written, or another
-  // process has it open as its log, and what `kept` throws. Until begin() nothing of it is changed,
-  // and a file that was not there goes again.
+  // Opens the file and makes its folder; `kept` returns the number of bytes to keep. `key` is the
+  // recipe's key, for messages. Throws Error(configuration) if the file cannot be written, or if
+  // another process has it open as its log, and the errors of `kept`. Before begin() the file is
+  // not changed, and a new file is removed again.
   LogFile(std::string key, const std::filesystem::path& path,
           const std::function<std::int64_t(const std::filesystem::path&)>& kept);
   ~LogFile();
   LogFile(const LogFile&) = delete;
   LogFile& operator=(const LogFile&) = delete;
 
-  // Removes what does not stay; the first append() does it, too. A file of which nothing stays is
-  // another run's: it is renamed, and the log begins in a new one.
+  // Removes the bytes that are not kept; the first append() does this as well. A file from which
+  // nothing is kept belongs to another run: it is renamed, and the log begins in a new file.
   void begin();
-  // The name that the file of another run was given, or nothing.
+  // The new name of another run's file, or nothing.
   [[nodiscard]] const std::filesystem::path& set_aside() const { return set_aside_; }
-  // Handed to the system at once, so that a reader, or a crash, finds all that was written. Throws
-  // an Error of full_disk_or_runtime() when the file system refuses.
+  // Written to the system at once, so that a reader finds everything, also after a crash. Throws an
+  // Error of full_disk_or_runtime() if the file system refuses.
   void append(std::string_view bytes, std::int64_t step);
-  // Cuts the file off, where it is one that can be.
+  // Truncates the file if that is possible.
   void cut(std::int64_t bytes);
 
   [[nodiscard]] std::int64_t bytes() const { return bytes_; }
@@ -50,17 +50,17 @@ class LogFile {
   std::int64_t bytes_ = 0;
 };
 
-// Of a file of lines, the bytes at the beginning that stay: whole lines for which `stays`, up to
-// the first for which not. A last line that a crash cut off goes as well. `stays` is given the
-// line's number, from 1. Throws Error(configuration) where the only line was cut off and does not
-// begin as one of the log's: `begins`.
+// The number of bytes to keep at the beginning of a file of lines: whole lines for which `stays` is
+// true, up to the first for which it is not. A last line that a crash cut off is removed as well.
+// `stays` gets the line's number, from 1. Throws Error(configuration) if the only line was cut off
+// and does not begin like a line of the log (`begins`).
 std::int64_t bytes_of_lines(
     const std::string& key, const std::filesystem::path& path,
     const std::function<bool(std::string_view line)>& begins,
     const std::function<bool(const std::string& line, std::int64_t number)>& stays);
 
-// Throws Error(configuration) where `path` cannot be written, or is a file in whose beginning
-// `mark` is not. Leaves nothing behind but folders.
+// Throws Error(configuration) if `path` cannot be written, or is a file that does not have `mark`
+// near its beginning. Leaves only folders behind.
 void check_output_file(const std::string& key, const std::filesystem::path& path,
                        std::string_view mark);
 

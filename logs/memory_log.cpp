@@ -1,4 +1,4 @@
-// Plan and measurement, side by side.
+// Compares plan and measurement.
 #include "logs/memory_log.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ constexpr double tolerance_of_total = 0.02;
 constexpr MemoryKind exact_kinds[] = {MemoryKind::parameters, MemoryKind::gradients,
                                       MemoryKind::optimizer, MemoryKind::communication};
 
-// The plan of the run that is about to begin.
+// The plan of the run that begins.
 MemoryPlan plan_of(const Recipe& recipe, const Context& context, int steps) {
   return plan_recipe(recipe_for_plan(recipe, context), planned_world_of(context, recipe), steps);
 }
@@ -34,7 +34,7 @@ MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t 
       steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)),
       batches_vary_(recipe.train.task == TaskKind::sentence_pairs) {
   check_output_file("log.memory", path_, memory_format);
-  // A run that goes on has its moments from the first step on, as others from the second.
+  // A resumed run has its moments from the first step on, a new one from the second.
   planned_ = plan_of(recipe, context, steps_done == 0 && recipe.train.steps == 1 ? 1 : 2);
 }
 

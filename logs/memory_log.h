@@ -1,4 +1,4 @@
-// The file behind the recipe's log.memory: what a run's memory was planned to be, and what it is.
+// The file for the recipe's log.memory: the planned memory of a run, and its measured memory.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,28 @@ namespace tessera::cli {
 
 class TrainingRun;
 
-// Of rank 0, which has it after its second step (the only one, when there is no second): by then
-// all is there that stays.
+// Rank 0 writes it after its second step (after the only step of a run with one): by then all
+// lasting memory exists.
 class MemoryLog {
  public:
-  // Plans the run, which has `steps_done` behind it. Throws Error(configuration) when the file
+  // Plans the run, which has done `steps_done` steps. Throws Error(configuration) if the file
   // cannot be written.
   MemoryLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
 
-  // Writes the file when it is time. A text for the user when plan and measurement differ: in a
-  // kind that is planned to the byte, or by more than 2 % in total. Throws when the file system
-  // refuses, as LogFile::append() does.
+  // Writes the file when it is time. Returns a text for the user if plan and measurement differ: in
+  // a kind that is planned to the byte, or by more than 2 % in total. Throws the errors of
+  // LogFile::append() if the file system refuses.
   std::optional<std::string> end_step(const TrainingRun& training);
 
  private:
   std::string path_;
   std::int64_t steps_left_ = 0;
-  bool batches_vary_ = false;  // plans are of the longest that there may be
+  bool batches_vary_ = false;  // plans assume the longest possible batches
   MemoryPlan planned_;
 };
 
-// The text, or none where `measured` is what was planned; with `at_most`, where its total is not
-// above the plan's.
+// The text, or none if `measured` is as planned; with `at_most`, if its total is not above the
+// plan's.
 std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured,
                                              bool at_most = false);
 

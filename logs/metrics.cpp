@@ -26,14 +26,14 @@ bool begins_metrics(std::string_view line) {
   return digits != 0 && (digits == std::string_view::npos || line[digits] == ',');
 }
 
-// Of steps up to `resume_step`.
+// The bytes of steps up to `resume_step`.
 std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
   const auto stays = [&](const std::string& line, std::int64_t line_number) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
     const bool metrics =
         object.is_object() && object.contains("step") && object["step"].is_number_integer();
     TESSERA_CHECK(metrics, ErrorCode::configuration,
-                  "log.jsonl: {} exists and line {} is no step of a run; name another file",
+                  "log.jsonl: {} exists and line {} is not a step of a run; name another file",
                   path.string(), line_number);
     return object["step"].get<std::int64_t>() <= resume_step;
   };

@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto redraw_interval = std::chrono::milliseconds(100);
 
-std::string duration_text(double seconds) {
+std::string clock_text(double seconds) {
   const auto total = static_cast<std::int64_t>(std::llround(seconds));
   if (total >= 3600)
     return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
@@ -63,15 +63,15 @@ Progress::~Progress() {
 
 std::string Progress::line(const StepMetrics& metrics) const {
   const double left = smooth_step_s_ * static_cast<double>(options_.steps - metrics.step);
-  return fmt::format(
-      "step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}  {} tokens/s  {}  {} left", metrics.step,
-      options_.steps, metrics.loss, metrics.grad_norm, metrics.lr, count_text(metrics.tokens_per_s),
-      bytes_text(static_cast<std::uint64_t>(metrics.peak_bytes)), duration_text(left));
+  return fmt::format("step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}  {} tokens/s  {}  {} left",
+                     metrics.step, options_.steps, metrics.loss, metrics.grad_norm, metrics.lr,
+                     count_text(metrics.tokens_per_s),
+                     bytes_text(static_cast<std::uint64_t>(metrics.peak_bytes)), clock_text(left));
 }
 
 void Progress::step(const StepMetrics& metrics) {
   if (!options_.shown) return;
-  // The first step also sets things up, so it tells little about the time left.
+  // The first step also sets things up, so it is a poor measure of the time left.
   const bool first = metrics.step <= options_.first_step + 2;
   smooth_step_s_ = first ? metrics.step_s : 0.9 * smooth_step_s_ + 0.1 * metrics.step_s;
   const bool last = metrics.step == options_.steps;
@@ -93,8 +93,8 @@ void Progress::step(const StepMetrics& metrics) {
 
 void Progress::note(const std::string& text) {
   if (!options_.shown) return;
-  // Clears the progress line, writes, and draws it again below. A note may quote a file: only its
-  // line breaks are taken as they are.
+  // Clears the progress line, writes, and draws the line again below. A note may quote a file: only
+  // its line breaks are printed unchanged.
   std::string lines;
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -113,7 +113,7 @@ void Progress::draw() {
 }
 
 void Progress::print(const std::string& text) const noexcept {
-  // A run goes on when nobody watches any more, so failures to write are no errors here.
+  // A run goes on when the terminal is gone, so failures to write are not errors here.
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t got = ::write(options_.descriptor, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;

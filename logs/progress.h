@@ -1,5 +1,5 @@
-// What a person sees of a run: one line that is drawn again on a terminal, a plain line every so
-// many steps otherwise.
+// The progress of a run for people: one line that is redrawn on a terminal, otherwise a plain line
+// every few steps.
 #pragma once
 
 #include <chrono>
@@ -11,10 +11,10 @@
 namespace tessera::cli {
 
 struct ProgressOptions {
-  std::int64_t first_step = 0;  // steps that the run has behind it when it begins
+  std::int64_t first_step = 0;  // steps that the run has already done
   std::int64_t steps = 0;       // the last step's number
   std::int64_t every = 10;      // steps between plain lines
-  bool shown = true;            // rank 0 shows, the others are silent
+  bool shown = true;            // rank 0 shows progress, the others do not
   int descriptor = 2;           // where to
   bool animated = false;        // see animated_by_default()
 };
@@ -25,12 +25,12 @@ bool animated_by_default(int descriptor = 2);
 class Progress {
  public:
   explicit Progress(const ProgressOptions& options);
-  ~Progress();  // leaves the cursor on a line of its own
+  ~Progress();  // leaves the cursor on a new line
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void step(const StepMetrics& metrics);
-  // A line that stays, above the progress line: "saved out/step-50".
+  // A line that stays above the progress line: "saved out/step-50".
   void note(const std::string& line);
 
   // The parts of the line, joined, without the bar. Public for tests.

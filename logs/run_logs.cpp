@@ -1,4 +1,4 @@
-// The logs of a run, one after the other.
+// Writes the logs of a run, one after the other.
 #include "logs/run_logs.h"
 
 #include <fmt/format.h>
@@ -53,8 +53,8 @@ std::vector<std::string> RunLogs::notes() const {
   std::vector<std::string> notes;
   const auto look = [&](const char* key, const LogFile& file) {
     if (file.set_aside().empty()) return;
-    notes.push_back(fmt::format("{}: what an earlier run wrote there is now {}", key,
-                                file.set_aside().string()));
+    notes.push_back(
+        fmt::format("{}: the file of an earlier run is now {}", key, file.set_aside().string()));
   };
   if (jsonl_) look("log.jsonl", jsonl_->file());
   if (csv_) look("log.csv", csv_->file());

@@ -1,4 +1,4 @@
-// Everything that a run's recipe wants written down, under `log`.
+// All files that a run's recipe asks for under `log`.
 #pragma once
 
 #include <cstdint>
@@ -19,24 +19,24 @@ namespace tessera::cli {
 
 class RunLogs {
  public:
-  // Opens all of them before it changes any. Throws Error(configuration) when one cannot be
-  // written, or is something else. Steps are recorded where somebody wants to know.
+  // Opens all files before it changes any of them. Throws Error(configuration) if one cannot be
+  // written, or has another format. Steps are recorded only if a log needs it.
   RunLogs(const Recipe& recipe, TrainingRun& training);
-  // What the user should know of the files that were there.
+  // Notes for the user about the files that existed already.
   [[nodiscard]] std::vector<std::string> notes() const;
 
-  // When the step is done, before anything else happens. Notes for the user.
+  // Call it after the step, before anything else. Returns notes for the user.
   std::vector<std::string> write(const StepMetrics& metrics);
   void write_evaluation(std::int64_t step, const tasks::Evaluation& found);
-  // Collective, when all that belongs to the step is done. Throws when a file system refuses, as
-  // the two above do.
+  // Collective, after everything that belongs to the step. Throws if a file system refuses, as the
+  // two above do.
   void end_step();
   // Collective, at the end. Notes for the user.
   std::vector<std::string> finish();
 
  private:
   TrainingRun& training_;
-  std::optional<MetricsWriter> jsonl_;  // rank 0's, the files that have no ranks in them
+  std::optional<MetricsWriter> jsonl_;  // rank 0's, like all files that do not depend on ranks
   std::optional<CsvLog> csv_;
   std::optional<TensorboardLog> tensorboard_;
   std::optional<MemoryLog> memory_;

@@ -96,7 +96,7 @@ RunSummary::RunSummary(const Recipe& recipe, const Context& context, std::int64_
 }
 
 void RunSummary::end_step(const StepRecord& record) {
-  if (record.step <= last_step_) return;  // a GPU's records come a step later
+  if (record.step <= last_step_) return;  // a GPU's records come one step later
   last_step_ = record.step;
   ++steps_;
   collectives_ = record.collectives;
@@ -108,8 +108,8 @@ void RunSummary::end_step(const StepRecord& record) {
   (record.step < first_ ? warmup_ : numbers_).add(numbers);
 }
 
-// A copy of a record costs time, so up to the middle there is one at ever longer distances: a run
-// may be stopped at any step, and all ranks must have the same.
+// Copying a record costs time, so up to the middle of the run copies are made at growing distances:
+// a run may be stopped at any step, and all ranks must have the same record.
 bool RunSummary::may_be_timeline(std::int64_t step) const {
   if (path_.empty() || step > timeline_step_) return false;
   return step <= first_ || step == timeline_step_ ||
@@ -225,7 +225,7 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
                               seconds_text(waited.schedule_per_pass)));
   if (const std::uint64_t lost = lost_of(reports); lost > 0) {
     lines.push_back(fmt::format(
-        "warning: {} spans of steps found no room: waits and bytes above may be too small", lost));
+        "warning: {} spans of steps did not fit: waits and bytes above may be too small", lost));
   }
   return lines;
 }

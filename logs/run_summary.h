@@ -1,5 +1,4 @@
-// What a run says of itself at its end: lines for the user, and the file behind the recipe's
-// log.summary.
+// The summary at the end of a run: lines for the user, and the file for the recipe's log.summary.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +14,7 @@ namespace tessera::cli {
 
 class TrainingRun;
 
-// The newest of what was added, up to `most`.
+// Keeps the newest values, up to `most`.
 template <class Value>
 class LastValues {
  public:
@@ -37,17 +36,17 @@ class LastValues {
   std::vector<Value> values_;
 };
 
-// Of one rank. Numbers are medians over the steps after the first three (of all, where there are no
-// more), of the last thousand of them.
+// For one rank. Numbers are medians over the last thousand steps after the first three (over all
+// steps if there are not more).
 class RunSummary {
  public:
-  // Throws Error(configuration) when rank 0 cannot write log.summary.
+  // Throws Error(configuration) if rank 0 cannot write log.summary.
   RunSummary(const Recipe& recipe, const Context& context, std::int64_t steps_done);
 
-  // When a step is recorded.
+  // Call it when a step is recorded.
   void end_step(const StepRecord& record);
-  // Collective. Lines for the user; rank 0 writes the file. Throws what write_output()
-  // does when the file system refuses.
+  // Collective. Returns lines for the user; rank 0 writes the file. Throws the errors of
+  // write_output() if the file system refuses.
   std::vector<std::string> finish(TrainingRun& training);
 
   static constexpr std::int64_t warmup_steps = 3;
@@ -59,7 +58,7 @@ class RunSummary {
     double exposed = 0, exchange = 0;
     std::array<double, exposed_count> exposed_by{};
   };
-  // What a rank tells rank 0.
+  // A rank's report to rank 0.
   struct Report {
     Numbers medians;
     std::int64_t peak_bytes = 0;
@@ -71,17 +70,17 @@ class RunSummary {
                                  const std::vector<StepRecord>& timeline) const;
   [[nodiscard]] std::vector<std::string> lines(const std::vector<Report>& reports) const;
 
-  std::string path_;  // empty: none
+  std::string path_;  // empty: no file
   bool writes_ = false;
-  std::int64_t first_;          // step whose numbers count
-  std::int64_t timeline_step_;  // the last one that may be the timeline's
+  std::int64_t first_;          // the first step whose numbers count
+  std::int64_t timeline_step_;  // the last step that may be the timeline
   std::int64_t steps_ = 0;
   std::int64_t last_step_;
-  std::uint64_t lost_ = 0;  // spans of steps that found no room
+  std::uint64_t lost_ = 0;  // spans of steps that did not fit
   LastValues<Numbers> numbers_{most_steps};
-  LastValues<Numbers> warmup_{warmup_steps};  // of a run that ends in its first steps
+  LastValues<Numbers> warmup_{warmup_steps};  // for a run that ends in its first steps
   StepRecord timeline_;
-  std::vector<CollectiveTotal> collectives_;  // of the last step
+  std::vector<CollectiveTotal> collectives_;  // the last step's
 };
 
 }  // namespace tessera::cli

@@ -16,7 +16,7 @@ double wall_time() {
   return std::chrono::duration<double>(now).count();
 }
 
-// Whole records of steps up to `resume_step`.
+// The bytes of whole records of steps up to `resume_step`.
 std::int64_t event_bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
   std::ifstream stream(path, std::ios::binary);
   std::stringstream content;
@@ -34,7 +34,7 @@ std::int64_t event_bytes_to_keep(const std::filesystem::path& path, std::int64_t
   return resume_step == 0 ? 0 : kept;
 }
 
-// A folder, or nothing that is in a folder's place.
+// The folder must be a folder, or not exist yet.
 std::filesystem::path event_file_of(const std::filesystem::path& folder) {
   std::error_code none;
   const auto status = std::filesystem::status(folder, none);

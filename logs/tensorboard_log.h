@@ -1,4 +1,4 @@
-// The folder behind the recipe's log.tensorboard: one event file with the numbers of log.jsonl.
+// The folder for the recipe's log.tensorboard: one event file with the numbers of log.jsonl.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace tessera::cli {
 
 class TensorboardLog {
  public:
-  // As MetricsWriter does it, in a file of this folder.
+  // As in MetricsWriter, in a file of this folder.
   TensorboardLog(const std::filesystem::path& folder, std::int64_t resume_step);
 
   void begin();
   [[nodiscard]] const LogFile& file() const { return file_; }
-  // Both throw what LogFile::append() does when the file system refuses (a full disk).
+  // Both throw the errors of LogFile::append() if the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
   void write_evaluation(std::int64_t step,
                         const std::vector<std::pair<std::string, double>>& numbers);

@@ -1,4 +1,4 @@
-// Which steps are traced, and a file that is whole JSON in between.
+// Chooses the traced steps, and keeps the file valid JSON in between.
 #include "logs/trace_log.h"
 
 #include <algorithm>
@@ -12,17 +12,17 @@
 namespace tessera::cli {
 namespace {
 
-// By default: the first steps that are like all others.
+// By default: the first steps after the warm-up.
 constexpr std::int64_t warmup_steps = 3;
 constexpr std::int64_t default_steps = 3;
 
-// The beginning, and events of steps up to `resume_step`. 0 steps: nothing.
+// The bytes of the beginning and of events of steps up to `resume_step`. For 0 steps: nothing.
 std::int64_t trace_bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
   const std::string mark = "\"format\":\"tessera-trace\"";
   const auto begins = [](std::string_view line) { return trace_begin().starts_with(line); };
   const auto stays = [&](const std::string& line, std::int64_t number) {
     TESSERA_CHECK(number > 1 || line.find(mark) != std::string::npos, ErrorCode::configuration,
-                  "log.trace: {} exists and is no trace of a run; name another file",
+                  "log.trace: {} exists and is not a trace of a run; name another file",
                   path.string());
     if (number == 1 || line.find("\"ph\":\"M\"") != std::string::npos) return true;
     if (!line.starts_with(',')) return false;
@@ -80,13 +80,13 @@ void TraceLog::end_step(const TrainingRun& training) {
   }
 }
 
-// What was there before, which had room.
+// Restores the closing text that was there before, for which there was room.
 void TraceLog::end_without_step(std::int64_t step) {
   try {
     file_->cut(body_bytes_);
     file_->append(trace_end(), step);
   } catch (const Error&) {
-    // The file system refuses that, too: what it said first goes to the user.
+    // The file system refuses this as well; the user gets the first error.
   }
 }
 

@@ -1,5 +1,5 @@
-// The file behind the recipe's log.trace: what the steps of log.trace_steps spent their time on, of
-// all ranks.
+// The file for the recipe's log.trace: how the steps of log.trace_steps spend their time, on all
+// ranks.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,17 @@ namespace tessera::cli {
 
 class TrainingRun;
 
-// Of one rank; rank 0 has the file, which is whole JSON after each step that it gets.
+// For one rank. Rank 0 has the file, which is valid JSON after each step.
 class TraceLog {
  public:
-  // Steps up to `steps_done`, of a run that goes on, stay in the file. Throws Error(configuration)
-  // when rank 0 cannot write it, or it is something else than a trace of a run.
+  // Steps up to `steps_done` of a resumed run stay in the file. Throws Error(configuration) if rank
+  // 0 cannot write it, or if it is not a trace of a run.
   TraceLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   void begin(int ranks);
   [[nodiscard]] const std::optional<LogFile>& file() const { return file_; }
-  // Collective: with all that came after the step. Throws when the file system refuses.
+  // Collective. Writes the step and everything that came after it. Throws if the file system
+  // refuses.
   void end_step(const TrainingRun& training);
 
  private:
@@ -30,7 +31,7 @@ class TraceLog {
 
   std::optional<LogFile> file_;
   std::int64_t first_ = 0, last_ = 0;
-  std::int64_t body_bytes_ = 0;  // of the file, without its end
+  std::int64_t body_bytes_ = 0;  // of the file, without its closing text
 };
 
 }  // namespace tessera::cli

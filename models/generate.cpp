@@ -39,7 +39,7 @@ void check_request(const LanguageModel& model, const std::vector<std::int64_t>& 
   TESSERA_REQUIRE(options.max_new_tokens >= 0 && sampling.temperature >= 0 && sampling.top_k >= 0 &&
                       sampling.top_p > 0 && sampling.top_p <= 1,
                   "generate: max_new_tokens {}, temperature {} and top_k {} cannot be negative, "
-                  "and top_p {} is above 0 and at most 1",
+                  "and top_p {} must be above 0 and at most 1",
                   options.max_new_tokens, sampling.temperature, sampling.top_k, sampling.top_p);
   TESSERA_CHECK(!prompt.empty(), ErrorCode::data,
                 "the prompt has no tokens; a model continues at least one");
@@ -59,7 +59,7 @@ class Generation {
 
   void run(std::span<Sequence> sequences) {
     for (std::int64_t i = 0; i < options_.max_new_tokens; ++i) {
-      std::vector<Sequence*> single;  // whose cache holds all but the last token
+      std::vector<Sequence*> single;  // its cache holds all but the last token
       for (Sequence& sequence : sequences) {
         if (sequence.ended) continue;
         const std::int64_t seen = sequence.cache.length();
@@ -80,7 +80,7 @@ class Generation {
     return static_cast<std::int64_t>(sequence.tokens.size());
   }
 
-  // The tokens that an empty cache begins with.
+  // The tokens that an empty cache starts with.
   std::span<const std::int64_t> context_of(Sequence& sequence) const {
     sequence.cache.clear();
     const std::int64_t first = std::max<std::int64_t>(0, size_of(sequence) - model_.positions());
@@ -132,7 +132,7 @@ std::vector<std::vector<std::int64_t>> generate_all(LanguageModel& model,
   const EvaluationScope evaluation(model);
   Generation generation(model, options, on_token);
   for (std::size_t first = 0; first < prompts.size(); first += most_sequences) {
-    std::vector<Sequence> group;  // whose caches alone exist
+    std::vector<Sequence> group;  // only their caches exist
     for (std::size_t i = first; i < std::min(first + most_sequences, prompts.size()); ++i) {
       const std::int64_t longest =
           static_cast<std::int64_t>(prompts[i].size()) + options.max_new_tokens;

@@ -1,4 +1,4 @@
-// The memory of a sequence, and several sequences at a time.
+// The memory of a sequence, and decoding of several sequences at a time.
 #include "models/key_value_cache.h"
 
 #include <algorithm>

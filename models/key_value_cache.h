@@ -1,5 +1,5 @@
-// What a model keeps of the tokens of one sequence that it has seen, so that the next ones cost
-// only themselves. Its memory is taken once.
+// A model's keys and values of the past tokens of one sequence, so that only new tokens are
+// computed. The memory is allocated once.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace tessera::models {
 
 class KeyValueCache {
  public:
-  // For `layers` layers and up to `capacity` tokens: a row of each for a token. A model with packed
-  // projections keeps them whole, and value_width is 0.
+  // For `layers` layers and up to `capacity` tokens: one row of each width for a token. A model
+  // with packed projections keeps them whole, with value_width 0.
   struct Widths {
     std::int64_t key = 0;
     std::int64_t value = 0;
@@ -22,10 +22,10 @@ class KeyValueCache {
 
   [[nodiscard]] std::int64_t length() const { return length_; }
   [[nodiscard]] std::int64_t capacity() const { return capacity_; }
-  // Writes the rows [1, T, width] of the next T tokens of a layer, and returns the layer's rows,
-  // these included.
+  // Writes the rows [1, T, width] of the next T tokens of a layer, and returns all rows of the
+  // layer, including these.
   CachedRows append(std::int64_t layer, const Tensor& keys, const Tensor& values = {});
-  // The T tokens have passed all layers.
+  // Call after T tokens have passed all layers.
   void advance(std::int64_t tokens);
   void clear() { length_ = 0; }
 
@@ -42,19 +42,20 @@ class KeyValueCache {
 // Rows [first, first + count) of [.., rows, width] as [1, count, width], over the same memory.
 Tensor rows_of(const Tensor& x, std::int64_t first, std::int64_t count);
 
-// Sequences that a model continues together: a token of each, or several of one.
+// Sequences that a model continues together: one token of each, or several tokens of one.
 class DecodingBatch {
  public:
-  // ids [sequences, T]; T is 1 where there are several sequences.
+  // ids [sequences, T]; T is 1 for several sequences.
   DecodingBatch(const Tensor& ids, std::vector<KeyValueCache*> caches);
 
   [[nodiscard]] const Tensor& ids() const { return ids_; }
   [[nodiscard]] std::int64_t tokens() const { return ids_.size(1); }
-  // Tokens of the longest sequence, the batch's included.
+  // Tokens of the longest sequence, including the batch's.
   [[nodiscard]] std::int64_t longest() const;
   // int32 [sequences, T].
   [[nodiscard]] Tensor positions(Device device) const;
-  // For each sequence attend(cache, its place in the batch), [1, T, width], put together.
+  // The results of attend(cache, place in the batch), [1, T, width], for each sequence,
+  // concatenated.
   template <class Attend>
   [[nodiscard]] Tensor attend_each(Attend&& attend) const {
     if (caches_.size() == 1) return attend(*caches_.front(), std::int64_t{0});

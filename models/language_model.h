@@ -1,4 +1,4 @@
-// A model that predicts the next token: logits and loss. What all models offer is in model.h.
+// A model that predicts the next token: logits and loss. model.h has the interface of all models.
 #pragma once
 
 #include "engine/nn/layers.h"
@@ -14,20 +14,20 @@ class LanguageModel : public Model {
   // dtype, all on the parameters' device.
   virtual Tensor forward(const Tensor& ids) = 0;
   // Mean cross-entropy over the targets [batch, length] that are not -100. A model whose head is a
-  // linear layer needs no whole logits for it: linear_cross_entropy().
+  // linear layer does not need all logits for it: linear_cross_entropy().
   virtual Tensor loss(const Tensor& ids, const Tensor& targets) {
     return cross_entropy(forward(ids), targets);
   }
 
   // A cache for one sequence of up to `capacity` tokens.
   [[nodiscard]] virtual KeyValueCache make_cache(std::int64_t capacity) const = 0;
-  // Logits [sequences, vocabulary] of what follows the batch's ids, which follow what its caches
-  // hold and are in them afterwards. Gradients are off and the model is in evaluation mode; sums
-  // are rounded in another order than forward()'s.
+  // Logits [sequences, vocabulary] of the tokens after the batch's ids. The ids follow the contents
+  // of its caches, and are added to them. Gradients are off and the model is in evaluation mode.
+  // Sums are rounded in another order than in forward().
   virtual Tensor decode(const DecodingBatch& batch) = 0;
 };
 
-// decode()'s linear layers, by the layer's own call, and its head.
+// decode()'s linear layers, through the layer's own call, and its head.
 inline Tensor decode_layer(const nn::Linear& layer, const Tensor& x) {
   return layer.call([&](const nn::LinearImpl& linear) {
     Tensor y = decode_linear(x, linear.weight(), linear.bias(), linear.layout());
@@ -43,7 +43,7 @@ inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const Tensor&
   return reshape(logits, {logits.size(0), logits.size(2)});
 }
 
-// The loss of a head that is a layer of its own, or, where that is empty, the token table.
+// The loss of a head that is a layer of its own or, if that is empty, the token table.
 inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const Tensor& table,
                            const Tensor& targets) {
   if (!head) return linear_cross_entropy(x, table, targets);

@@ -1,6 +1,6 @@
-// What every model with a Hugging Face configuration offers to the program: its configuration, and
-// the names that its tensors have in Hugging Face folders. A model is an ordinary module; nothing
-// below this floor knows it.
+// The interface of every model with a Hugging Face configuration: its configuration, and the names
+// of its tensors in Hugging Face folders. A model is an ordinary module; the layers below this one
+// do not know it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace tessera::models {
 
-// How a folder that transformers saved may name a model's tensors.
+// The names of a model's tensors in a folder that transformers saved.
 struct HuggingFaceNames {
   // The names that a parameter may have in a file, the most usual first.
   std::function<std::vector<std::string>(const std::string& name)> aliases;
@@ -26,7 +26,7 @@ struct HuggingFaceNames {
 class Model : public nn::Module {
  public:
   // Hugging Face's config.json for weights stored as `weights`. The registry's functions read it
-  // back; keys of the original configuration that this model has no use for are kept.
+  // back. Keys of the original configuration that this model does not use are kept.
   [[nodiscard]] virtual nlohmann::json config(DType weights = float32) const = 0;
   [[nodiscard]] virtual HuggingFaceNames hugging_face_names() const = 0;
 

@@ -1,4 +1,4 @@
-// Telling a missing folder from a name of the Hugging Face Hub.
+// Distinguishes a missing folder from a name of the Hugging Face Hub.
 #include "models/model_folder.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ bool is_hub_word(std::string_view word) {
   return !word.empty() && word.front() != '.' && word.find_first_not_of(letters) == word.npos;
 }
 
-// "gpt2" or "org/model", where no folder "org" is here.
+// True for "gpt2" or "org/model" if no folder "org" exists here.
 bool may_be_hub_name(std::string_view name) {
   const std::size_t slash = name.find('/');
   if (slash == name.npos) return is_hub_word(name);

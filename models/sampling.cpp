@@ -1,4 +1,4 @@
-// Draws without sorting the vocabulary: the most probable tokens come off a heap until the draw is
+// Draws without sorting the vocabulary: takes the most probable tokens off a heap until the draw is
 // reached.
 #include "models/sampling.h"
 
@@ -16,12 +16,12 @@ struct Candidate {
   std::int32_t id;
 };
 
-// Of a heap whose top is the most probable candidate, the smallest id among equals.
+// Order of a heap whose top is the most probable candidate; among equals, the smallest id.
 bool less_probable(const Candidate& a, const Candidate& b) {
   return a.logit < b.logit || (a.logit == b.logit && a.id > b.id);
 }
 
-// In [0, 1), of 53 bits.
+// A number in [0, 1) of 53 bits.
 double draw(std::uint64_t seed, std::uint64_t index) {
   const auto words = kernels::philox({seed, 0}, index);
   const std::uint64_t bits = (std::uint64_t{words[0]} << 32 | words[1]) >> 11;
@@ -60,7 +60,7 @@ std::int64_t choose_token(std::span<const float> logits, const SamplingOptions& 
   std::ranges::make_heap(heap, less_probable);
   std::vector<Candidate> taken;
   std::vector<double> cumulative;
-  // As many as are needed: up to the nucleus's end, or without one up to the draw.
+  // Takes as many as needed: to the end of the nucleus or, without one, to the draw.
   const double drawn = draw(options.seed, index);
   const double wanted = options.top_p < 1 ? options.top_p * total : drawn * total;
   double sum = 0;

@@ -1,4 +1,4 @@
-// Batches of padded sequences as rows without padding, and back.
+// Converts batches of padded sequences to rows without padding, and back.
 #include "models/text_encoder.h"
 
 #include <algorithm>
@@ -10,8 +10,7 @@
 namespace tessera::models {
 namespace {
 
-// What the batch's numbers say; where there are none (a planned device) every sequence counts as
-// full.
+// The lengths in a batch; on a planned device, which has no values, every sequence counts as full.
 struct BatchLayout {
   std::int64_t batch, length;
   std::vector<std::int32_t> ids, lengths, starts;
@@ -56,8 +55,8 @@ Tensor on_device(const std::vector<std::int32_t>& values, Device device) {
   return Tensor::from(values, {static_cast<std::int64_t>(values.size())}).to(device);
 }
 
-// The position of each of a sequence's tokens: counts up from first_position, but for padding
-// tokens, which have their own and are not counted.
+// The position of each of a sequence's tokens: counts up from first_position. Padding tokens have
+// their own position and are not counted.
 TokenRows make_rows(const TokenBatch& tokens, std::int32_t first_position,
                     std::optional<std::int32_t> padding, std::int64_t capacity) {
   const BatchLayout layout = layout_of(tokens, true);
@@ -94,7 +93,7 @@ TokenRows padded_rows(const TokenBatch& tokens, std::int32_t padding, std::int64
 Tensor TextEncoder::forward(const TokenBatch& tokens) {
   const Tensor states = forward(rows_of(tokens));
   const BatchLayout layout = layout_of(tokens, false);
-  // Padding shows its sequence's first state.
+  // Padding repeats its sequence's first state.
   std::vector<std::int32_t> row_of_place;
   for (std::int64_t b = 0; b < layout.batch; ++b) {
     const std::int32_t start = layout.starts[static_cast<std::size_t>(b)];

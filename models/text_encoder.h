@@ -1,4 +1,4 @@
-// A model that turns token sequences into hidden states: BERT and its kin.
+// A model that turns token sequences into hidden states: BERT and similar models.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace tessera::models {
 
 // Sequences of tokens, padded at their end to the longest of them. On the parameters' device.
 struct TokenBatch {
-  Tensor ids;      // int32 [batch, length]; what stands in the padding is a valid id, and not read
+  Tensor ids;      // int32 [batch, length]; padding has a valid id, which is not read
   Tensor lengths;  // int32 [batch]: tokens of each sequence that are not padding, at least 1
 };
 
@@ -23,13 +23,13 @@ struct TokenRows {
 
 class TextEncoder : public Model {
  public:
-  // Hidden states [batch, length, width()] in the parameters' dtype; those of padding are not
-  // defined, and no other depends on them. A sequence's states are the same bits whatever it is
-  // padded to.
+  // Hidden states [batch, length, width()] in the parameters' dtype. Those of padding are
+  // undefined, and no other state depends on them. A sequence's states are the same bits for any
+  // padding.
   virtual Tensor forward(const TokenBatch& tokens);
-  // Hidden states [rows, width()]: nothing is computed for padding.
+  // Hidden states [rows, width()], without computation for padding.
   virtual Tensor forward(const TokenRows& tokens) = 0;
-  // What the forward above takes. Reads the batch's values on the host.
+  // The input of the forward above. Reads the batch's values on the host.
   [[nodiscard]] virtual TokenRows rows_of(const TokenBatch& tokens) const = 0;
   [[nodiscard]] virtual std::int64_t width() const = 0;
 };
@@ -38,8 +38,8 @@ class TextEncoder : public Model {
 // model's longest sequence.
 TokenRows numbered_rows(const TokenBatch& tokens, std::int32_t first_position,
                         std::int64_t capacity);
-// The same from padding + 1 on, where `padding` tokens among a sequence's have the position
-// `padding` and are not counted.
+// The same from padding + 1 on. Tokens `padding` within a sequence have the position `padding` and
+// are not counted.
 TokenRows padded_rows(const TokenBatch& tokens, std::int32_t padding, std::int64_t capacity);
 
 }  // namespace tessera::models

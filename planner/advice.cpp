@@ -1,4 +1,4 @@
-// Trying changes out, one plan each.
+// Tries changes, one plan for each.
 #include "planner/advice.h"
 
 #include <fmt/format.h>
@@ -15,12 +15,13 @@ namespace {
 
 constexpr std::size_t enough_advice = 3;
 
-// In the order of the bytes that they move in a step; what moves as much, in that of what it holds.
+// In the order of the bytes that they move in a step; for equal bytes, in the order of the memory
+// that they hold.
 constexpr std::array<Strategy, 6> by_cost = {Strategy::no_shard,      Strategy::shard_optimizer,
                                              Strategy::shard_grad_op, Strategy::hybrid_shard_zero2,
                                              Strategy::hybrid_shard,  Strategy::full_shard};
 
-// A recipe that was changed, and how.
+// A changed recipe, and its changes.
 struct Candidate {
   Recipe recipe;
   PlanWorld world;
@@ -55,7 +56,8 @@ Candidate with_inputs_on_host(Candidate candidate) {
   return candidate;
 }
 
-// Moments, then all that a rank keeps between its uses: where the device's own kind of rank can.
+// Offload of the moments, then of all state that a rank keeps between steps, if the device's ranks
+// support it.
 std::vector<Candidate> with_offload(const Candidate& whole) {
   const bool gpu = whole.world.device == DeviceType::cuda;
   const Placement place = gpu ? Placement::host : Placement::file;
@@ -82,8 +84,7 @@ Candidate with_all_offloaded(Candidate candidate) {  // NOLINT(performance-*): a
   return with_offload(candidate).back();
 }
 
-// The batches that remain when this one is halved again and again, each with as many samples a
-// step.
+// The batch sizes from halving again and again, each with the same number of samples per step.
 std::vector<Candidate> with_smaller_batches(const Candidate& whole) {
   std::vector<Candidate> smaller;
   for (std::int64_t parts = 2;; parts *= 2) {
@@ -124,13 +125,13 @@ std::vector<Candidate> with_more_ranks(const Candidate& candidate) {
   return all;
 }
 
-// The changes that were tried.
+// The changes that were tried so far.
 class Search {
  public:
-  // `now` is what the recipe as it is takes.
+  // `now` is the memory of the recipe without changes.
   Search(const MemoryBudget& memory, std::uint64_t now) : memory_(memory), now_(now) {}
 
-  // Takes the first of the candidates that fits, while more advice is wanted.
+  // Takes the first candidate that fits, as long as more advice is needed.
   void look(const std::vector<Candidate>& candidates) {
     if (found_.fitting.size() == enough_advice) return;
     for (const Candidate& candidate : candidates) {
@@ -200,7 +201,7 @@ Advices advise(const Recipe& recipe, const PlanWorld& world, const MemoryBudget&
   if (sends) search.look({with_inputs_on_host(now)});
   if (in_memory) search.look(with_offload(now));
   if (fp32) search.look({with_bf16(now)});
-  // One change was not enough: they come one after the other.
+  // One change was not enough: combine them, one after the other.
   Candidate most = with_strategy(now, Strategy::full_shard);
   const auto add = [&](bool possible, Candidate (*change)(Candidate)) {
     if (!possible || !search.nothing_yet()) return;

@@ -1,4 +1,4 @@
-// The trainings that are timed, and what is made of their times.
+// The trainings that are timed, and the evaluation of their times.
 #include "planner/calibrate.h"
 
 #include <fcntl.h>
@@ -40,7 +40,7 @@ constexpr int warm_up_steps = 2;
 constexpr std::size_t large_bytes = std::size_t{64} << 20;
 constexpr int disk_blocks = 5;
 
-// Sizes around those of models that CPUs train.
+// Sizes similar to those of models that CPUs train.
 struct Reference {
   const char* name;
   const char* model;
@@ -66,7 +66,7 @@ Recipe reference_recipe(const Reference& reference, const std::string& precision
   return parse_recipe(text, "a calibration", {});
 }
 
-// Times of one situation, from all of its trainings and ranks.
+// Times for one number of ranks, from all trainings and ranks.
 class Samples {
  public:
   void add(const TimedKernel& timed) {
@@ -83,7 +83,7 @@ class Samples {
       mine.seconds.insert(mine.seconds.end(), entry.seconds.begin(), entry.seconds.end());
     }
   }
-  // The mean of those up to twice the median: what interrupted the others is not the kernels'.
+  // The mean of the times up to twice the median: longer ones were interrupted.
   [[nodiscard]] std::vector<MeasuredKernel> means(int ranks) const {
     std::vector<MeasuredKernel> all;
     for (const auto& [key, entry] : entries_) {
@@ -117,7 +117,7 @@ class Samples {
 struct Training {
   Samples samples;
   double inside = 0;   // seconds of a step in kernels
-  double outside = 0;  // and of it that no kernel had
+  double outside = 0;  // seconds of a step outside of kernels
   double kernels = 0;  // launched in a step
 };
 
@@ -135,7 +135,7 @@ Training time_training(const Recipe& recipe, const Context& context, int steps) 
       inside += timed.seconds;
       training.samples.add(timed);
     }
-    // Waiting for side streams is theirs: what they do is planned by itself.
+    // Waiting for side streams is not counted: their work is planned separately.
     outside.push_back(metrics.step_s - metrics.exposed_comm_s - inside);
     all_inside.push_back(inside);
     training.kernels = static_cast<double>(times.times().size());
@@ -147,8 +147,8 @@ Training time_training(const Recipe& recipe, const Context& context, int steps) 
   return training;
 }
 
-// `ranks` trainings side by side that share nothing but the machine: what a rank's kernels take
-// while the others compute as well. What ranks do for each other is timed apart.
+// Runs `ranks` independent trainings at the same time and times a rank's kernels while the others
+// compute as well. Communication between ranks is timed separately.
 Training time_side_by_side(const Recipe& recipe, int ranks, int steps) {
   std::mutex mutex;
   std::barrier start(ranks);
@@ -181,7 +181,7 @@ Training time_side_by_side(const Recipe& recipe, int ranks, int steps) {
   return all;
 }
 
-// Bytes a second that each of `threads` copies at the same time, read and written.
+// The bytes per second that each of `threads` copies at the same time, read and written.
 double copy_rate(int threads) {
   std::vector<double> rates(static_cast<std::size_t>(threads));
   std::vector<std::thread> pool;
@@ -202,8 +202,7 @@ double copy_rate(int threads) {
   return *std::min_element(rates.begin(), rates.end());
 }
 
-// Of a reduction of a few megabytes on each rank, and of a collective that moves nothing to speak
-// of.
+// Measures a reduction of a few megabytes on each rank, and a collective with almost no data.
 Link link_between(int ranks) {
   Link link;
   launch(ranks, [&](Context& context) {
@@ -243,7 +242,8 @@ struct DiskRates {
   double read, write;
 };
 
-// Past the page cache, several blocks of the file; none where the file system has no such way.
+// Measures several blocks of the file without the page cache; nullopt if the file system has no
+// direct I/O.
 std::optional<DiskRates> disk_rates(const std::filesystem::path& folder) {
   std::string name = (folder / "tessera-XXXXXX").string();
   const comm::FileDescriptor file(::mkostemp(name.data(), O_CLOEXEC));
@@ -258,7 +258,7 @@ std::optional<DiskRates> disk_rates(const std::filesystem::path& folder) {
   TESSERA_CHECK(block != nullptr, ErrorCode::out_of_memory, "no memory for a block of the disk");
   std::memset(block.get(), 1, large_bytes);
   bool direct = true;
-  // The median over the blocks, of what `transfer` says it has moved at an offset.
+  // The median rate over the blocks; `transfer` returns the bytes that it moved at an offset.
   const auto timed = [&](auto&& transfer) {
     std::vector<double> rates;
     for (int i = 0; i < disk_blocks && direct; ++i) {
@@ -287,7 +287,7 @@ std::optional<DiskRates> disk_rates(const std::filesystem::path& folder) {
   return rates;
 }
 
-// The best product of each dtype; where there is none, of any.
+// The best product of each dtype; if there is none, the best of any dtype.
 void note_best_products(Cluster& cluster, int ranks) {
   for (const MeasuredKernel& one : cluster.measured) {
     if (one.work.kernel != KernelId::matmul || one.ranks != ranks) continue;
@@ -296,14 +296,14 @@ void note_best_products(Cluster& cluster, int ranks) {
   }
 }
 
-// The text that the trainings read; gone with it.
+// The text that the trainings read; removed at the end.
 class TemporaryCorpus {
  public:
   explicit TemporaryCorpus(const std::filesystem::path& folder)
       : file_(folder / fmt::format("tessera-calibration-{}.txt", ::getpid())) {
     std::ofstream stream(file_, std::ios::binary);
     for (int line = 0; line < 20'000; ++line) {
-      stream << "line " << line * 2'654'435'761U << " of a text that nobody reads\n";
+      stream << "line " << line * 2'654'435'761U << " of a text without meaning\n";
     }
     stream.close();
     TESSERA_CHECK(stream.good(), full_disk_or_runtime(errno),
@@ -365,7 +365,7 @@ Cluster calibrate(const CalibrationOptions& options) {
     cluster.disk_write = disk->write;
   } else {
     options.progress(
-        fmt::format("  {} cannot be read past the page cache (O_DIRECT): `disk` is left out; "
+        fmt::format("  {} cannot be read without the page cache (O_DIRECT): `disk` is left out; "
                     "name a file on the disk that offload would use",
                     options.folder.string()));
   }

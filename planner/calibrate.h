@@ -1,5 +1,5 @@
-// Measuring the machine at hand: the kernels of small trainings timed one by one as they run, with
-// one rank and with a rank on every core, and the ways between ranks and to the disk.
+// Measures this node: it times the kernels of small trainings one by one as they run, with one rank
+// and with a rank on every core, and also the links between ranks and the disk.
 #pragma once
 
 #include <filesystem>
@@ -12,11 +12,11 @@ namespace tessera::cli {
 
 struct CalibrationOptions {
   std::filesystem::path folder;  // for temporary files, on the disk that is measured
-  int steps = 4;                 // of each training that are timed
+  int steps = 4;                 // timed steps of each training
   std::function<void(const std::string&)> progress;
 };
 
-// Of CPUs. Takes about a minute on two cores; nothing else should run meanwhile.
+// Measures CPUs. Takes about a minute on two cores; nothing else should run at the same time.
 Cluster calibrate(const CalibrationOptions& options);
 
 }  // namespace tessera::cli

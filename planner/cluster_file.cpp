@@ -18,13 +18,13 @@
 namespace tessera::cli {
 namespace {
 
-// No machine is within many orders of magnitude of these: a slip of a unit.
+// All machines are many orders of magnitude below these limits: a larger value has a wrong unit.
 constexpr double largest_rate = 1e18;
 constexpr double largest_latency = 1;
 constexpr double largest_memory = 1e15;
 constexpr int largest_node = 65'536;
 
-// Behind a rate's number, longest first.
+// The units after the number of a rate, longest first.
 using RateUnits = std::vector<std::string_view>;
 const RateUnits& operation_units() {
   static const RateUnits units = {"FLOP/s", "OP/s"};
@@ -68,7 +68,7 @@ std::optional<double> parse_seconds(std::string_view text) {
   return std::nullopt;
 }
 
-// A scalar that is not a text in quotes.
+// A scalar that is not in quotes.
 std::string plain_text(const YamlNode& node) {
   return node.kind == YamlNode::Kind::scalar && !node.quoted ? node.text : std::string();
 }
@@ -144,7 +144,7 @@ MeasuredKernel read_measured(const YamlNode& node) {
     for (int i = 0; i < kernel_count; ++i) {
       names.emplace_back(name_of(static_cast<KernelId>(i)));
     }
-    fail(ErrorCode::configuration, "{}: measured: there is no kernel {}{}", items[0].where, name,
+    fail(ErrorCode::configuration, "{}: measured: unknown kernel {}{}", items[0].where, name,
          did_you_mean(name, names));
   }
   one.work.kernel = *kernel;
@@ -169,19 +169,19 @@ std::vector<ClusterKey> make_keys() {
                        std::function<void(Cluster&, const YamlNode&)> read) {
     keys.push_back({std::move(name), std::move(unit), required, std::move(help), std::move(read)});
   };
-  add("name", "text", true, "What reports call it",
+  add("name", "text", true, "The name in reports",
       [](Cluster& cluster, const YamlNode& node) { cluster.name = read_text(node, "name"); });
-  add("device", "cpu, cuda", true, "What ranks compute on",
+  add("device", "cpu, cuda", true, "The device of the ranks",
       [](Cluster& cluster, const YamlNode& node) {
         static const std::vector<Choice<DeviceType>> choices = {{"cpu", DeviceType::cpu},
                                                                 {"cuda", DeviceType::cuda}};
         cluster.device = read_choice(node, "device", choices);
       });
-  add("per_node", "count", true, "GPUs of a node; cores of a CPU host",
+  add("per_node", "count", true, "GPUs of a node, or cores of a node without GPUs",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.per_node = read_count(node, "per_node", largest_node);
       });
-  add("memory", "bytes", false, "Of a GPU; of a CPU host, of a core",
+  add("memory", "bytes", false, "Memory of a GPU, or of a core",
       [](Cluster& cluster, const YamlNode& node) {
         const auto bytes = parse_bytes(plain_text(node));
         if (!bytes || static_cast<double>(*bytes) > largest_memory) {
@@ -197,63 +197,65 @@ std::vector<ClusterKey> make_keys() {
           cluster.matrix_rate[value] = read_operation_rate(node, name);
         });
   }
-  add("matrix_efficiency", "part", false, "What the best products reach of it",
+  add("matrix_efficiency", "part", false, "The part of matrix_rate that the best products reach",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.matrix_efficiency = read_part(node, "matrix_efficiency");
       });
-  add("attention_efficiency", "part", false, "What attention reaches of it",
+  add("attention_efficiency", "part", false, "The part of matrix_rate that attention reaches",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.attention_efficiency = read_part(node, "attention_efficiency");
       });
-  add("multiprocessors", "count", false, "That share out a product's tiles",
+  add("multiprocessors", "count", false, "Multiprocessors that share the tiles of a product",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.multiprocessors = read_count(node, "multiprocessors", largest_node);
       });
-  add("memory_rate", "bytes a second", true, "Read and written, of a GPU or of a core",
+  add("memory_rate", "bytes a second", true, "Read and written together, of a GPU or of a core",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.memory_rate = read_byte_rate(node, "memory_rate");
       });
-  add("memory_efficiency", "part", false, "What kernels reach of it",
+  add("memory_efficiency", "part", false, "The part of memory_rate that kernels reach",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.memory_efficiency = read_part(node, "memory_efficiency");
       });
-  add("launch", "seconds", false, "The least that a GPU's kernel takes; a CPU's beside its work",
+  add("launch", "seconds", false,
+      "The shortest time of a GPU's kernel; on a CPU, a kernel's fixed time",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.launch = read_seconds(node, "launch");
       });
-  add("inside.rate", "bytes a second", true, "That reach a device from others of its node",
+  add("inside.rate", "bytes a second", true, "The rate at which a device receives from its node",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.inside.rate = read_byte_rate(node, "inside.rate");
       });
-  add("inside.latency", "seconds", true, "Of a message there",
+  add("inside.latency", "seconds", true, "The latency of a message inside a node",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.inside.latency = read_seconds(node, "inside.latency");
       });
-  add("across.rate", "bytes a second", false, "That reach a device from other nodes",
+  add("across.rate", "bytes a second", false,
+      "The rate at which a device receives from other nodes",
       [](Cluster& cluster, const YamlNode& node) {
         link_of(cluster.across).rate = read_byte_rate(node, "across.rate");
       });
-  add("across.latency", "seconds", false, "Of a message there",
+  add("across.latency", "seconds", false, "The latency of a message between nodes",
       [](Cluster& cluster, const YamlNode& node) {
         link_of(cluster.across).latency = read_seconds(node, "across.latency");
       });
-  add("host_link.rate", "bytes a second", false, "Between a GPU and its host, each way",
+  add("host_link.rate", "bytes a second", false, "The rate between a GPU and its host, each way",
       [](Cluster& cluster, const YamlNode& node) {
         link_of(cluster.host_link).rate = read_byte_rate(node, "host_link.rate");
       });
-  add("host_link.latency", "seconds", false, "Of a copy there",
+  add("host_link.latency", "seconds", false, "The latency of a copy between a GPU and its host",
       [](Cluster& cluster, const YamlNode& node) {
         link_of(cluster.host_link).latency = read_seconds(node, "host_link.latency");
       });
-  add("disk.read", "bytes a second", false, "Of a node",
+  add("disk.read", "bytes a second", false, "The read rate of a node's disk",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.disk_read = read_byte_rate(node, "disk.read");
       });
-  add("disk.write", "bytes a second", false, "Of a node",
+  add("disk.write", "bytes a second", false, "The write rate of a node's disk",
       [](Cluster& cluster, const YamlNode& node) {
         cluster.disk_write = read_byte_rate(node, "disk.write");
       });
-  add("measured", "list", false, "Kernels as --calibrate timed them",
+  add("measured", "list", false, "Kernels that --calibrate timed",
       [](Cluster& cluster, const YamlNode& node) {
         if (node.kind != YamlNode::Kind::sequence) refuse_value(node, "measured", "a list");
         for (const YamlNode& item : node.items) cluster.measured.push_back(read_measured(item));
@@ -309,7 +311,7 @@ void read_group(Cluster& cluster, const YamlNode& mapping, const std::string& gr
   }
 }
 
-// What belongs together is given together.
+// Keys that belong together must be given together.
 void check_given(const std::set<std::string>& given, const std::string& source) {
   for (const ClusterKey& key : cluster_keys()) {
     if (given.contains(key.name)) continue;
@@ -365,9 +367,7 @@ Cluster find_cluster(const std::string& name_or_file) {
   if (!std::filesystem::exists(name_or_file)) {
     std::vector<std::string> names;
     for (const ShippedCluster& shipped : shipped_clusters()) names.emplace_back(shipped.name);
-    fail(ErrorCode::configuration,
-         "--cluster {}: there is no such file, and the clusters by name "
-         "are {}{}",
+    fail(ErrorCode::configuration, "--cluster {}: no such file, and the clusters by name are {}{}",
          name_or_file, fmt::join(names, ", "), did_you_mean(name_or_file, names));
   }
   return parse_cluster(read_small_file(name_or_file, "cluster"), name_or_file);

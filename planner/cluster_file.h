@@ -1,4 +1,4 @@
-// Cluster files: what `tessera plan --cluster` reads and `tessera plan --calibrate` writes. The
+// Cluster files, which `tessera plan --cluster` reads and `tessera plan --calibrate` writes. The
 // keys, their units and ranges are a table; docs/cluster.md explains them.
 #pragma once
 
@@ -23,11 +23,11 @@ struct ClusterKey {
 const std::vector<ClusterKey>& cluster_keys();
 
 // Error(configuration) that begins with the place: for a key that is unknown (with the nearest
-// name), missing, given twice, or whose value cannot be.
+// name), missing, given twice, or has an invalid value.
 Cluster parse_cluster(std::string_view text, const std::string& source);
 
-// A file, or the name of a cluster that the program brings along. Error(configuration) where there
-// is neither.
+// A file, or the name of a cluster that the program contains. Error(configuration) if there is
+// neither.
 Cluster find_cluster(const std::string& name_or_file);
 
 struct ShippedCluster {
@@ -38,7 +38,7 @@ struct ShippedCluster {
 const std::vector<ShippedCluster>& shipped_clusters();
 std::string shipped_cluster_names(std::string_view separator);
 
-// As parse_cluster reads it again; `comment` lines come first.
+// Text that parse_cluster reads again; the `comment` lines come first.
 std::string cluster_text(const Cluster& cluster, const std::vector<std::string>& comment);
 
 }  // namespace tessera::cli

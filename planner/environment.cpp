@@ -60,7 +60,7 @@ Json cpu(const kernels::cpu::Description& description) {
           {"features", features}};
 }
 
-// A part of the build, and why it cannot be used here (empty: it can).
+// A part of the build, and the reason why it cannot be used here (empty: it can).
 Json part(bool built, std::string_view note) {
   return {{"built", built}, {"note", note}};
 }

@@ -1,4 +1,4 @@
-// What this build and this machine are, for `tessera env` and for reports of benchmarks.
+// Describes this build and this node, for `tessera env` and for reports of benchmarks.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

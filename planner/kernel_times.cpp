@@ -1,4 +1,4 @@
-// A table of kernels that looks at the clock around each.
+// A table of kernels that times each kernel.
 #include "planner/kernel_times.h"
 
 #include <chrono>

@@ -13,7 +13,8 @@ struct TimedKernel {
   double seconds = 0;
 };
 
-// Collects, for its lifetime, what the calling thread launches. One at a time in a thread.
+// Collects the kernels that the calling thread launches, as long as it lives. One per thread at a
+// time.
 class KernelTimes {
  public:
   KernelTimes();

@@ -1,4 +1,4 @@
-// One plan on rank 0, one look at the free memory on every rank, one verdict.
+// One plan on rank 0, one check of the free memory on every rank, one common result.
 #include "planner/memory_check.h"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ std::string host_of_this_process() {
   return name.data();
 }
 
-// What each rank tells the others: its host's free memory, and rank 0 also what a rank needs.
+// Each rank reports its node's free memory; rank 0 also reports the memory that a rank needs.
 Json report_of(const Recipe& recipe, const Context& context, int ranks_in_process) {
   Json report = Json::object();
   const int local_ranks = std::max(context.world().local_size, 1);
@@ -54,13 +54,12 @@ Json report_of(const Recipe& recipe, const Context& context, int ranks_in_proces
     report["at_least"] = need.at_least;
     report["kinds"] = need.kinds;
   } catch (const Error&) {
-    // What is wrong with the recipe is wrong on every rank, and each says so when it builds the
-    // run.
+    // An error in the recipe is the same on every rank; each reports it when it builds the run.
   }
   return report;
 }
 
-// "it fits with --set ... (1.2 GiB)", or what else there is to do.
+// "it fits with --set ... (1.2 GiB)", or another way out.
 std::string way_out(const Recipe& recipe, const Context& context, const Json& short_of) {
   const PlanWorld world = planned_world_of(context, recipe);
   if (world.device != DeviceType::cpu) return "keep less of it on the host (sharding.offload)";
@@ -76,7 +75,7 @@ std::string way_out(const Recipe& recipe, const Context& context, const Json& sh
            "larger machine";
   }
   std::vector<std::string> ways;
-  constexpr std::string_view of_a_plan = "--world-size ";  // no option of train
+  constexpr std::string_view of_a_plan = "--world-size ";  // not an option of train
   for (const Advice& advice : advices.fitting) {
     std::vector<std::string> changes = advice.changes;
     for (std::string& change : changes) {
@@ -87,7 +86,7 @@ std::string way_out(const Recipe& recipe, const Context& context, const Json& sh
   return fmt::format("it fits with {}", fmt::join(ways, ", or with "));
 }
 
-// The report of the host that has least for a rank, where that is too little.
+// The report of the node with the least memory for a rank, if that is too little.
 const Json* shortest(const std::vector<Json>& reports, std::uint64_t need) {
   const Json* found = nullptr;
   for (const Json& report : reports) {

@@ -1,4 +1,4 @@
-// Training runs that are only counted.
+// Training runs that only count.
 #include "planner/recipe_plan.h"
 
 #include "base/error.h"
@@ -18,11 +18,11 @@ MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps) 
 }
 
 void check_planned_world(const PlanWorld& world) {
-  TESSERA_CHECK(world.device != DeviceType::cpu || world.ranks <= comm::max_ranks_on_host,
-                ErrorCode::configuration,
-                "--world-size {}: CPU ranks are those of one host, at most {}; plan for GPUs with "
-                "--device cuda",
-                world.ranks, comm::max_ranks_on_host);
+  TESSERA_CHECK(
+      world.device != DeviceType::cpu || world.ranks <= comm::max_ranks_on_host,
+      ErrorCode::configuration,
+      "--world-size {}: CPU ranks are on one node, at most {}; plan for GPUs with --device cuda",
+      world.ranks, comm::max_ranks_on_host);
 }
 
 Recipe recipe_for_plan(const Recipe& recipe, const Context& context) {

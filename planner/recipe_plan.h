@@ -1,5 +1,5 @@
-// The memory plan of a recipe: `tessera plan` prints it, and `tessera train` compares itself with
-// it.
+// The memory plan of a recipe: `tessera plan` prints it, and `tessera train` compares its memory
+// with it.
 #pragma once
 
 #include "sharding/plan/plan.h"
@@ -7,16 +7,16 @@
 
 namespace tessera::cli {
 
-// What the recipe's training steps hold and move on rank 0 of the world: the run itself, without
-// its data, on a planned device. `sharding.group_size` has to be set for HYBRID_*. Throws
-// Error(configuration) for what the run would refuse. The first step makes what stays, the moments
-// above all; the second is as all after it.
+// The memory and the traffic of the recipe's training steps on rank 0 of the world: it is the run
+// itself, without its data, on a planned device. `sharding.group_size` must be set for HYBRID_*.
+// Throws Error(configuration) where the run would. The first step creates the lasting state, above
+// all the moments; the second step is like all later steps.
 MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps = 2);
 
-// Throws Error(configuration) for a world that no run could be: more CPU ranks than one host takes.
+// Throws Error(configuration) for a world that cannot exist: more CPU ranks than one node can have.
 void check_planned_world(const PlanWorld& world);
 
-// The recipe with the groups of the run's ranks, where it leaves them to the launcher.
+// The recipe with the groups of the run's ranks, if it leaves them to the launcher.
 Recipe recipe_for_plan(const Recipe& recipe, const Context& context);
 
 // The world that a run is part of, for comparing it with its plan.

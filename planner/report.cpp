@@ -51,7 +51,7 @@ std::string memory_table(const PlanReport& report) {
   return text;
 }
 
-// What is offloaded to `where`, of the kinds that are; nothing where nothing is.
+// The table of memory that is offloaded to `where`; empty if there is none.
 std::string elsewhere_table(const PlanReport& report, std::string_view where,
                             MemoryUse RankMemory::*use) {
   std::vector<MemoryKind> kinds;
@@ -102,7 +102,7 @@ std::string verdict(const PlanReport& report, const StrategyPlan& row) {
   }
   std::string text =
       fmt::format("{} fits, with {} to spare", row_name(row), bytes_text(memory - total));
-  // They are given up when something else needs the room.
+  // Cached blocks are freed when other memory is needed.
   if (total + row.plan->memory.cached > memory) text += ", less than the pool would like to cache";
   return text + "\n";
 }
@@ -174,7 +174,7 @@ bool something_fits(const PlanReport& report) {
                      [&](const StrategyPlan& row) { return row.plan && fits(report, *row.plan); });
 }
 
-// What a rank computes with in a micro-batch.
+// The micro-batch of a rank, as text.
 std::string batch_text(const Recipe& recipe, int ranks) {
   const std::int64_t samples = batch_size_per_rank(recipe, ranks);
   if (recipe.train.task == TaskKind::sentence_pairs) return counted(samples, "pair");
@@ -185,7 +185,7 @@ std::string plan_text(const PlanReport& report) {
   const Recipe& recipe = report.recipe;
   std::string text = fmt::format(
       "{}: {} on {}, {} a rank, {} a step\n\n", recipe.source, counted(report.world.ranks, "rank"),
-      report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
+      report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one node",
       batch_text(recipe, report.world.ranks),
       counted(recipe.train.gradient_accumulation_steps, "batch"));
   text += memory_table(report) + elsewhere_table(report, "in files", &RankMemory::in_files) +

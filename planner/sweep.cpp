@@ -21,7 +21,7 @@ struct SweepAxis {
   std::vector<std::string> values;
 };
 
-// Between commas.
+// The words between commas.
 std::vector<std::string> words_of(const std::string& text, const std::string& option) {
   std::vector<std::string> words;
   for (std::size_t begin = 0; begin <= text.size();) {

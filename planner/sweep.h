@@ -9,13 +9,13 @@
 
 namespace tessera::cli {
 
-// What --strategy names. `none` and `dp` have a time and no plan of their own.
+// The strategies that --strategy names. `none` and `dp` have a time but no plan of their own.
 struct AskedStrategies {
   std::vector<Strategy> sharded;
   bool none = false;  // one rank
   bool dp = false;    // torch's DataParallel
 };
-// "all", which are the sharding strategies, or a list; Error(usage) that begins with `option`.
+// "all", which means all sharding strategies, or a list. Error(usage) that begins with `option`.
 AskedStrategies strategies_named(const std::string& text, const std::string& option);
 
 // The sharding strategies' names.
@@ -23,12 +23,12 @@ std::string strategy_names(std::string_view separator);
 
 struct SweepPoint {
   int world_size = 1;
-  AskedStrategies strategies;         // none: as asked for otherwise
+  AskedStrategies strategies;         // empty: those of --strategy
   std::vector<std::string> settings;  // "sharding.backward_prefetch=NO_PREFETCH", as --set takes it
 };
 
-// Of axes as "world_size=8,16", "strategy=NO_SHARD,FULL_SHARD", "train.optimizer=adamw,sgd".
-// Error(usage) for what is none, and for more combinations than can be of use.
+// From axes like "world_size=8,16", "strategy=NO_SHARD,FULL_SHARD", "train.optimizer=adamw,sgd".
+// Error(usage) for an invalid axis, and for too many combinations.
 std::vector<SweepPoint> sweep_points(const std::vector<std::string>& axes, int world_size);
 
 }  // namespace tessera::cli

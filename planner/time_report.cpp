@@ -1,4 +1,4 @@
-// Times of a plan, for people and for programs, and what follows from them.
+// Times of a plan as text and as JSON, and recommendations from them.
 #include "planner/time_report.h"
 
 #include <fmt/format.h>
@@ -48,7 +48,7 @@ bool row_fits(const TimedRow& timed, std::optional<std::uint64_t> memory) {
   return !memory || timed.row.plan->total() <= *memory;
 }
 
-// What a row waits for longest.
+// The longest wait of a row.
 std::pair<std::string_view, double> largest_wait(const ExposedSeconds& exposed) {
   const std::pair<std::string_view, double> waits[] = {
       {"gathers of the forward", exposed.gather_forward},
@@ -126,7 +126,7 @@ std::string time_line(const std::vector<std::string>& cells, std::size_t title) 
   return line;
 }
 
-// Where nothing of a world fits: what takes least there.
+// If nothing of a world fits: its row with the least memory.
 std::string least_text(const std::vector<TimedRow>& rows, std::optional<std::uint64_t> memory) {
   if (!memory) return {};
   std::map<int, std::vector<const TimedRow*>> worlds;
@@ -248,7 +248,7 @@ std::vector<Recommendation> recommend(const std::vector<TimedRow>& rows,
     OfWorld& world = worlds[timed.world.ranks];
     (row_fits(timed, device_memory) ? world.fitting : world.too_large).push_back(&timed);
   }
-  // Of what is as fast within half a percent, what takes least memory.
+  // Among rows with the same speed within half a percent, take the one with the least memory.
   const auto better = [](const TimedRow* a, const TimedRow* b) {
     return throughput(*a) > throughput(*b);
   };

@@ -1,4 +1,4 @@
-// Plans with time: a row for each strategy, world and setting that was asked for, on a cluster.
+// Plans with time: a row for each requested strategy, world and setting, on a cluster.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,29 +13,29 @@
 namespace tessera::cli {
 
 struct TimedRow {
-  std::string name;  // of the strategy; "none", "dp"
+  std::string name;  // the strategy's; "none", "dp"
   StrategyPlan row;
   PlanWorld world;
   std::vector<std::string> settings = {};  // "sharding.activation_checkpointing=full"
-  double samples = 0;                      // of a step, all ranks
-  std::optional<double> tokens = {};       // of language models
+  double samples = 0;                      // in a step, all ranks
+  std::optional<double> tokens = {};       // for language models
   std::optional<PredictedStep> time = {};
   double mfu = 0;
-  std::string untimed = {};  // why there is no time
+  std::string untimed = {};  // the reason why the time is missing
 };
 
-// A strategy's plan and time, or why there is none.
+// The plan and time of a strategy, or the reason why there is none.
 TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const Recipe& recipe,
                    const Cluster& cluster);
-// Of one rank that shares nothing, and of `world.ranks` GPUs under torch's DataParallel, each of
-// which computes the batch of a rank of that world.
+// Rows of one rank without sharding, and of `world.ranks` GPUs under torch's DataParallel. Each
+// computes the batch of a rank of that world.
 TimedRow row_of_one_rank(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
 TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
 
-// Whether a row was planned and fits; true of all that were planned where no memory was given.
+// True if a row was planned and fits; without a given memory, every planned row fits.
 bool any_row_fits(const std::vector<TimedRow>& rows, std::optional<std::uint64_t> device_memory);
 
-// The fastest that fits, of one world.
+// The fastest row of a world that fits.
 struct Recommendation {
   const TimedRow* row = nullptr;
   std::string reason;

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shared by the scripts of this folder; read with `source`. Goes to the repository and sets `root` (it),
-# `caller` (where the user was), `jobs`, and the functions that they have in common.
+# Shared by the scripts of this folder; read with `source`. Changes to the repository's folder, sets `root` (that
+# folder), `caller` (the user's folder) and `jobs`, and defines functions.
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -21,7 +21,7 @@ fail() {
   exit "${2:-1}"
 }
 
-# One compiler needs up to 1.5 GB on the largest file, so memory bounds the jobs as well as cores do.
+# One compiler needs up to 1.5 GB for the largest file, so memory as well as cores limits the jobs.
 default_jobs() {
   local cores memory_kib by_memory
   cores=$(nproc)
@@ -32,17 +32,17 @@ default_jobs() {
 }
 jobs=${TESSERA_JOBS:-$(default_jobs)}
 
-# Clones in different places share what ccache holds: paths are taken from the repository.
+# Clones in different places share ccache's contents: paths are relative to the repository.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
 
-# The folders of sources, from the ground up: the library's floors, and with the program's.
+# The folders of sources, from the ground up: the library's floors, and all floors with the program's.
 library_floors=(base kernels engine comm sharding checkpoint tokenizers models tasks)
 floors=("${library_floors[@]}" launch training planner logs bench cli)
 
 # The build folder of a preset: build for release, build-NAME for the others (CMakePresets.json agrees).
 build_folder() { if [[ $1 == release ]]; then echo build; else echo "build-$1"; fi; }
 
-# Where things live that are kept between runs and belong to no checkout.
+# The folder of files that are kept between runs and belong to no checkout.
 cache_folder() { echo "${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/tessera"; }
 
 # version_at_least HAVE WANT
@@ -59,8 +59,8 @@ run_quietly() {
   fi
 }
 
-# configure PRESET [CMAKE_ARGUMENTS...]: cheap when nothing changed. Nothing for the preset TESSERA_CONFIGURED, in whose
-# folder another process is at work.
+# configure PRESET [CMAKE_ARGUMENTS...]: fast when nothing changed. Does nothing for the preset TESSERA_CONFIGURED,
+# because another process works in that folder.
 configure() {
   local preset=$1
   shift
@@ -76,7 +76,7 @@ PATH, for example: python3 -m venv ~/.cmake && ~/.cmake/bin/pip install cmake &&
     cmake --preset "$preset" "$@" ${TESSERA_CMAKE_ARGUMENTS:-}
 }
 
-# build PRESET TARGET...: progress on a terminal, silence when nothing is to do, the end of the log on failure.
+# build PRESET TARGET...: progress on a terminal, no output when nothing is to do, the end of the log on failure.
 build() {
   local preset=$1
   shift

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# The Debian releases that Tessera is built on, and how to have another one's packages than this machine's; read with
-# `source` after common.sh.
+# The Debian releases that Tessera is built on, and a way to get the packages of another release than this machine's;
+# read with `source` after common.sh.
 
 debian_releases=(debian-12 debian-13)
 
-# codename_of debian-12: bookworm. Fails for what is not in debian_releases.
+# codename_of debian-12: bookworm. Fails for names that are not in debian_releases.
 codename_of() {
   case $1 in
     debian-12) echo bookworm ;;
@@ -21,8 +21,8 @@ this_release() {
   codename_of "$name" >/dev/null && echo "$name"
 }
 
-# Where this machine gets its own release's main archive, which has the other releases too: from apt's
-# configuration, or from TESSERA_DEBIAN_MIRROR.
+# The address of the main archive that this machine uses (it contains the other releases too): from apt's configuration,
+# or from TESSERA_DEBIAN_MIRROR.
 debian_mirror() {
   local codename mirror=${TESSERA_DEBIAN_MIRROR:-}
   if [[ -z $mirror ]] && codename=$(codename_of "$(this_release)"); then
@@ -31,7 +31,7 @@ debian_mirror() {
   [[ -n $mirror ]] && echo "$mirror"
 }
 
-# The release that this machine is not.
+# The other release than this machine's.
 other_release() {
   local here other
   here=$(this_release) || return 1
@@ -42,9 +42,9 @@ other_release() {
 # The development packages of scripts/packages.txt: what a build compiles and links against.
 development_packages() { grep -E -- '-dev$' scripts/packages.txt | grep -vE '^(dpkg-dev|libclang-rt-dev)$'; }
 
-# unpack_packages RELEASE FOLDER PACKAGE...: the release's packages, with all that they depend on and nothing that they
-# merely recommend, in FOLDER, which is kept. Nothing is installed, and apt's own state is left alone. Where the packages
-# cannot be had, it prints the reason and fails.
+# unpack_packages RELEASE FOLDER PACKAGE...: unpacks the release's packages, with all that they depend on but not what
+# they merely recommend, into FOLDER, which is kept. It installs nothing and leaves apt's own state alone. If the
+# packages are not available, it prints the reason and fails.
 unpack_packages() {
   local codename mirror folder=$2 state=$2.apt wanted
   codename=$(codename_of "$1") || return 1
@@ -67,15 +67,15 @@ unpack_packages() {
   for package in "$state"/cache/archives/*.deb; do
     dpkg-deb --show --showformat='${Package} ${Version}\n' "$package" >>"$folder.new/versions"
     case ${package##*/} in
-      # The C library's headers and files belong to the compiler, which is this machine's.
+      # The C library's headers and files belong to this machine's compiler.
       libc6-dev_* | linux-libc-dev_* | libcrypt-dev_*) ;;
       *) dpkg -x "$package" "$folder.new" ;;
     esac
   done
   echo "$wanted" >"$folder.new/wanted"
   rm -rf "$state" "$folder"
-  mv "$folder.new" "$folder"  # a folder of this name is whole
+  mv "$folder.new" "$folder"  # a folder of this name is complete
 }
 
-# What this machine has told apt of fetching (proxies, checks of dates, retries), as lines of an apt.conf.
+# This machine's settings of apt for fetching (proxies, checks of dates, retries), as lines of an apt.conf.
 apt_fetching() { apt-config dump | grep '^Acquire::' | grep -Ev '^Acquire::(IndexTargets|CompressionTypes|Changelogs)'; }

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Adds up what test runs left behind and prints it by tier, with a reason for all that did not run.
+"""Adds up the results of test runs and prints them by tier, with a reason for all tests that did not run.
 
     scripts/summary.py RESULTS_FOLDER [--closing-line]
 
-RESULTS_FOLDER holds a folder for each run. In it: `ctest.xml` (ctest --output-junit) with `gtest/*.xml`
+RESULTS_FOLDER holds a folder for each run. It contains `ctest.xml` (ctest --output-junit) with `gtest/*.xml`
 (a GoogleTest program's own count of its cases) and, for the run `tests`, `labels.json` (ctest
---show-only=json-v1), or `pytest.xml`; or `passed`, `failed`, `skipped`, text files that each stand for one
-check, with the reason in them; `absent` is a note on what does not run here and counts for nothing. With
---closing-line the last line is "N passed, N failed, N skipped" alone.
+--show-only=json-v1); or `pytest.xml`; or `passed`, `failed`, `skipped`: text files that each stand for one
+check and contain the reason; `absent` is a note on tests that do not run here and is not counted. With
+--closing-line the last line is only "N passed, N failed, N skipped".
 Exit status 1 when anything failed, or when nothing ran.
 """
 import argparse
@@ -23,18 +23,18 @@ class Tier:
         self.passed = self.failed = self.skipped = 0
         self.seconds = 0.0
         self.failures = []  # names
-        self.reasons = collections.Counter()  # of what was skipped
+        self.reasons = collections.Counter()  # of skipped tests
         self.notes = []
 
     def count(self, outcome, amount=1):
         setattr(self, outcome, getattr(self, outcome) + amount)
 
 
-TIERS = ("tidiness", "consumer", "quick", "longer", "slow")  # a test's is the first of them that it is labelled with
+TIERS = ("tidiness", "consumer", "quick", "longer", "slow")  # a test belongs to the first of these among its labels
 
 
 def read_tiers(path):
-    """ctest name -> tier, from what `ctest --show-only=json-v1` prints."""
+    """ctest name -> tier, from the output of `ctest --show-only=json-v1`."""
     with open(path, encoding="utf-8") as file:
         tests = json.load(file)["tests"]
     tiers = {}
@@ -58,14 +58,14 @@ def outcome_of(case):
 
 
 def read_gtest(folder):
-    """Program name -> its cases, for every GoogleTest report of a run that is whole."""
+    """Program name -> its cases, for every complete GoogleTest report of a run."""
     reports = {}
     if os.path.isdir(folder):
         for name in sorted(os.listdir(folder)):
             try:
                 cases = ElementTree.parse(os.path.join(folder, name)).getroot().iter("testcase")
             except ElementTree.ParseError:
-                continue  # the program died while it wrote this: ctest's verdict on it stands
+                continue  # the program ended while it wrote this: ctest's verdict counts
             reports[os.path.splitext(name)[0]] = list(cases)
     return reports
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy over sources, several in one run: most of its time goes into the headers that they share.
+"""Runs clang-tidy over several sources at a time: most of its time goes into shared headers.
 
     scripts/tidy_together.py --tool CLANG_TIDY --build FOLDER --jobs N FILE ...
 
-Sources that are compiled with the same options are joined, one after the other, into a file of FOLDER/tidy: joined and
-not included, because some checks look at the main file alone. Where anything is found in what was joined, each is read by
-itself, and that counts: two that are never compiled together may use one name. Exit status 1 when there is a finding.
+Sources that are compiled with the same options are joined into a file of FOLDER/tidy: joined and not included, because
+some checks look at the main file only. If a joined file has findings, each of its sources is checked by itself, and only
+that counts: two that are never compiled together may use one name. Exit status 1 when there is a finding.
 """
 import argparse
 import collections
@@ -18,11 +18,11 @@ import sys
 
 TOGETHER = 10
 INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
-# Read alone: a vectorised kernel, which includes itself once for each instruction set (one is enough to read it), and what
-# includes yaml-cpp, which declares a class by the name of one of ours.
+# Checked alone: a vectorised kernel, which includes itself once for each instruction set (one is enough here), and
+# sources that include yaml-cpp, which declares a class with the name of one of ours.
 ALONE = re.compile(r"#\s*(define HWY_TARGET_INCLUDE|include <yaml-cpp/)")
-# Were warnings errors for the compiler already, those in headers that are not ours to judge (CUDA's names in the
-# emulator) would count.
+# With warnings as errors of the compiler, warnings in headers that are not ours (CUDA's names in the emulator) would
+# count.
 OPTIONS = ["--quiet", "--extra-arg=-DHWY_COMPILE_ONLY_STATIC", "--extra-arg=-Wreserved-identifier", "--extra-arg=-Wno-error"]
 
 
@@ -33,7 +33,7 @@ def read(path):
 
 def commands_by_source(build):
     """Source (relative to the root) -> (folder, command without the source's name). Sources that are compiled together
-    have the command of their group; what two devices compile is read the first way."""
+    have the command of their group; a source that two devices compile is checked in the first way."""
     root, commands = os.getcwd(), {}
     for entry in json.loads(read(os.path.join(build, "compile_commands.json"))):
         source = os.path.relpath(entry["file"], root)
@@ -47,7 +47,7 @@ def commands_by_source(build):
 
 
 def groups_of(files, commands):
-    """Lists of sources that are read in one run."""
+    """Lists of sources that are checked in one run."""
     by_command, alone = collections.defaultdict(list), []
     for file in files:
         if ALONE.search(read(file)):
@@ -68,7 +68,7 @@ def join(group, path):
 
 
 def check(place, group, commands, arguments):
-    """(whether it is tidy, what clang-tidy said)"""
+    """(True if it is tidy, clang-tidy's output)"""
     folder = os.path.join(arguments.build, "tidy", place)
     os.makedirs(folder, exist_ok=True)
     path = os.path.abspath(os.path.join(folder, "joined.cpp"))
@@ -91,7 +91,7 @@ def main():
     parser.add_argument("files", nargs="*")
     arguments = parser.parse_args()
     commands = commands_by_source(arguments.build)
-    # What this machine does not compile (the CUDA device, where there is no toolkit) has no command to read it by.
+    # Sources that this machine does not compile (the CUDA device without a toolkit) have no compile command.
     files = [file for file in map(os.path.normpath, arguments.files) if file in commands]
     groups = groups_of(files, commands)
     tidy = True

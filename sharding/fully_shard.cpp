@@ -1,8 +1,10 @@
-// ShardedModel over the runtime.
+// The implementation of ShardedModel over the runtime.
 #include "sharding/fully_shard.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -29,7 +31,7 @@ kernels::ExactSum sum_in(const std::string& bytes) {
   return sum;
 }
 
-// Of gradients in a file piece by piece; a piece ends a block of the sum.
+// Gradients in a file come piece by piece; the end of a piece is the end of a block of the sum.
 template <class Add>
 void for_pieces(const optim::GradientRun& run, const Add& add) {
   const FilePlace& place = run.storage->file();
@@ -40,10 +42,10 @@ void for_pieces(const optim::GradientRun& run, const Add& add) {
       [&](ElementRange range, std::span<std::byte* const> where) { add(where[0], range.count); });
 }
 
-// Of the gradients that a rank holds: all units' sums in one accumulator of the memory that they
-// lie in, and one wait for it. Padding is zero and each parameter begins a block of the sum, so a
-// run over several gives the same bits as each by itself. Gradients on the host come there in the
-// order of the backward, and each is summed when it is there.
+// The sum of squares of the gradients that a rank holds. All units' sums go into one accumulator in
+// the gradients' memory, with one wait for it. Padding is zero and each parameter begins a block of
+// the sum, so a run over several gives the same bits as each by itself. Gradients on the host
+// arrive in the order of the backward; each is summed as soon as it has arrived.
 kernels::ExactSum local_sum_of_squares(const Runtime& runtime,
                                        const optim::ParameterFilter& filter) {
   const bool on_host = runtime.options().offload.gradients == Placement::host;
@@ -70,14 +72,63 @@ kernels::ExactSum local_sum_of_squares(const Runtime& runtime,
   return sum;
 }
 
-// The norm over all ranks' gradients.
+// '1' for each of the parameters that the filter takes, '0' for the others.
+std::string answers_of(const Runtime& runtime, const optim::ParameterFilter& filter) {
+  std::string answers;
+  for (const auto& unit : runtime.units()) {
+    for (const nn::NamedParameter& parameter : unit->local_parameters())
+      answers += !filter || filter(parameter) ? '1' : '0';
+  }
+  return answers;
+}
+
+// Collective; the answers differ. Says of which parameter.
+[[noreturn]] void refuse_filters(Runtime& runtime, const std::string& mine) {
+  const std::vector<std::string> all = runtime.control().exchange(mine, norm_tag);
+  const auto other = std::find_if(all.begin(), all.end(),
+                                  [&](const std::string& answers) { return answers != all[0]; });
+  const auto differs = std::mismatch(all[0].begin(), all[0].end(), other->begin()).first;
+  auto index = static_cast<std::size_t>(differs - all[0].begin());
+  std::string name;
+  for (const auto& unit : runtime.units()) {
+    const auto& parameters = unit->local_parameters();
+    if (name.empty() && index < parameters.size()) name = parameters[index].name;
+    index -= std::min(index, parameters.size());
+  }
+  // Ranks of one copy of the model are neighbours.
+  const auto first = static_cast<std::size_t>(runtime.replica()) * all.size();
+  const auto rank = first + static_cast<std::size_t>(other - all.begin());
+  const bool first_takes = *differs == '1';
+  fail(ErrorCode::configuration,
+       "grad_norm: the filter takes {} on rank {} and not on rank {}; it must return the same on "
+       "all ranks",
+       name, first_takes ? first : rank, first_takes ? rank : first);
+}
+
+// The norm over all ranks' gradients. The ranks that hold one copy of the model compare their
+// filters on the way: sums over different parameters would add up to the norm of nothing.
 double norm_of(Runtime& runtime, const optim::ParameterFilter& filter) {
-  const std::string mine = bytes_of(local_sum_of_squares(runtime, filter));
+  const std::string answers = answers_of(runtime, filter);
+  const std::uint64_t digest = XXH3_64bits(answers.data(), answers.size());
+  std::string mine = bytes_of(local_sum_of_squares(runtime, filter));
+  const std::size_t sum_bytes = mine.size();
+  mine.append(reinterpret_cast<const char*>(&digest), sizeof digest);
   kernels::ExactSum total;
   const ComputeScope exchange(runtime.recorder(), SpanKind::exchange);
-  for (const std::string& part : runtime.control().exchange(mine, norm_tag))
+  bool same = true;
+  for (const std::string& part : runtime.control().exchange(mine, norm_tag)) {
+    same = same && part.compare(sum_bytes, std::string::npos, mine, sum_bytes) == 0;
     total.add(sum_in(part));
+  }
+  if (!same) refuse_filters(runtime, answers);
   return std::sqrt(total.value());
+}
+
+void check_max_norm(double max_norm) {
+  TESSERA_REQUIRE(max_norm >= 0,
+                  "clip_grad_norm(): max_norm is {}; give the largest norm that the gradients may "
+                  "have, or 0 to measure the norm only",
+                  max_norm);
 }
 
 }  // namespace
@@ -126,21 +177,23 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
       const ElementRange part = unit->layout().local_of(unit->layout().slots()[i], unit->shard());
       const std::int64_t begin = part.count * copy / copies;
       const std::int64_t end = part.count * (copy + 1) / copies;
-      all.push_back(
-          {parameter.name, parameter.shape, parameter.tensor, part.first, begin, end - begin});
+      all.push_back({parameter.name, parameter.shape, parameter.tensor, part.first, begin,
+                     end - begin, unit->layout().slots()[i].spec.trainable});
     }
   }
   const std::int64_t ranks = runtime().world_size();
   for (const nn::NamedParameter& parameter : runtime().ignored().list()) {
     const std::int64_t begin = parameter.tensor.elements() * runtime().rank() / ranks;
     const std::int64_t end = parameter.tensor.elements() * (runtime().rank() + 1) / ranks;
-    all.push_back({parameter.name, parameter.shape, parameter.tensor, 0, begin, end - begin});
+    const DType dtype = parameter.tensor.dtype();
+    all.push_back({parameter.name, parameter.shape, parameter.tensor, 0, begin, end - begin,
+                   dtype == float32 || dtype == float64});
   }
   return all;
 }
 
 double ShardedModel::clip_grad_norm(double max_norm) {
-  TESSERA_REQUIRE(!std::isnan(max_norm), "clip_grad_norm(): max_norm is not a number");
+  check_max_norm(max_norm);
   const ComputeScope scope(runtime().recorder(), SpanKind::optimizer);
   require_reduced("clip_grad_norm()");
   const double norm = norm_of(runtime(), {});
@@ -153,7 +206,12 @@ double ShardedModel::clip_grad_norm(double max_norm) {
 
 double ShardedModel::clip_grad_norm(double max_norm, double loss_scale) {
   TESSERA_REQUIRE(std::isfinite(loss_scale) && loss_scale > 0,
-                  "clip_grad_norm(): the loss scale {} is no positive number", loss_scale);
+                  "clip_grad_norm(): the loss scale is {}; give the positive number that the loss "
+                  "was multiplied by, or 1",
+                  loss_scale);
+  // Before anything is divided.
+  check_max_norm(max_norm);
+  require_reduced("clip_grad_norm()");
   runtime().note_loss_scale();
   if (loss_scale != 1) {
     const auto factor = static_cast<float>(1 / loss_scale);

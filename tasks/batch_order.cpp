@@ -1,4 +1,4 @@
-// Positions, and the ends of epochs.
+// Positions in the data, and the ends of epochs.
 #include "tasks/batch_order.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Which samples make the batches of a run: over several data sets, over epochs, and at an epoch's
-// end. A function of the position alone, which belongs to no number of ranks.
+// The samples of a run's batches: over several data sets, over epochs, and at an epoch's end. They
+// depend only on the position, not on the number of ranks.
 #pragma once
 
 #include <cstddef>
@@ -8,24 +8,24 @@
 
 namespace tessera::tasks {
 
-// Each batch is of one data set: of all in turn, or drawn in proportion to their samples.
+// Each batch is from one data set: from all in turn, or drawn in proportion to their samples.
 enum class Mix : std::uint8_t { round_robin, by_size };
 
 struct BatchOrderOptions {
-  std::vector<std::int64_t> samples = {};  // of an epoch of each data set
+  std::vector<std::int64_t> samples = {};  // of an epoch, for each data set
   Mix mix = Mix::round_robin;
   std::uint64_t seed = 0;  // of the draws
-  // An epoch whose samples are no multiple of the batch: its last batch goes on with the next
-  // epoch's first samples, or with even_batches is filled up with the epoch's own first ones
-  // (Accelerate's way), or with drop_last is left out.
+  // If an epoch's samples are not a multiple of the batch, its last batch continues with the next
+  // epoch's first samples; with even_batches it is filled with the epoch's own first samples, as in
+  // Accelerate; with drop_last it is left out.
   bool even_batches = false;
   bool drop_last = false;
 };
 
-// Where a run stands in its data.
+// The position of a run in its data.
 struct DataPosition {
   std::int64_t batches = 0;        // taken so far, of all data sets
-  std::vector<std::int64_t> next;  // of each data set the number of its next sample
+  std::vector<std::int64_t> next;  // for each data set, the number of its next sample
   friend bool operator==(const DataPosition&, const DataPosition&) = default;
 };
 
@@ -39,12 +39,12 @@ class BatchOrder {
     std::int64_t size = 0;
   };
   [[nodiscard]] DataPosition begin() const;
-  // The batch of `size` samples, those of all ranks together, at a position. Throws Error(data)
-  // where drop_last leaves none.
+  // The batch of `size` samples of all ranks together at a position. Throws Error(data) if
+  // drop_last leaves no batch.
   [[nodiscard]] Batch at(const DataPosition& position, std::int64_t size) const;
-  // The position behind it.
+  // Moves to the position after the batch.
   void advance(DataPosition& position, const Batch& batch) const;
-  // The numbers of `count` of its samples from the one at `offset` on: a rank's share.
+  // The numbers of `count` samples of the batch from `offset` on: a rank's share.
   [[nodiscard]] std::vector<std::int64_t> share(const Batch& batch, std::int64_t offset,
                                                 std::int64_t count) const;
 

@@ -1,4 +1,4 @@
-// Batches of sentences for an encoder, and the rows that it makes of them.
+// Batches of sentences for an encoder, and the resulting rows.
 #include "tasks/encoding.h"
 
 #include <unicode/locid.h>
@@ -23,7 +23,7 @@ using Sequences = std::vector<std::vector<std::int32_t>>;
 // Batches that are tokenised before they are needed.
 constexpr std::int64_t batches_ahead = 4;
 
-// One that is tokenised on the worker.
+// A batch that the worker tokenises.
 struct Upcoming {
   std::vector<std::size_t> texts;
   std::shared_ptr<Sequences> sequences = std::make_shared<Sequences>();
@@ -34,7 +34,7 @@ struct Upcoming {
 
 std::vector<std::int32_t> TextTokens::sequence(std::string_view text) const {
   if (!lower_case) return tokenizer->encode_sequence(text, max_length);
-  // As Python's str.lower(): the mappings of no language, and sigma by its place in the word.
+  // As Python's str.lower(): mappings without a language, and sigma by its place in the word.
   const auto length = static_cast<std::int32_t>(text.size());
   std::string lower;
   icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), length))
@@ -83,7 +83,7 @@ void encode_texts(std::span<const std::string_view> texts, const TextTokens& tok
   const std::int64_t own = batches_of(static_cast<std::int64_t>(texts.size()), options.batch_size);
   const std::int64_t batches = std::max(own, options.batches);
 
-  // Outlives the worker, which ends, whatever is thrown, before these do.
+  // Must outlive the worker, which is destroyed first, also when an exception is thrown.
   std::deque<Upcoming> ahead;
   Stream worker("tokenizer");
   const auto begin_batch = [&](std::int64_t number) {
@@ -96,7 +96,7 @@ void encode_texts(std::span<const std::string_view> texts, const TextTokens& tok
       for (const std::size_t text : which) {
         out->push_back(tokens.sequence(texts[text]));
       }
-      // A batch that only keeps step with other ranks.
+      // A rank without texts runs a batch so that the other ranks do not wait.
       if (which.empty()) out->push_back(tokens.sequence("a"));
     });
     ahead.push_back(std::move(batch));

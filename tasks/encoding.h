@@ -1,4 +1,4 @@
-// Sentences to embeddings, in batches of like length, tokenised ahead of the encoder.
+// Turns sentences into embeddings, in batches of similar length, tokenised ahead of the encoder.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@
 
 namespace tessera::tasks {
 
-// How a text becomes what the encoder sees.
+// The steps from a text to the encoder's tokens.
 struct TextTokens {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::int64_t max_length = 0;  // special tokens included; 0: no limit
-  bool lower_case = false;      // the text first, whatever the tokenizer does
+  bool lower_case = false;      // lowercase the text first, in addition to the tokenizer
 
   [[nodiscard]] std::vector<std::int32_t> sequence(std::string_view text) const;
 };
 
-// Sequences padded to the longest of them, on `device`. Error(data) for one without tokens.
+// Sequences padded to the longest of them, on `device`. Error(data) for a sequence without tokens.
 models::TokenBatch make_token_batch(const std::vector<std::vector<std::int32_t>>& sequences,
                                     std::int32_t padding_id, Device device);
 
@@ -34,18 +34,17 @@ using Encode = std::function<Tensor(const models::TokenBatch&)>;
 struct EncodingOptions {
   std::int64_t batch_size = 32;
   Device device = {};        // of the encoder
-  std::int64_t batches = 0;  // forwards at least: ranks that share a sharded encoder have as many
+  std::int64_t batches = 0;  // forwards at least: ranks that share a sharded encoder need as many
 };
 
-// Calls take(i, row) with the embedding of texts[i], in the order of the batches: the longest
-// texts come first. Each row is the same whatever batch it is in, as far as the encoder is so
-// (models/text_encoder.h). Without a graph. The next batches are tokenised on a thread of their
-// own.
+// Calls take(i, row) with the embedding of texts[i], in the order of the batches: the longest texts
+// come first. A row does not depend on its batch if the encoder has this property
+// (models/text_encoder.h). Records no graph. A thread of its own tokenises the next batches.
 void encode_texts(std::span<const std::string_view> texts, const TextTokens& tokens,
                   const Encode& encode, const EncodingOptions& options,
                   const std::function<void(std::size_t, std::span<const float>)>& take);
 
-// Forwards that encode_texts makes for so many texts.
+// The number of forwards of encode_texts for so many texts.
 constexpr std::int64_t batches_of(std::int64_t texts, std::int64_t batch_size) {
   return (texts + batch_size - 1) / batch_size;
 }

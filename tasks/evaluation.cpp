@@ -1,4 +1,4 @@
-// Evaluations on all ranks: samples are dealt out, and what was found comes back in their order.
+// Evaluations on all ranks: distributes samples, and returns results in the samples' order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,8 +15,8 @@ namespace {
 
 using comm::Tag;
 
-// Columns of texts, a sample a row: by falling length, rank after rank, so that the ranks have as
-// much to do as each other.
+// Columns of texts, one sample in each row. Deals the samples by falling length, rank after rank,
+// so that all ranks have about the same work.
 class Deal {
  public:
   Deal(const std::vector<const std::vector<std::string>*>& columns, const Context& context)
@@ -29,13 +29,14 @@ class Deal {
     }
     order_ = longest_first(lengths);
     for (std::size_t i = rank(); i < order_.size(); i += ranks()) mine_.push_back(order_[i]);
-    // Fewer samples than ranks: something to keep step with, which collect() does not look at.
+    // With fewer samples than ranks, evaluates a sample so that the other ranks do not wait;
+    // collect() ignores it.
     if (mine_.empty()) mine_.push_back(order_.front());
   }
 
   // This rank's samples.
   [[nodiscard]] const std::vector<std::size_t>& mine() const { return mine_; }
-  // Of the rank that has most.
+  // The most samples of a rank.
   [[nodiscard]] std::int64_t most() const {
     return static_cast<std::int64_t>((order_.size() + ranks() - 1) / ranks());
   }
@@ -56,7 +57,7 @@ class Deal {
                  take);
   }
 
-  // `width` numbers for each of this rank's samples -> of all samples, in their order.
+  // Takes `width` numbers for each of this rank's samples; returns those of all samples, in order.
   [[nodiscard]] std::vector<double> collect(const std::vector<double>& found,
                                             std::size_t width) const {
     std::string message(found.size() * sizeof(double), '\0');
@@ -127,7 +128,7 @@ Tensor batch_of(const std::vector<std::vector<float>>& rows, std::size_t first, 
       .to(device);
 }
 
-// The class with the largest output; the first of several.
+// The class with the largest output; among equals, the first.
 std::int64_t largest(std::span<const double> outputs) {
   TESSERA_CHECK(
       std::none_of(outputs.begin(), outputs.end(), [](double x) { return std::isnan(x); }),
@@ -135,7 +136,7 @@ std::int64_t largest(std::span<const double> outputs) {
   return std::max_element(outputs.begin(), outputs.end()) - outputs.begin();
 }
 
-// Sequences of a text: `batches` whole ones, and a last one that is shorter.
+// Sequences of a text: several full batches, and a shorter last one.
 struct TextBatch {
   std::int64_t first, sequences, length;
 };
@@ -185,10 +186,10 @@ Scores evaluate_classification(const SentencePairs& pairs, const Encode& encode,
   std::vector<double> found;
   const auto batch_size = static_cast<std::size_t>(options.batch_size);
   const std::size_t samples = rows.size() / 2;
-  // As many calls of the head on every rank, which may be sharded.
+  // Every rank calls the head equally often, because the head may be sharded.
   const auto most = static_cast<std::size_t>(deal.most());
   for (std::size_t first = 0; first < most; first += batch_size) {
-    const bool own = first < samples;  // else only to keep step
+    const bool own = first < samples;  // otherwise only so that the other ranks do not wait
     const std::size_t from = own ? first : 0;
     const std::size_t count = own ? std::min(batch_size, samples - first) : 1;
     const Tensor logits = classify(batch_of(rows, 2 * from, 2, count, context.device()),
@@ -250,7 +251,7 @@ Scores evaluate_perplexity(const TokenText& text, std::int64_t length, std::int6
   std::vector<std::int32_t> tokens;
   for (std::size_t round = 0; round < rounds; ++round) {
     const std::size_t number = round * ranks + static_cast<std::size_t>(context.rank());
-    // A rank without a batch of its own keeps step with the others.
+    // A rank without a batch of its own repeats the last one so that the others do not wait.
     const TextBatch& batch = batches[std::min(number, batches.size() - 1)];
     const auto count = static_cast<std::size_t>(batch.sequences * batch.length);
     tokens.resize(count + 1);

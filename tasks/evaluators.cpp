@@ -1,4 +1,4 @@
-// Correlations, similarities and shares: arithmetic in fp64, in the order of the samples.
+// Correlations, similarities and fractions: arithmetic in fp64, in the order of the samples.
 #include "tasks/evaluators.h"
 
 #include <algorithm>
@@ -85,7 +85,8 @@ double similarity(Similarity kind, std::span<const float> u, std::span<const flo
     distances += std::abs(difference);
   }
   switch (kind) {
-    case Similarity::cosine: {  // a norm below 1e-12 counts as that, so that 0 is like nothing
+    case Similarity::cosine: {  // a norm below 1e-12 counts as 1e-12, so a zero row has similarity
+                                // 0
       constexpr double least = 1e-12;
       return uv / (std::max(std::sqrt(uu), least) * std::max(std::sqrt(vv), least));
     }
@@ -111,7 +112,7 @@ double macro_f1(std::span<const std::int64_t> predicted, std::span<const std::in
   TESSERA_REQUIRE(predicted.size() == labels.size() && !labels.empty(),
                   "macro_f1 of {} predictions for {} labels", predicted.size(), labels.size());
   struct Count {
-    double right = 0, wrong = 0;  // wrong: predicted in vain, or missed
+    double right = 0, wrong = 0;  // wrong: false positives and false negatives
   };
   std::map<std::int64_t, Count> classes;
   for (std::size_t i = 0; i < labels.size(); ++i) {

@@ -144,7 +144,7 @@ class NextToken final : public Task {
                                   SampleOptions{options_.seq_len, false, seed});
   }
 
-  // That of the ids in the files, where they say so; else the tokenizer's.
+  // The vocabulary of the ids in the files if they state it; otherwise the tokenizer's.
   [[nodiscard]] std::int64_t vocabulary_of_data() const {
     std::int64_t vocabulary = 0;
     for (const Samples& samples : samples_) {
@@ -153,7 +153,7 @@ class NextToken final : public Task {
     return vocabulary > 0 ? vocabulary : options_.tokenizer->vocabulary_size();
   }
 
-  // Of one file the file's own, as runs have saved it.
+  // For one file, the file's own fingerprint, as saved by earlier runs.
   [[nodiscard]] std::uint64_t fingerprint() const {
     std::uint64_t all = samples_.front().corpus().fingerprint();
     for (std::size_t i = 1; i < samples_.size(); ++i) {

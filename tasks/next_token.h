@@ -1,4 +1,4 @@
-// Next-token prediction: a language model on a long row of tokens.
+// Next-token prediction: a language model on a long sequence of tokens.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ struct NextTokenOptions {
   bool shuffle = true;
   std::int64_t seed = 0;
   std::int64_t eval_batches = 1;  // of each rank
-  bool reads_data = true;         // not where a run is only planned
+  bool reads_data = true;         // false if a run is only planned
 
   nlohmann::json model;  // Hugging Face's config.json
   bool pretrained = false;
-  std::function<void(models::Model&)> adapt = {};  // what the built model gets besides, on `meta`
-  bool takes_vocabulary = false;                   // `model` has no vocab_size but the data's
+  std::function<void(models::Model&)> adapt = {};  // further changes to the built model, on `meta`
+  bool takes_vocabulary = false;                   // `model` has no vocab_size: the data's is used
   std::string model_source;                        // and where it came from
-  // Where the run's settings and their keys stand, for messages.
+  // The place of the run's settings and their keys, for messages.
   std::string source, train_place, seq_len_place;
 };
 
-// Data first: what is wrong with a file is said before a model is built, on the thread's default
+// Reads data first: errors in a file are reported before a model is built, on the thread's default
 // device with the thread's seed.
 std::unique_ptr<Task> make_next_token_task(const NextTokenOptions& options);
 

@@ -1,4 +1,4 @@
-// Batches that are read and put together ahead of the step that takes them, on a worker.
+// Batches that a worker reads and assembles before a step needs them.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ class PreparedQueue {
     int world_size = 1;
     std::int64_t batch_size = 1;  // of the rank
   };
-  // Batches from `from` on. `task` and `order` live longer.
+  // Batches from `from` on. `task` and `order` must outlive the queue.
   PreparedQueue(const Task& task, const BatchOrder& order, const Share& share, DataPosition from);
   ~PreparedQueue() = default;
   PreparedQueue(const PreparedQueue&) = delete;
@@ -29,9 +29,9 @@ class PreparedQueue {
     BatchOrder::Batch batch;  // of all ranks
     std::unique_ptr<Prepared> prepared;
   };
-  // The next one; throws what reading it threw. Batches before it are given back to nobody.
+  // The next batch; throws the error of reading it. Batches before it cannot be read again.
   Taken take();
-  // How long take() has stood still, in all.
+  // Total time that take() has waited.
   [[nodiscard]] double waited_seconds() const { return waited_seconds_; }
 
  private:
@@ -42,14 +42,14 @@ class PreparedQueue {
   };
   void fill();
 
-  static constexpr std::size_t depth = 4;  // batches ahead: what evens out long and short ones
+  static constexpr std::size_t depth = 4;  // batches ahead: evens out long and short ones
   const Task& task_;
   const BatchOrder& order_;
   Share share_;
   DataPosition next_;  // of the batch that is prepared next
   std::deque<std::shared_ptr<Slot>> slots_;
   double waited_seconds_ = 0;
-  Stream worker_{"data"};  // goes first: it may be working on a slot
+  Stream worker_{"data"};  // destroyed first: it may be filling a slot
 };
 
 }  // namespace tessera::tasks

@@ -9,7 +9,7 @@
 namespace tessera::tasks {
 namespace {
 
-// torch does not let norms fall below these.
+// torch clamps norms to at least these.
 constexpr double least_norm_of_cosine = 1e-8;
 constexpr double least_norm_of_normalize = 1e-12;
 
@@ -21,7 +21,7 @@ void require_embeddings(const char* loss, const Tensor& u, const Tensor& v) {
                   v.shape().to_string());
 }
 
-// Losses are computed in fp32 whatever the encoder computes in.
+// Losses are computed in fp32, or fp64 for an fp64 encoder.
 Tensor widened(const Tensor& x) {
   return x.dtype() == float64 ? x : cast(x, float32);
 }
@@ -41,7 +41,7 @@ Tensor row_numbers(const std::vector<std::int32_t>& numbers, Device device) {
   return Tensor::from(numbers, {static_cast<std::int64_t>(numbers.size())}).to(device);
 }
 
-// (u, v, |u - v|) [batch, 3 * dimension]: the rows of the three taken in turns.
+// (u, v, |u - v|) [batch, 3 * dimension]: concatenates the rows of the three.
 Tensor pair_features(const Tensor& u, const Tensor& v) {
   const Tensor difference = u - v;
   const Tensor rows = concatenate({u, v, relu(difference) + relu(difference * -1.0)});

@@ -1,8 +1,8 @@
-// Losses of sentence encoders, over the embeddings that a rank computed for its batch. Each is the
-// loss of Sentence Transformers that has its name: the same value and the same gradients.
+// Losses of sentence encoders, over the embeddings that a rank computed for its batch. Each has the
+// value and the gradients of the loss with the same name in Sentence Transformers.
 //
-// A loss is the mean over this rank's samples; the gradient of a step is the mean over the ranks,
-// which a sharded model's reductions take by themselves. Embeddings are [batch, dimension] in any
+// A loss is the mean over this rank's samples. The gradient of a step is the mean over the ranks,
+// which the reductions of a sharded model compute. Embeddings are [batch, dimension] in any
 // floating dtype; the arithmetic and the loss are fp32 (fp64 for fp64).
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace tessera::tasks {
 
-// cos(u_i, v_i) [batch]; a norm below 1e-8 counts as that.
+// cos(u_i, v_i) [batch]; a norm below 1e-8 counts as 1e-8.
 Tensor cosine_similarity(const Tensor& u, const Tensor& v);
 
 // CosineSimilarityLoss: the mean of (cos(u_i, v_i) - labels_i)^2. labels: [batch] of a floating
@@ -29,13 +29,13 @@ nn::Linear make_softmax_head(std::int64_t dimension, std::int64_t labels);
 Tensor softmax_logits(const Tensor& u, const Tensor& v, const nn::Linear& head);
 
 // SoftmaxLoss: cross-entropy of head(u, v, |u - v|). labels: [batch] of int32 or int64, in [0,
-// head's outputs). The head is called as the module that it is, so it may be sharded.
+// head's outputs). The head is called as a module, so it may be sharded.
 Tensor softmax_loss(const Tensor& u, const Tensor& v, const Tensor& labels, const nn::Linear& head);
 
 // MultipleNegativesRankingLoss: cross-entropy of scale * cos(anchor, every positive of every rank)
-// against the anchor's own. Collective: all ranks have batches of one size. With the mean over the
-// ranks, W ranks of batch B have the loss and, to rounding, the gradients of one rank with batch
-// W * B; gather_across_devices is what Sentence Transformers calls it.
+// against the anchor's own. Collective: all ranks have batches of the same size. With the mean over
+// the ranks, W ranks of batch B have the loss and, to rounding, the gradients of one rank with
+// batch W * B; Sentence Transformers calls this gather_across_devices.
 Tensor multiple_negatives_ranking_loss(const Tensor& anchors, const Tensor& positives,
                                        const Context& context, double scale = 20);
 

@@ -22,7 +22,7 @@
 namespace tessera::tasks {
 namespace {
 
-// The texts of a sample follow each other: sequence 2 i and 2 i + 1 are pair i.
+// The texts of a sample are adjacent: sequences 2 i and 2 i + 1 are pair i.
 struct SentenceBatch final : Prepared {
   std::size_t data_set = 0;
   std::vector<std::vector<std::int32_t>> sequences;
@@ -30,7 +30,7 @@ struct SentenceBatch final : Prepared {
   std::vector<float> targets;
 };
 
-// What is trained: the encoder under its own names, and SoftmaxLoss's head beside it.
+// The trained module: the encoder under its own names, and SoftmaxLoss's head beside it.
 class SentencePairsModel final : public nn::Module {
  public:
   SentencePairsModel(std::unique_ptr<models::SentenceEncoder> encoder, std::int64_t classes)
@@ -97,7 +97,7 @@ class SentencePairsTask final : public Task {
   }
   void load_weights(const std::string& folder,
                     std::vector<checkpoint::LogicalTensor>& tensors) const override {
-    // A head is no part of the folder: it begins as it was drawn.
+    // The folder does not contain the head, which keeps its initial values.
     std::vector<checkpoint::LogicalTensor> encoders;
     for (checkpoint::LogicalTensor& tensor : tensors) {
       if (!tensor.name.starts_with(head_prefix)) encoders.push_back(tensor);
@@ -136,7 +136,7 @@ class SentencePairsTask final : public Task {
 
   [[nodiscard]] std::unique_ptr<Prepared> blank(std::int64_t samples) const override {
     auto batch = std::make_unique<SentenceBatch>();
-    // Of the data set whose batches take the most.
+    // From the data set whose batches need the most memory.
     const auto pairs = [](const SentenceData& data) { return data.loss != SentenceLoss::mse; };
     const auto found = std::find_if(options_.train.begin(), options_.train.end(), pairs);
     const bool single = found == options_.train.end();
@@ -239,7 +239,7 @@ class SentencePairsTask final : public Task {
     TESSERA_CHECK(!options_.valid || options_.valid->evaluator != SentenceEvaluator::accuracy ||
                       (classes > 0 && classes == options_.valid->classes),
                   ErrorCode::configuration,
-                  "{}: the evaluator accuracy asks SoftmaxLoss's head, so a data set of data.train "
+                  "{}: the evaluator accuracy uses SoftmaxLoss's head, so a data set of data.train "
                   "needs the loss softmax with as many classes",
                   options_.source);
   }

@@ -1,5 +1,5 @@
-// Sentence pairs: a sentence encoder trained on rows of tables, each data set with a loss of its
-// own. One row is one sample.
+// Sentence pairs: trains a sentence encoder on rows of tables. Each data set has a loss of its own,
+// and each row is one sample.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 namespace tessera::tasks {
 
 // The columns of a data set: two texts and a number (cosine_similarity), two texts and a class
-// (softmax), a text and one that belongs to it (multiple_negatives_ranking), a text and its
-// teacher's embedding as a JSON list of numbers (mse).
+// (softmax), a text and a matching text (multiple_negatives_ranking), a text and its teacher's
+// embedding as a JSON list of numbers (mse).
 enum class SentenceLoss : std::uint8_t {
   none,
   cosine_similarity,
@@ -26,8 +26,8 @@ enum class SentenceLoss : std::uint8_t {
   multiple_negatives_ranking,
   mse
 };
-// Two texts and a number (similarity), two texts and a class (accuracy), an anchor, what is like it
-// and what is not (triplet).
+// Two texts and a number (similarity), two texts and a class (accuracy), an anchor, a similar text
+// and a dissimilar one (triplet).
 enum class SentenceEvaluator : std::uint8_t { none, similarity, accuracy, triplet };
 
 struct SentenceData {
@@ -51,12 +51,12 @@ struct SentencePairsOptions {
   bool shuffle = true;
   bool group_by_length = false;
   std::int64_t seed = 0;
-  bool reads_data = true;  // not where a run is only planned
-  // Where the run's settings and their keys stand, for messages.
+  bool reads_data = true;  // false if a run is only planned
+  // The place of the run's settings and their keys, for messages.
   std::string source, train_place, seq_len_place;
 };
 
-// Data first: what is wrong with a file is said before a model is built.
+// Reads data first: errors in a file are reported before a model is built.
 std::unique_ptr<Task> make_sentence_pairs_task(const SentencePairsOptions& options);
 
 }  // namespace tessera::tasks

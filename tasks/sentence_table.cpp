@@ -1,4 +1,4 @@
-// What the columns of a loss mean, and the order of the rows.
+// The meaning of a loss's columns, and the order of the rows.
 #include "tasks/sentence_table.h"
 
 #include <fmt/format.h>
@@ -16,8 +16,8 @@
 namespace tessera::tasks {
 namespace {
 
-// Samples whose order is by length where like lengths come together: enough for batches without
-// much padding, few enough for an order that is still random.
+// Samples that are sorted by length together when batches group similar lengths: enough for batches
+// with little padding, few enough for an order that is still random.
 constexpr std::int64_t length_group = 1024;
 
 enum class LabelKind : std::uint8_t { none, number, label_class, vector };
@@ -66,10 +66,10 @@ std::optional<double> number_of(const std::string& text) {
   return value;
 }
 
-// Puts the label into the row, or says what is wrong with it.
+// Puts the label into the row; returns the problem if it is not valid.
 std::string take_number(const SentenceData& data, const std::string& text, SentenceRow& row) {
   const auto value = number_of(text);
-  if (!value) return fmt::format("the label {} is no number", in_quotes(text));
+  if (!value) return fmt::format("the label {} is not a number", in_quotes(text));
   row.label = *value / data.label_scale;
   return {};
 }
@@ -78,7 +78,7 @@ std::string take_class(const SentenceData& data, const std::string& text, Senten
   if (!data.labels.empty()) {
     const auto found = std::find(data.labels.begin(), data.labels.end(), text);
     if (found == data.labels.end()) {
-      return fmt::format("the label {} is none of {}", in_quotes(text),
+      return fmt::format("the label {} is not one of {}", in_quotes(text),
                          fmt::join(data.labels, ", "));
     }
     row.label = static_cast<double>(found - data.labels.begin());
@@ -87,7 +87,7 @@ std::string take_class(const SentenceData& data, const std::string& text, Senten
   const auto value = number_of(text);
   if (!value || *value != std::floor(*value) || *value < 0 ||
       *value >= static_cast<double>(data.classes)) {
-    return fmt::format("the label {} is no class: a whole number from 0 to {}", in_quotes(text),
+    return fmt::format("the label {} is not a class: a whole number from 0 to {}", in_quotes(text),
                        data.classes - 1);
   }
   row.label = *value;
@@ -100,7 +100,8 @@ std::string take_vector(const std::string& text, SentenceRow& row) {
                        std::all_of(list.begin(), list.end(),
                                    [](const nlohmann::json& one) { return one.is_number(); });
   if (!numbers) {
-    return fmt::format("the embedding {} is no list of numbers, as [0.5, -1.25]", in_quotes(text));
+    return fmt::format("the embedding {} is not a list of numbers such as [0.5, -1.25]",
+                       in_quotes(text));
   }
   for (const nlohmann::json& one : list) row.target.push_back(one.get<float>());
   return {};
@@ -167,7 +168,7 @@ SentenceRow SentenceTable::read(std::int64_t row) const {
 std::vector<std::int64_t> SentenceTable::rows_of(std::span<const std::int64_t> samples) const {
   const std::int64_t count = table_.rows();
   std::vector<std::int64_t> rows;
-  std::vector<std::int64_t> group;  // the rows of the group that was put in order last
+  std::vector<std::int64_t> group;  // the rows of the group that was sorted last
   std::int64_t group_begin = -1;    // the number of its first sample
   for (const std::int64_t sample : samples) {
     const std::int64_t epoch = sample / count;

@@ -27,13 +27,13 @@ struct SentenceOrder {
 // Safe to use from several threads.
 class SentenceTable {
  public:
-  // Throws Error(data) for a label that is none, with file and line.
+  // Throws Error(data) for an invalid label, with file and line.
   explicit SentenceTable(const SentenceData& data, const SentenceOrder& order = {});
 
   [[nodiscard]] std::int64_t rows() const { return table_.rows(); }
   [[nodiscard]] SentenceRow read(std::int64_t row) const;
   [[nodiscard]] std::string place(std::int64_t row) const { return table_.place(row); }
-  // The rows that are samples of these numbers, which count on over epochs.
+  // The rows of samples with these numbers, which count on over epochs.
   [[nodiscard]] std::vector<std::int64_t> rows_of(std::span<const std::int64_t> samples) const;
   [[nodiscard]] const SentenceData& data() const { return data_; }
   [[nodiscard]] std::uint64_t fingerprint() const;
@@ -44,7 +44,7 @@ class SentenceTable {
   Table table_;
 };
 
-// All rows of a table whose evaluator is given: two texts and a label, or three texts.
+// All rows of a table that has an evaluator: two texts and a label, or three texts.
 SentencePairs read_pairs(const SentenceTable& table);
 SentenceTriplets read_triplets(const SentenceTable& table);
 

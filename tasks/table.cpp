@@ -1,4 +1,4 @@
-// Files of rows, by pread.
+// Files of rows, read by pread.
 #include "tasks/table.h"
 
 #include <fcntl.h>
@@ -67,12 +67,12 @@ std::vector<std::string> expand_files(const std::vector<std::string>& files) {
     }
     ::globfree(&found);
     TESSERA_CHECK(result == 0, ErrorCode::data, "data files {}: {}", file,
-                  result == GLOB_NOMATCH ? "none has such a name" : "the folder cannot be read");
+                  result == GLOB_NOMATCH ? "no file has such a name" : "the folder cannot be read");
   }
   return paths;
 }
 
-// One file: its rows' places, and how a row becomes columns.
+// One file: the places of its rows, and the columns of a row.
 class Table::File {
  public:
   File(std::string path, const TableOptions& options, const Check& check)
@@ -107,7 +107,7 @@ class Table::File {
     return std::move(fields.values);
   }
 
-  // Lines are counted where somebody wants to know.
+  // Counts lines only on demand, for messages.
   [[nodiscard]] std::string place(std::size_t row) const {
     std::int64_t line = 1;
     std::string block(block_bytes, '\0');
@@ -136,14 +136,14 @@ class Table::File {
 
  private:
   void open() {
-    // O_NONBLOCK so that a pipe named by mistake is refused below and not waited for.
+    // With O_NONBLOCK a pipe named by mistake is refused below, instead of blocking.
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     TESSERA_CHECK(descriptor_ >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path_,
                   describe_errno("open", errno));
     struct stat status {};
     const bool usable = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
     if (!usable) ::close(descriptor_);
-    TESSERA_CHECK(usable, ErrorCode::data, "data file {} is no regular file", path_);
+    TESSERA_CHECK(usable, ErrorCode::data, "data file {} is not a regular file", path_);
     size_ = status.st_size;
   }
 
@@ -161,7 +161,7 @@ class Table::File {
     return done;
   }
 
-  // Walks through the file, a window at a time, and looks at every row.
+  // Reads through the file, a window at a time, and checks every row.
   void index(const Check& check) {
     constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
     std::string window;
@@ -195,7 +195,7 @@ class Table::File {
     begins_.push_back(size_);
   }
 
-  // The row at `at`, in a window that is moved and grown as it needs.
+  // The row at `at`, in a window that is moved and grown as needed.
   std::string_view next_row(std::string& window, std::int64_t& window_begin, std::int64_t at,
                             std::int64_t line) const {
     const TableFormat format = format_ == TableFormat::automatic ? TableFormat::text : format_;
@@ -221,7 +221,7 @@ class Table::File {
     }
   }
 
-  // Finds the columns. Whether the line is a header.
+  // Finds the columns. Returns true if the line is a header.
   bool begin_table(std::string_view first_line) {
     const bool any_name = std::any_of(options_.columns.begin(), options_.columns.end(),
                                       [](const auto& name) { return !column_number(name); });
@@ -261,7 +261,7 @@ class Table::File {
   void check_text(std::string_view row, std::int64_t line) const {
     const auto malformed = malformed_utf8(row);
     TESSERA_CHECK(!malformed, ErrorCode::data,
-                  "{}:{}: byte {} of the line is no UTF-8; convert the file", path_, line,
+                  "{}:{}: byte {} of the line is not UTF-8; convert the file", path_, line,
                   malformed.value_or(0) + 1);
     TESSERA_CHECK(!row.empty(), ErrorCode::data, "{}:{}: an empty line", path_, line);
   }
@@ -282,12 +282,12 @@ class Table::File {
     if (!all.problem.empty()) return all;
     const std::size_t width = all.values.size();
     if (header_ && width != width_) {
-      return {{}, fmt::format("{} columns, and the header has {}", width, width_)};
+      return {{}, fmt::format("{} columns, but the header has {}", width, width_)};
     }
     Fields chosen;
     for (const std::size_t place : places_) {
       if (place >= width) {
-        return {{}, fmt::format("{} columns, and column {} is wanted", width, place + 1)};
+        return {{}, fmt::format("{} columns, but column {} is required", width, place + 1)};
       }
       chosen.values.push_back(all.values[place]);
     }

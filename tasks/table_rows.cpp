@@ -1,4 +1,4 @@
-// Splitting rows: quotes, tabs, JSON, and UTF-8.
+// Splits rows: quotes, tabs, JSON, and UTF-8.
 #include "tasks/table_rows.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ std::size_t line_end(std::string_view text, std::size_t begin) {
   return newline == std::string_view::npos ? text.size() : newline + 1;
 }
 
-// Bytes of the well-formed sequence that begins the text; 0: none does.
+// Bytes of the well-formed sequence at the beginning of the text; 0: it is malformed.
 std::size_t sequence_length(std::string_view text) {
   const auto byte = [&](std::size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
@@ -95,7 +95,7 @@ std::optional<std::size_t> malformed_utf8(std::string_view text) {
 
 std::optional<std::size_t> row_end(std::string_view text, std::size_t begin, TableFormat format) {
   if (format != TableFormat::csv) return line_end(text, begin);
-  // Quotes count where they open a field, as split_csv() has them.
+  // Quotes count only at the beginning of a field, as in split_csv().
   bool quoted = false;
   bool opens = true;  // at the beginning of a field
   for (std::size_t at = begin; at < text.size(); ++at) {
@@ -122,7 +122,7 @@ Fields split_row(std::string_view row, TableFormat format) {
 
 Fields pick_json(std::string_view row, const std::vector<std::string>& keys) {
   const nlohmann::json object = nlohmann::json::parse(row, nullptr, false);
-  if (!object.is_object()) return {{}, "no JSON object"};
+  if (!object.is_object()) return {{}, "not a JSON object"};
   Fields fields;
   for (const std::string& key : keys) {
     const auto found = object.find(key);

@@ -1,4 +1,4 @@
-// The whole library for a program that trains: modules, operations, optimizers, data, sharding,
+// The whole library for a training program: modules, operations, optimizers, data, sharding,
 // checkpoints.
 #pragma once
 

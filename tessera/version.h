@@ -1,4 +1,4 @@
-// The version alone, for `#if TESSERA_VERSION >= 200` and for a program that reports it.
+// Only the version, for `#if TESSERA_VERSION >= 200` and for a program that reports it.
 #pragma once
 
 #include "base/version.h"

@@ -102,7 +102,7 @@ foreach(floor IN ITEMS cuda emulator)
   if(NOT tessera_test_sources)
     continue()
   endif()
-  # What is not compiled together with others: it asks the emulator to drop waits, and is no test of a real GPU.
+  # Not compiled together with others: it asks the emulator to drop waits, and is not a test of a real GPU.
   set(alone ${tessera_test_sources})
   list(FILTER alone INCLUDE REGEX "/removed_wait_test\\.cpp$")
   set(all ${tessera_test_sources})

@@ -1,4 +1,4 @@
-# What looks at the source tree, the installed package and the program is the same in every build: once is enough.
+# Tests of the source tree, the installed package and the program are the same in every build: one build runs them.
 add_test(NAME tidiness/tree
          COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidiness.py ${PROJECT_SOURCE_DIR})
 add_test(NAME tidiness/checker
@@ -14,14 +14,25 @@ add_test(NAME tidiness/public_headers
                  ${CMAKE_COMMAND} ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)
 add_test(NAME tidiness/tidy_together
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidy_together_test.py)
-set_tests_properties(tidiness/tree tidiness/checker tidiness/summary tidiness/documents tidiness/setup
+# The objects of each floor, from the ground up.
+set(tessera_floor_lines "")
+foreach(floor IN LISTS tessera_floors tessera_program_floors)
+  string(APPEND tessera_floor_lines "${floor} $<JOIN:$<TARGET_OBJECTS:tessera_${floor}>, >\n")
+endforeach()
+file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/floor_objects.txt CONTENT "${tessera_floor_lines}")
+add_test(NAME tidiness/link_order
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/link_order.py
+                 ${CMAKE_BINARY_DIR}/floor_objects.txt)
+add_test(NAME tidiness/link_order_checker
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/link_order_test.py ${CMAKE_CXX_COMPILER})
+set_tests_properties(tidiness/tree tidiness/checker tidiness/link_order tidiness/link_order_checker tidiness/summary tidiness/documents tidiness/setup
                      tidiness/public_headers tidiness/tidy_together PROPERTIES
                      LABELS "tidiness;quick" TIMEOUT 60)
 if(NOT TARGET tessera_program)
   return()
 endif()
 
-# They take the library from the archive of this build.
+# They link the library from the archive of this build.
 if(NOT BUILD_SHARED_LIBS)
   foreach(test IN ITEMS installed_package parent_project shared_library debian_package)
     add_test(NAME consumer/${test} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/consumer/${test}
@@ -38,17 +49,17 @@ add_test(NAME bench/seed_table
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/bench/seed_table_test.py ${PROJECT_SOURCE_DIR})
 set_tests_properties(cli/completion PROPERTIES LABELS "cli;quick" TIMEOUT 60)
 set_tests_properties(bench/seed_table PROPERTIES LABELS "bench;quick" TIMEOUT 60)
-# What the planner predicts for published runs: within 20 %, or with a cause, and in the measured order.
+# Compares the planner's predictions with published runs: within 20 %, or with a cause, and in the measured order.
 add_test(NAME cli/published_runs
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/bench/published/compare.py
                  --program $<TARGET_FILE:tessera_program>)
 set_tests_properties(cli/published_runs PROPERTIES LABELS "cli;quick" TIMEOUT 300)
-# Recipes that no example thought of; for hours, with another seed each time: scripts/random-recipes --seconds 10000
+# Random recipes; to run for hours, with another seed each time: scripts/random-recipes --seconds 10000
 add_test(NAME cli/random_recipes
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
                  --program $<TARGET_FILE:tessera_program>)
 set_tests_properties(cli/random_recipes PROPERTIES LABELS "cli;slow" TIMEOUT 600 PROCESSORS 2)
-# Hosts that are network namespaces: where the machine lets them be made.
+# Hosts that are network namespaces, where the machine allows them.
 foreach(part IN ITEMS faults bits)
   add_test(NAME several_hosts/${part}
            COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/several-hosts ${part}
@@ -63,17 +74,17 @@ if(TARGET emulated_tessera)
   set_tests_properties(cuda/random_recipes PROPERTIES LABELS "cuda;slow" TIMEOUT 600
                        ENVIRONMENT "TESSERA_EMULATOR_MEMORY=268435456;TESSERA_EMULATOR_CHECK=halt")
 endif()
-# What a document says of the program's keys.
+# A document's statements about the program's keys.
 add_test(NAME consumer/from_accelerate
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py
                  ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
 set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;quick" TIMEOUT 120)
-# And of a checkpoint's bytes.
+# A document's statements about a checkpoint's bytes.
 add_test(NAME cli/second_reader
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/commands/second_reader_test.py
                  ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
 set_tests_properties(cli/second_reader PROPERTIES LABELS "cli;quick" TIMEOUT 120)
-# The examples of the README and of docs/cpp-api.md, as a user starts them. examples/ comes after the tests: by path.
+# The examples of the README and of docs/cpp-api.md, as a user starts them. examples/ is added after the tests, so by path.
 if(TESSERA_EXAMPLES)
   add_test(NAME consumer/own_module_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_module
@@ -108,9 +119,9 @@ if(TESSERA_EXAMPLES)
   add_test(NAME consumer/sequence_model_example
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/sequence_model_test.py
                    ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/sequence_model)
-  set_tests_properties(consumer/sequence_model_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  set_tests_properties(consumer/sequence_model_example PROPERTIES LABELS "consumer;longer" TIMEOUT 120 PROCESSORS 2)
 endif()
-# One program for machines with and without CUDA.
+# The program runs on machines with and without CUDA.
 if(TESSERA_CUDA)
   add_test(NAME cuda/program_without_cuda
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/program_without_cuda_test.py

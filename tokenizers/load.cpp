@@ -1,4 +1,4 @@
-// Which file of a tokenizer it is, by its name.
+// Finds the file of a tokenizer by its name.
 #include "tokenizers/load.h"
 
 #include "base/error.h"
@@ -19,7 +19,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of_file(const fs::path& path) {
        path.string());
 }
 
-// The file of a folder that says most, or an empty path.
+// The most complete file of a folder, or an empty path.
 fs::path file_in(const fs::path& folder) {
   std::error_code error;
   for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
@@ -41,7 +41,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path)
   std::error_code error;
   if (fs::is_regular_file(path, error)) return tokenizer_of_file(path);
   TESSERA_CHECK(fs::is_directory(path, error), ErrorCode::configuration,
-                "tokenizer {}: neither 'bytes' nor a file or folder that is there; name a folder "
+                "tokenizer {}: neither 'bytes' nor an existing file or folder; name a folder "
                 "with a tokenizer.json",
                 name_or_path);
   const fs::path file = file_in(path);

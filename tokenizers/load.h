@@ -1,4 +1,4 @@
-// Tokenizers by the files that they come in.
+// Loads tokenizers from their files.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,12 @@
 namespace tessera::tokenizers {
 
 // "bytes"; a tokenizer.json; a vocab.txt of BERT; a SentencePiece .model; or a folder that holds
-// one of them, looked for in this order, and beside it what says how to use it
-// (tokenizer_config.json, special_tokens_map.json). Throws Error(configuration) for a name that is
-// none of these, Error(data) for a file that is damaged or holds what is not supported, by name.
+// one of them, in this order of preference, with its settings beside it (tokenizer_config.json,
+// special_tokens_map.json). Throws Error(configuration) for a name that is none of these,
+// Error(data) for a file that is damaged or has unsupported contents, by name.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path);
 
-// Whether a folder holds one of those files.
+// True if a folder holds one of those files.
 bool is_tokenizer_folder(const std::string& folder);
 
 }  // namespace tessera::tokenizers

@@ -13,19 +13,19 @@
 namespace tessera::cli {
 namespace {
 
-// The GPU of a rank that asks for one, whether it exists or not.
+// The GPU of a rank that asks for one, even if it does not exist.
 Device gpu_of(const comm::World& world, int count) {
   return Device::cuda(count > 0 ? world.local_rank % count : 0);
 }
 
-// `asked` says who asked for a GPU.
+// `asked` names the key or option that asked for a GPU.
 template <class Asked>
 Device choose(DeviceChoice choice, const Asked& asked, const comm::World& world) {
   if (choice == DeviceChoice::cpu) return Device::cpu();
   const Backend& gpus = backend_of(DeviceType::cuda);
   const int count = gpus.device_count();
   if (choice == DeviceChoice::cuda) {
-    TESSERA_CHECK(count > 0, ErrorCode::configuration, "{} cannot be had: {}; use cpu or auto",
+    TESSERA_CHECK(count > 0, ErrorCode::configuration, "{} is not available: {}; use cpu or auto",
                   asked(), gpus.unavailable_reason());
     return gpu_of(world, count);
   }
@@ -61,7 +61,7 @@ std::string describe_choice(const Recipe& recipe, Device device) {
     }
     return device.to_string();
   }
-  // Without a driver nobody expects a GPU; `tessera env` has the reason.
+  // Without a driver no user expects a GPU; `tessera env` prints the reason.
   if (recipe.train.device == DeviceChoice::automatic && gpus.installed()) {
     const std::string reason = gpus.unavailable_reason();
     return fmt::format("cpu ({})", reason.empty() ? "no GPU for every rank" : reason);

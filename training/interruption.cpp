@@ -21,7 +21,7 @@
 namespace tessera::cli {
 namespace {
 
-// A process has its signals once, so this is the process's.
+// Signals belong to the process, so this state does too.
 std::atomic<bool> notes_signals{false};
 std::atomic<int> noted_signal{0};
 std::atomic<std::chrono::steady_clock::time_point> noted_at{};
@@ -39,7 +39,7 @@ sigset_t taken_signals() {
   return set;
 }
 
-// As if nobody had taken it.
+// Ends the process as if the signal had its default action.
 void end_by(int number) {
   std::signal(number, SIG_DFL);
   sigset_t set;
@@ -51,10 +51,9 @@ void end_by(int number) {
 
 // On a line of its own where a progress line is drawn.
 void report_signal(const char* which, int number, const char* consequence) {
-  const std::string text =
-      fmt::format("{}tessera: {}signal {} (SIG{}): {}\n",
-                  ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "", which, number,
-                  sigabbrev_np(number), consequence);
+  const std::string text = fmt::format("{}tessera: {}signal {} (SIG{}): {}\n",
+                                       ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "", which,
+                                       number, sigabbrev_np(number), consequence);
   // A run ends as it was asked to when nobody reads stderr, too.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
@@ -80,7 +79,7 @@ void take(int number) {
 void take_signals(int signals, int end) {
   for (;;) {
     pollfd ready[] = {{signals, POLLIN, 0}, {end, POLLIN, 0}};
-    if (::poll(ready, 2, -1) < 0) continue;  // EINTR: nothing else can happen to two descriptors
+    if (::poll(ready, 2, -1) < 0) continue;  // EINTR: the two descriptors have no other error
     signalfd_siginfo information;
     while (::read(signals, &information, sizeof information) == sizeof information) {
       take(static_cast<int>(information.ssi_signo));
@@ -112,7 +111,8 @@ SignalThread::~SignalThread() {
   thread_.join();
   ::close(signals_);
   ::close(end_);
-  // A warning that comes now is about a run that is over; unheeded it would end the process.
+  // A warning that comes now is for a run that has ended; with the default action it would end the
+  // process.
   std::signal(SIGUSR1, SIG_IGN);
   const sigset_t set = taken_signals();
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);

@@ -1,4 +1,4 @@
-// From a recipe's keys to a task's options.
+// From a recipe's keys to the options of a task.
 #include "training/make_task.h"
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ nlohmann::json read_folder_config(const std::filesystem::path& path) {
   return json;
 }
 
-// Of a folder's model, what a recipe may change: dropout rates.
+// The parts of a folder's model that a recipe may change: dropout rates.
 nlohmann::json changes_of(const Recipe& recipe, const nlohmann::json& folder) {
   nlohmann::json changes = recipe.model.config;
   if (!recipe.given.contains("model.dropout")) return changes;
@@ -60,7 +60,7 @@ nlohmann::json model_configuration(const Recipe& recipe) {
 
 namespace {
 
-// With the place of the key that asked for it.
+// Adds the place of the key to an error.
 template <class Work>
 void at_key(const Recipe& recipe, const std::string& key, const Work& work) {
   try {
@@ -95,7 +95,7 @@ std::vector<std::string> files_of(const std::vector<DataSetRecipe>& sets) {
   return files;
 }
 
-// Absent in the recipe: the pretrained folder's, else bytes.
+// If it is absent in the recipe: the pretrained folder's, else bytes.
 std::string tokenizer_name(const Recipe& recipe) {
   if (recipe.data.tokenizer) return *recipe.data.tokenizer;
   const auto& folder = recipe.model.pretrained;
@@ -115,7 +115,7 @@ tasks::SentenceData sentence_data(const DataSetRecipe& set) {
   return data;
 }
 
-// The encoder of a pretrained folder, or one that the recipe describes, with mean pooling.
+// The encoder of a pretrained folder, or the encoder that the recipe describes, with mean pooling.
 std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
                                                       const Tokenizer& tokenizer, bool planned) {
   if (!recipe.model.pretrained) {
@@ -130,7 +130,7 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
   const std::filesystem::path folder = *recipe.model.pretrained;
   const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
   auto encoder = models::make_sentence_encoder(*recipe.model.pretrained, changes);
-  // An adapter's step has no weights of the model.
+  // A step of an adapter has no weights of the model.
   if (!trains_adapters(recipe) && models::has_pooler(folder.string(), *encoder)) {
     encoder->keep_pooler();
   }
@@ -211,7 +211,7 @@ std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
     case TaskKind::sentence_pairs:
       return sentence_pairs_task(recipe, planned);
   }
-  misuse("a task that is not made");
+  misuse("no code makes this task");
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// What a recipe trains.
+// Makes the task that a recipe trains.
 #pragma once
 
 #include <map>
@@ -11,15 +11,14 @@
 
 namespace tessera::cli {
 
-// The task of the recipe, its model drawn from the thread's seed. Where a run is only planned no
-// data is read.
+// The recipe's task. Its model is initialized from the thread's seed. A planned run reads no data.
 std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned);
 
-// The files of the recipe's tokenizer where it is a folder, by name: a saved model has them beside
-// its weights.
+// The files of the recipe's tokenizer by name, if the tokenizer is a folder: a saved model has them
+// beside its weights.
 std::map<std::string, std::string> tokenizer_files(const Recipe& recipe);
 
-// The adapters of a recipe that trains them: its own, or of model.adapter.
+// The adapters of a recipe that trains them: the recipe's own, or those of model.adapter.
 nn::LoraOptions adapter_options(const Recipe& recipe);
 
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.

@@ -1,4 +1,4 @@
-// Whether a run's results will find their places: looked at before the first step.
+// Checks before the first step that a run can write its results.
 #include <fmt/format.h>
 #include <algorithm>
 #include <functional>
@@ -31,8 +31,8 @@ TrainingRun::SaveBytes TrainingRun::bytes_of_save() const {
   return bytes;
 }
 
-// Rank 0's. Whether the saves of the steps that are left fit: not even the first one is an error,
-// not all of them is a line for the user, who may make room meanwhile.
+// Rank 0's. Checks that the saves of the remaining steps fit. If not even the first one fits, it is
+// an error; if not all of them fit, the user gets a line and may make room meanwhile.
 std::string TrainingRun::check_room() const {
   const CheckpointRecipe& wanted = recipe_.checkpoint;
   const std::string& dir = *wanted.dir;
@@ -44,7 +44,7 @@ std::string TrainingRun::check_room() const {
                 "'{}' has {} free, and a checkpoint needs {}; free some space or name another "
                 "folder",
                 dir, bytes_text(free), bytes_text(bytes));
-  // The oldest goes once the newest is whole.
+  // The oldest save is removed after the newest one is complete.
   const std::int64_t saves = (left + wanted.every - 1) / wanted.every;
   const std::int64_t kept = wanted.keep > 0 ? wanted.keep + wanted.keep_best + 1 : saves;
   std::int64_t there = 0;

@@ -1,4 +1,4 @@
-// What model.pretrained names.
+// Finds the folder that model.pretrained names.
 #pragma once
 
 #include <filesystem>
@@ -9,13 +9,13 @@
 
 namespace tessera::cli {
 
-// The recipe with the folder of a model in model.pretrained: of a folder of steps the newest that
-// is whole. Error(checkpoint) where it is no folder, or holds neither. Collective; on a planned
-// device, whose ranks are imagined, the step that was saved last, unread.
+// The recipe with the folder of a model in model.pretrained: if it names a folder of steps, the
+// newest complete step. Error(checkpoint) if it is not a folder, or holds neither. Collective. On a
+// planned device, whose ranks do not exist, it takes the step that was saved last, unread.
 Recipe with_model_folder(const Recipe& recipe, const Context& context);
 
-// The folder itself, or, of a folder of steps, the newest that is whole. Error(checkpoint) with the
-// way out where neither is a model's. Collective.
+// The folder itself, or the newest complete step of a folder of steps. Error(checkpoint) with the
+// way out if it has no model. Collective.
 std::filesystem::path find_model_folder(const std::string& folder, comm::Communicator& ranks);
 
 }  // namespace tessera::cli

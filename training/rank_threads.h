@@ -1,4 +1,4 @@
-// Ranks of `tessera train` as threads of its process: what `tessera launch --threads` asks for.
+// Ranks of `tessera train` as threads of its process, for `tessera launch --threads`.
 #pragma once
 
 #include <functional>
@@ -8,17 +8,17 @@
 
 namespace tessera::cli {
 
-// The variable in which the launcher says how many.
+// In this variable the launcher passes the number of threads.
 inline constexpr const char* rank_threads_variable = "TESSERA_RANK_THREADS";
 
-// The ranks of this process: 1, or its threads.
+// The number of ranks in this process: 1, or its threads.
 int ranks_of_process();
 
-// The world of this process, and of its threads where it has ranks for threads.
+// The world of this process, including its threads if they are ranks.
 comm::World training_world();
 
 // Runs `rank` for each rank of this process and returns the exit code of the first: one rank that
-// is connected to the world's others, or all of them as threads. `rank` throws what goes wrong.
+// is connected to the others of the world, or all ranks as threads. `rank` throws its errors.
 int run_ranks(const Recipe& recipe, const comm::World& world,
               const std::function<int(const Context&)>& rank);
 

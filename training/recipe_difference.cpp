@@ -29,7 +29,7 @@ std::string text_of_value(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// "train.optimizer" or "rope_scaling.factor" of nested objects; null where there is none.
+// "train.optimizer", or "rope_scaling.factor" of nested objects; null if it does not exist.
 Json value_at(const Json& object, const std::string& key) {
   std::string path = "/" + key;
   std::replace(path.begin(), path.end(), '.', '/');
@@ -39,7 +39,7 @@ Json value_at(const Json& object, const std::string& key) {
 
 constexpr std::uint64_t small_json_limit = std::uint64_t{16} << 20;
 
-// What is damaged is found, and said, by the checksums when the step is loaded.
+// Damage is found and reported by the checksums when the step is loaded.
 nlohmann::json read_json_or_null(const std::filesystem::path& path) {
   if (!checkpoint::path_exists(path)) return nullptr;
   const std::string text = checkpoint::read_file(path, small_json_limit);
@@ -58,7 +58,7 @@ bool step_has_pooler(const std::filesystem::path& step) {
                      [](const auto& tensor) { return tensor.name == models::pooler_weight; });
 }
 
-// A step's folder itself, the one saved last of a folder of steps, or nothing.
+// The folder of a step itself, the newest step of a folder of steps, or an empty path.
 std::filesystem::path newest_step(const std::filesystem::path& path) {
   if (!checkpoint::path_exists(path)) return {};
   if (checkpoint::path_exists(path / "manifest.json")) return path;
@@ -84,9 +84,9 @@ void compare_models(const SavedRecipe& saved, const Recipe& recipe, const Json& 
     if (key.role == models::ConfigKey::Role::dropout || key.name == "initializer_range") continue;
     const Json there = value_at(saved.config, key.name);
     const Json here = value_at(config, key.name);
-    if (there.is_null() || here.is_null()) continue;  // stands for what follows from other keys
+    if (there.is_null() || here.is_null()) continue;  // the value follows from other keys
     std::string name = "model." + key.name;
-    // Who has not given the length has given what it follows.
+    // If the length was not given, it follows from another key: report that one.
     const bool follows = !recipe.given.contains(name) && !recipe.model.pretrained;
     if (follows && key.role == models::ConfigKey::Role::positions) name = "model.seq_len";
     comparison.compare(name, there, here);
@@ -101,7 +101,7 @@ void compare_adapters(const SavedRecipe& saved, const Recipe& recipe, const Json
   const auto of_folder = [](const Json& json) {
     return !value_at(json, "model.adapter").is_null();
   };
-  // What an adapter's folder says stands in no recipe.
+  // The settings from an adapter's folder are not in the recipe.
   if (of_folder(saved.recipe) || recipe.model.adapter) return;
   const std::string targets = "model.lora.target_modules";
   comparison.compare(targets, value_at(saved.recipe, targets), value_at(own, targets));
@@ -125,7 +125,7 @@ void compare_optimizers(const SavedRecipe& saved, const Json& own, Comparison& c
     if (!there.is_null()) comparison.compare(key, there, value_at(own, key));
   }
   if (value_at(own, "train.optimizer") != "sgd") return;
-  // Another momentum is another rate; none has no state.
+  // Another momentum is another rate; without momentum the optimizer has no state.
   const Json there = value_at(saved.recipe, "train.momentum");
   const Json here = value_at(own, "train.momentum");
   if (there.is_number() && here.is_number() && (there == 0) != (here == 0)) {
@@ -175,11 +175,10 @@ void require_same_training(const std::vector<RecipeDifference>& differences,
     there.push_back(fmt::format("{} {}", difference.key, difference.saved));
     here.push_back(fmt::format("{} {}", difference.key, difference.own));
   }
-  fail(
-      ErrorCode::configuration,
-      "{} was trained with {}, and this run has {}; set what it was trained with, or begin anew in "
-      "another checkpoint.dir",
-      step, fmt::join(there, ", "), fmt::join(here, ", "));
+  fail(ErrorCode::configuration,
+       "{} was trained with {}, and this run has {}; set the values of that step, or begin anew in "
+       "another checkpoint.dir",
+       step, fmt::join(there, ", "), fmt::join(here, ", "));
 }
 
 }  // namespace tessera::cli

@@ -14,14 +14,14 @@ struct StepMetrics {
   double tokens_per_s = 0;   // of the whole world
   double samples_per_s = 0;  // of the whole world
   double step_s = 0;
-  // The most that a rank took so far: resident memory of its process; on a GPU everything from the
-  // arena, blocks in the pools' caches included.
+  // The most memory that a rank has used so far: resident memory of its process; on a GPU
+  // everything from the arena, including free blocks in the pools' caches.
   std::int64_t peak_bytes = 0;
-  std::int64_t cached_bytes = 0;  // free blocks that a rank's pool keeps, the largest rank's
-  std::int64_t comm_bytes = 0;    // moved by a rank's collectives in this step
-  double exposed_comm_s = 0;      // that computation waited for communication
-  double data_wait_s = 0;         // that the rank that waited longest waited for its data
-  // fp16: what this step's loss was multiplied by, and the steps that overflowed until now.
+  std::int64_t cached_bytes = 0;  // free blocks in the pool of the rank that has the most
+  std::int64_t comm_bytes = 0;    // moved by this step's collectives of a rank
+  double exposed_comm_s = 0;      // time for which computation waited for communication
+  double data_wait_s = 0;         // time for which the slowest rank waited for its data
+  // fp16: the factor of this step's loss, and the number of steps that overflowed until now.
   std::optional<double> loss_scale = std::nullopt;
   std::int64_t skipped_steps = 0;
 };

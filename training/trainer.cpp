@@ -1,4 +1,4 @@
-// Building a run, its steps, its evaluation.
+// Building a run, its steps and its evaluation.
 #include "training/trainer.h"
 
 #include <fmt/format.h>
@@ -76,15 +76,15 @@ IgnoredModules ignored_modules(const Recipe& recipe, nn::Module& module,
   }
 }
 
-// Nobody would sum their gradients. Adapters that nobody trains would be for nothing.
+// The gradients of ignored modules are not reduced. Adapters in them would not be trained.
 void freeze_ignored(const Recipe& recipe, nn::Module& module, const ShardingOptions& options) {
   const IgnoredModules ignored = ignored_modules(recipe, module, options);
   for (const OwnedParameter& parameter : ignored.parameters()) {
-    TESSERA_CHECK(
-        !trains_adapters(recipe) || !parameter.tensor.requires_grad(), ErrorCode::configuration,
-        "{}: sharding.ignored_modules: {} is trained beside the model (model.lora), and what is "
-        "ignored is frozen; leave one of them out",
-        where(recipe, "sharding.ignored_modules"), parameter.name);
+    TESSERA_CHECK(!trains_adapters(recipe) || !parameter.tensor.requires_grad(),
+                  ErrorCode::configuration,
+                  "{}: sharding.ignored_modules: {} is trained beside the model (model.lora), but "
+                  "ignored modules are frozen; leave one of them out",
+                  where(recipe, "sharding.ignored_modules"), parameter.name);
   }
   for (const auto& [name, part] : ignored.outermost()) freeze(*part);
 }
@@ -139,7 +139,7 @@ optim::Schedule make_schedule(const TrainRecipe& train) {
   return schedule;
 }
 
-// Where a run is only planned there is one endless data set.
+// A planned run has one endless data set.
 tasks::BatchOrderOptions batch_order(const Recipe& recipe, std::vector<std::int64_t> samples) {
   if (samples.empty()) samples.push_back(std::numeric_limits<std::int64_t>::max() / 2);
   return {.samples = std::move(samples),
@@ -149,12 +149,12 @@ tasks::BatchOrderOptions batch_order(const Recipe& recipe, std::vector<std::int6
           .drop_last = recipe.data.drop_last};
 }
 
-// A NaN's sign bit says nothing and differs between compilers: messages do not show it.
+// A NaN's sign bit has no meaning and differs between compilers: messages do not show it.
 float unsigned_nan(float value) {
   return std::isnan(value) ? std::fabs(value) : value;
 }
 
-// What the ranks tell each other once a step.
+// The numbers that the ranks exchange once per step.
 struct StepReport {
   double loss = 0;
   std::int64_t tokens = 0;
@@ -191,7 +191,7 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
   }
 }
 
-// What comes next of the data; where a run is only planned, something of its size.
+// The next batch of the data; in a planned run, a batch of that size.
 tasks::PreparedQueue::Taken TrainingRun::next_batch(const tasks::DataPosition& data) {
   if (context_.device().is_planned()) {
     return {order_->at(data, batch_size_ * context_.world_size()), task_->blank(batch_size_)};
@@ -215,7 +215,7 @@ TrainingRun::MicroBatch TrainingRun::forward_backward(tasks::DataPosition& data,
     loss = task_->loss(*next.prepared, context_);
   }
   const double value = loss.item();
-  // With several micro-batches the gradient is that of their mean.
+  // With several micro-batches, the gradient is the gradient of their mean.
   if (accumulated != 1) loss = loss * (1.0 / static_cast<double>(accumulated));
   (scaler_ ? scaler_->scale(loss) : loss).backward();
   order_->advance(data, next.batch);
@@ -259,7 +259,8 @@ std::optional<StepMetrics> TrainingRun::step() {
     if (usable) optimizer_->step();
     optimizer_->zero_grad();
   }
-  // What is made at all is made by the first step, so that a plan and a measurement see it.
+  // The first step creates everything that a run creates, so that a plan and a measurement include
+  // it.
   if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve(state_names());
 
   position_.steps += 1;
@@ -298,8 +299,8 @@ void TrainingRun::abandon_step() {
   if (recorder_) recorder_->abandon_step();
 }
 
-// Whether the step's gradients are of use. What decides is the same on every rank. A loss scale
-// that was too large costs a step; anything else that is not finite is the end.
+// Decides if the step's gradients can be used. The decision is the same on every rank. A loss scale
+// that was too large costs a step; any other value that is not finite ends the run.
 bool TrainingRun::may_update(StepMetrics& metrics, double norm) {
   bool overflow = false;
   try {
@@ -316,12 +317,13 @@ bool TrainingRun::may_update(StepMetrics& metrics, double norm) {
   return !overflow;
 }
 
-// Resident memory of the process; on a GPU what it has taken of the arena: pools with what they
-// cache, those of side streams too, collective memory, NCCL's scratch and the kernels'.
+// Resident memory of the process; on a GPU the memory that it has taken from the arena: pools with
+// their caches, also those of side streams, collective memory, and the scratch of NCCL and of
+// kernels.
 std::int64_t TrainingRun::peak_bytes() {
   const Device device = context_.device();
   if (device.type == DeviceType::cpu) {
-    // The kernel's own figure is off by what its counters have not summed up yet, and may sink.
+    // The kernel's figure lacks counts that it has not summed up yet, and may sink.
     return peak_resident_ = std::max(peak_resident_, peak_resident_bytes());
   }
   return static_cast<std::int64_t>(backend_of(device.type).memory_source(device)->taken().peak);
@@ -370,7 +372,7 @@ tasks::Evaluation TrainingRun::evaluate() {
 
 checkpoint::StateNames TrainingRun::state_names() const {
   if (!adapter_) return {};
-  // A module of an encoder's is small, and Sentence Transformers looks for it there.
+  // The weights of an encoder's modules are small, and Sentence Transformers looks for them there.
   return [folders = task_->tensor_folders()](const std::string& name, bool trained) {
     const bool of_folder = folders.contains(name.substr(0, name.find('.')));
     return of_folder ? name : checkpoint::peft_name_of(name, trained);

@@ -1,4 +1,4 @@
-// What a run reads and writes: pretrained weights, checkpoints, the position in them.
+// The files of a run: pretrained weights, checkpoints, and the position in them.
 #include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,7 @@ std::chrono::milliseconds stall_timeout(const Recipe& recipe) {
       static_cast<std::int64_t>(recipe.checkpoint.stall_timeout * 1000));
 }
 
-// Of several data sets the first has the name that a single one has.
+// The first of several data sets has the name that a single one has.
 std::string samples_key(std::size_t data_set) {
   return data_set == 0 ? "position/samples" : fmt::format("position/samples_{}", data_set + 1);
 }
@@ -35,7 +35,7 @@ const char* name_of(tasks::Mix mix) {
   return mix == tasks::Mix::by_size ? "by_size" : "round_robin";
 }
 
-// What decides, beside the data and the seed, which samples a batch has.
+// The keys that decide, beside the data and the seed, which samples a batch has.
 void remember_order(const DataRecipe& data, Scalars& scalars) {
   scalars.set("mix", std::string(name_of(data.mix)))
       .set("even_batches", data.even_batches)
@@ -43,7 +43,7 @@ void remember_order(const DataRecipe& data, Scalars& scalars) {
 }
 
 void check_order(const Recipe& recipe, const Scalars& scalars, const std::string& folder) {
-  if (!scalars.contains("mix")) return;  // of a version that did not say
+  if (!scalars.contains("mix")) return;  // written by an older version without this key
   const DataRecipe& data = recipe.data;
   const auto mix = scalars.get<std::string>("mix");
   const auto even_batches = scalars.get<bool>("even_batches", false);
@@ -68,14 +68,14 @@ void TrainingRun::load_pretrained() {
   }
 }
 
-// What the tensors do not say: the factor, and PEFT's description of the adapter.
+// The adapter's data that is not in its tensors: the factor, and PEFT's description.
 void TrainingRun::remember_adapter(SaveOptions& options) const {
   if (!adapter_) return;
   options.names = state_names();
   options.model_file = "adapter_model";
   options.max_file_size = 0;
-  options.files.erase("config.json");  // transformers takes a folder that has it for a whole model
-  options.tensor_folders.insert("classifier");  // what is trained beside the adapters
+  options.files.erase("config.json");           // else transformers loads a whole model
+  options.tensor_folders.insert("classifier");  // it is trained beside the adapters
   options.scalars.set("adapter/scaling", adapter_->scaling());
   const std::string base = std::filesystem::absolute(*recipe_.model.pretrained).string();
   options.files[checkpoint::peft_config_file] =
@@ -92,16 +92,17 @@ void TrainingRun::check_adapter(const Scalars& scalars, const std::string& folde
                 folder, scaling, own);
 }
 
-// The launcher started the ranks again: what they had saved, they go on from, whatever the recipe
-// says about the first start.
+// The launcher has started the ranks again: they go on from their last save, whatever the recipe
+// sets for the first start.
 bool TrainingRun::resume_restarted(int restart, std::vector<std::string>& notes) {
   if (restart == 0 || line_.launch.empty() || !recipe_.checkpoint.dir) return false;
   const bool found =
       resume_newest(*recipe_.checkpoint.dir, {.launch = line_.launch}, notes).has_value();
-  notes.push_back(found ? fmt::format("restart {}: from the newest save of this run", restart)
-                        : fmt::format("restart {}: this run has saved nothing yet, so it begins as "
-                                      "checkpoint.resume: {} says",
-                                      restart, recipe_.checkpoint.resume));
+  notes.push_back(
+      found ? fmt::format("restart {}: from the newest save of this run", restart)
+            : fmt::format(
+                  "restart {}: this run has saved nothing yet, so it follows checkpoint.resume: {}",
+                  restart, recipe_.checkpoint.resume));
   return found;
 }
 
@@ -143,7 +144,7 @@ std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
   const std::string launch = std::move(line_.launch);
   line_ = found.line;
   line_.launch = launch;
-  // A run that goes on in another folder hears of the others there.
+  // A run that goes on in another folder does not need the list of the other runs there.
   if (dir == recipe_.checkpoint.dir) {
     for (const std::string& other : found.others) {
       notes.push_back(fmt::format("the run saved last goes on; {} holds {}", dir, other));
@@ -174,7 +175,8 @@ void TrainingRun::resume_from(const std::string& path, std::vector<std::string>&
   if (path != recipe_.checkpoint.dir) start_line(*found, notes);
 }
 
-// A run of its own: its folder may hold steps of others, which it leaves alone.
+// A run with a line of steps of its own: its folder may hold steps of other runs, which it leaves
+// alone.
 void TrainingRun::start_line(const std::string& from, std::vector<std::string>& notes) {
   if (!recipe_.checkpoint.dir) return;
   const std::string& dir = *recipe_.checkpoint.dir;
@@ -190,7 +192,7 @@ std::vector<std::string> TrainingRun::resume() {
   std::vector<std::string> notes;
   LaunchOfRanks launch = agree_on_launch(context_.communicator());
   line_.launch = std::move(launch.id);
-  // A step with an adapter has not the model under it.
+  // A step of an adapter does not contain the model under it.
   const bool over_a_base = adapter_ && recipe_.model.pretrained;
   if (over_a_base) load_pretrained();
   if (resume_restarted(launch.restarts, notes)) return notes;
@@ -228,7 +230,7 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
   position_.steps = scalars.get<std::int64_t>("position/steps");
   resumed_from_ = folder;
   take_data_position(scalars, folder);
-  // A run in another precision goes on with the first scale.
+  // A run that had another precision goes on with the first scale.
   if (scaler_ && scalars.contains("loss_scale/factor")) {
     scaler_->restore({scalars.get<double>("loss_scale/factor"),
                       scalars.get<std::int64_t>("loss_scale/good_steps"),
@@ -243,9 +245,8 @@ void TrainingRun::take_data_position(const Scalars& scalars, const std::string& 
   TESSERA_CHECK(
       scalars.contains(samples_key(sets - 1)) && !scalars.contains(samples_key(sets)),
       ErrorCode::data,
-      "{}: the run in {} was trained on another number of data sets than {}, so its place "
-      "in them is lost; give the old ones, or start anew from the weights with "
-      "model.pretrained",
+      "{}: the run in {} was trained on another number of data sets than {}, so its position in "
+      "them is lost; give the old data sets, or start again from the weights with model.pretrained",
       where(recipe_, "data.train"), folder, sets);
   position_.data.batches = scalars.get<std::int64_t>("position/micro_batches");
   for (std::size_t set = 0; set < sets; ++set) {
@@ -254,7 +255,7 @@ void TrainingRun::take_data_position(const Scalars& scalars, const std::string& 
 }
 
 // A checkpoint that another program trained: weights, moments and the number of steps, which the
-// learning rate follows; where that program stood in its data is not known here.
+// learning rate follows. The position of that program in its data is not known.
 std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t steps) {
   TESSERA_CHECK(steps >= 0, ErrorCode::checkpoint, "{}: a training position of {} steps", folder,
                 steps);
@@ -263,8 +264,8 @@ std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t
   position_.data = order_->begin();
   position_.data.batches = steps * recipe_.train.gradient_accumulation_steps;
   return fmt::format(
-      "resumed from {}: weights, moments and step {}; it has no position in the data, whose order "
-      "begins anew",
+      "resumed from {}: weights, moments and step {}; it has no position in the data, so the data "
+      "order starts again",
       folder, steps);
 }
 
@@ -312,7 +313,7 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
   const auto asked = std::chrono::steady_clock::now();
   std::vector<std::string> notes = finish_save();
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - asked;
-  options.line = line_;  // as the save before has left it
+  options.line = line_;  // as the last save has left it
   const AsyncSaver::Pause pause = saver_->save(dir, options);
   record_save(pause.copied_seconds);
   std::string note =
@@ -350,7 +351,7 @@ std::vector<std::string> TrainingRun::finish_save() {
 }
 
 std::vector<std::string> TrainingRun::finished_save() {
-  // A failure is for all ranks to throw at one place.
+  // All ranks must throw a failure at the same place.
   if (!saver_ || !saver_->ended() || saver_->failed()) return {};
   return finish_save();
 }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view prefixes = "kMGTP";
 
-// 1000 or 1024 to the power that the unit stands for; 0 when it is none.
+// 1000 or 1024 to the power of the unit's prefix; 0 for an unknown unit.
 double factor_of(std::string_view unit) {
   if (unit.empty() || unit == "B") return 1;
   const char letter = unit.front() == 'K' ? 'k' : unit.front();

@@ -1,4 +1,4 @@
-// Optimal string alignment distance, and a limit on how far a suggestion may be.
+// Optimal string alignment distance, with a limit on the distance of a suggestion.
 #include "base/text/nearest.h"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  constexpr std::size_t longest = 128;  // nobody means a known name with a word of this length
+  constexpr std::size_t longest = 128;  // a longer word is not a misspelt name
   if (word.size() > longest) return "";
   const std::string wanted = folded(word);
   std::string best;

@@ -1,4 +1,4 @@
-// Escapes what could move the cursor, change colours or break a line.
+// Escapes characters that could move the cursor, change colours or break a line.
 #include "base/text/printable.h"
 
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The length of the UTF-8 character at the start, and its number; 0 when there is none.
+// The length of the UTF-8 character at the start, and its number; length 0 if it is not valid.
 struct Decoded {
   std::size_t length = 0;
   std::uint32_t number = 0;
@@ -30,7 +30,7 @@ Decoded decode(std::string_view text) {
   return shortest && !surrogate && number <= 0x10ffff ? Decoded{length, number} : Decoded{};
 }
 
-// Also what turns the direction of the line around it.
+// Includes characters that change the direction of the surrounding line.
 bool is_control(std::uint32_t number) {
   return number < 0x20 || (number >= 0x7f && number < 0xa0) || number == 0x061c ||
          (number >= 0x200e && number <= 0x200f) || (number >= 0x2028 && number <= 0x202e) ||

@@ -1,4 +1,4 @@
-// Text from files and other programs as a terminal may show it.
+// Makes text from files and other programs safe for a terminal.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Control characters, C1 included, and bytes that are no UTF-8 as \xNN; the rest as it is.
+// Writes control characters (C1 included) and bytes that are not UTF-8 as \xNN; keeps the rest.
 std::string printable(std::string_view text);
 
 }  // namespace tessera

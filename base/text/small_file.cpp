@@ -1,4 +1,4 @@
-// Reading with a limit, also of what has no size beforehand.
+// Reads with a limit, which also holds for files whose size is not known beforehand.
 #include "base/text/small_file.h"
 
 #include <cerrno>

@@ -1,4 +1,4 @@
-// Files that people write: read whole, and no larger than such files are.
+// Reads a whole file that a person wrote, up to a size limit.
 #pragma once
 
 #include <filesystem>
@@ -6,8 +6,8 @@
 
 namespace tessera::cli {
 
-// At most 1 MiB. Throws Error(configuration) that begins with `what` and the path: "recipe x.yaml
-// does not exist".
+// The limit is 1 MiB. Throws an Error(configuration) that begins with `what` and the path: "recipe
+// x.yaml does not exist".
 std::string read_small_file(const std::filesystem::path& path, const std::string& what);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// oneDNN calls.
+// Calls oneDNN.
 #include "bench/harness/bare_products.h"
 
 #include <unordered_map>

@@ -1,4 +1,4 @@
-// Matrix products by oneDNN alone, as the floor that the engine's own are measured against.
+// Matrix products by oneDNN alone, as the reference for the engine's own products.
 #pragma once
 
 #include <functional>
@@ -8,24 +8,24 @@
 
 namespace tessera::bench {
 
-// Whether oneDNN has products of the dtype on this processor: in bfloat16 not on all.
+// True if oneDNN has products of this dtype on this processor; not all processors have bfloat16.
 bool has_bare_products(DType dtype);
 
-// The dtype to compare products of `dtype` with: itself, or float32 where oneDNN has none of it.
+// The dtype to compare products of `dtype` with: itself, or float32 if oneDNN does not have it.
 DType bare_dtype(DType dtype);
 
-// How oneDNN reads b: where it lies, or from a copy in the layout that its fastest kernel wants.
-// The copy is made by every call, because what it copies changes with every step.
+// How oneDNN reads b: in place, or from a copy in the layout of its fastest kernel. Every call
+// makes this copy, because b changes with every step.
 enum class BareLayout { in_place, packed };
 
 struct BareProduct {
   std::function<void()> run;
-  std::string kernel;  // oneDNN's name of what computes it
+  std::string kernel;  // oneDNN's name of the kernel
 };
 
-// The product that `p` describes, on the calling thread: dnnl_sgemm in float32 (a batch as so many
-// calls, b in place), the matmul primitive in bfloat16. The memory must outlive the result.
-// has_bare_products(p.dtype) must hold.
+// The product that `p` describes, on the calling thread: dnnl_sgemm in float32 (one call for each
+// matrix of a batch, b in place), the matmul primitive in bfloat16. The memory must outlive the
+// result. has_bare_products(p.dtype) must hold.
 BareProduct bare_product(const kernels::Matmul& p, BareLayout layout = BareLayout::in_place);
 
 }  // namespace tessera::bench

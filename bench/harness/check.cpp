@@ -1,4 +1,4 @@
-// One table of kinds for the members of a row, and the few that have members of their own.
+// One table with the types of a row's members, and the few members with members of their own.
 #include "bench/harness/check.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr double most_bytes = 9e18;  // what fits into a signed number of 64 bits
+constexpr double most_bytes = 9e18;  // the limit of a signed 64-bit number
 
 enum class MemberKind { text, flag, number, positive, count, code, bytes, object, list };
 
@@ -48,10 +48,10 @@ class ReportCheck {
 
   void require(bool whole, const std::string& what) const {
     TESSERA_CHECK(whole, ErrorCode::configuration,
-                  "{}: is damaged: {} is not what tessera bench writes; name another file", where_,
-                  what);
+                  "{}: is damaged: {} does not have the format of tessera bench; name another file",
+                  where_, what);
   }
-  // `name` may be absent or null unless it is `needed`.
+  // `name` may be absent or null if it is not `needed`.
   void member(const BenchJson& of, const std::string& what, const char* name, MemberKind kind,
               bool needed = false) const {
     const bool there = of.contains(name) && (needed || !of[name].is_null());

@@ -1,4 +1,4 @@
-// Whether a file's rows are whole, before anything reads their members.
+// Checks that a file's rows are complete before other code reads their members.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace tessera::cli {
 
-// Gives each row the members that it lacks, as unknown ones. Throws Error(configuration), which
-// begins with `where`, for a member of another kind than this version writes.
+// Gives each row its missing members, as unknown values. Throws Error(configuration), which begins
+// with `where`, for a member of another type than this version writes.
 void check_bench_report(const std::string& where, BenchJson& report);
 
 }  // namespace tessera::cli

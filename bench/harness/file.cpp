@@ -63,7 +63,7 @@ void compare_row(const BenchJson& row, const BenchJson& old, BenchComparison& re
     return;
   }
   const Rate now = rate_of(row), before = rate_of(old);
-  constexpr double floor = 0.02;  // of a single round the spread says little
+  constexpr double floor = 0.02;  // the spread of a single round is not meaningful
   const bool single = rounds_of(row) < 2 || rounds_of(old) < 2;
   const double noise =
       std::max(now.spread() + before.spread(), single ? floor * before.median : 0.0);
@@ -96,10 +96,10 @@ BenchJson read_bench_file(const std::string& option, const fs::path& path) {
                     report.contains("rows") && report["rows"].is_array() &&
                     report.contains("recipe") && report.contains("machine");
   TESSERA_CHECK(ours, ErrorCode::configuration,
-                "{} {}: is no comparison of tessera bench; name another file", option,
+                "{} {}: is not a report of tessera bench; name another file", option,
                 path.string());
   TESSERA_CHECK(report.value("version", BenchJson()) == 1, ErrorCode::configuration,
-                "{} {}: has version {} of the format, and this program reads 1", option,
+                "{} {}: has version {} of the format, but this program reads version 1", option,
                 path.string(), json_text(report.value("version", BenchJson())));
   for (const BenchJson& row : report["rows"]) {
     const bool whole = row.is_object() && row.contains("id") && row["id"].is_string() &&
@@ -138,13 +138,13 @@ BenchComparison compare_reports(const BenchJson& report, const BenchJson& old, s
       compare_row(row, *before, result);
     } else {
       result.lines.push_back(
-          fmt::format("{}: is not in the old comparison", row.at("name").get<std::string>()));
+          fmt::format("{}: is not in the old report", row.at("name").get<std::string>()));
     }
   }
   for (const BenchJson& before : old.at("rows")) {
     if (row_with_id(report, before.at("id")) != nullptr) continue;
     result.lines.push_back(
-        fmt::format("{}: is in the old comparison alone", before.at("name").get<std::string>()));
+        fmt::format("{}: is only in the old report", before.at("name").get<std::string>()));
   }
   return result;
 }

@@ -61,7 +61,7 @@ std::string name_of_row(const BenchRow& row) {
   return name;
 }
 
-// What is measured: not how often, nor by which version.
+// The measured configuration, without the number of rounds and the version.
 nlohmann::json what_of(const BenchRow& row, const BenchGrid& grid) {
   nlohmann::json what = to_json(row.recipe);
   what.erase("log");
@@ -134,7 +134,7 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
   return row;
 }
 
-// What would make their work another than Tessera's. Empty: nothing.
+// The feature that peers do not have, so that their work would differ from Tessera's. Empty: none.
 std::string_view what_peers_lack(const Recipe& recipe) {
   if (trains_adapters(recipe)) return "an adapter (model.lora, model.adapter)";
   if (!recipe.train.parameter_groups.empty()) return "train.parameter_groups";
@@ -155,8 +155,8 @@ void add_peers(const BenchGrid& grid, const BenchRow& own, std::vector<BenchRow>
         const std::string_view lacks = what_peers_lack(row.recipe);
         if (row.refused.empty() && !lacks.empty()) {
           refuse(row, Error(ErrorCode::configuration,
-                            fmt::format("--peer {}: the recipe has {}, and peers train the whole "
-                                        "model alike; leave out --peer",
+                            fmt::format("--peer {}: the recipe has {}, but peers train the whole "
+                                        "model in the same way; leave out --peer",
                                         peer, lacks)));
         }
         rows.push_back(std::move(row));
@@ -172,8 +172,8 @@ void check_key(const std::string& key) {
     names.insert(names.end(), known.synonyms.begin(), known.synonyms.end());
   }
   TESSERA_CHECK(std::find(names.begin(), names.end(), key) != names.end(), ErrorCode::usage,
-                "--axis {}: no key of a recipe has this name{} (tessera recipe --keys lists them)",
-                key, did_you_mean(key, names));
+                "--axis {}: unknown key{} (tessera recipe --keys lists the keys)", key,
+                did_you_mean(key, names));
 }
 
 }  // namespace
@@ -191,7 +191,7 @@ BenchAxis offload_axis(const std::vector<std::string>& places) {
     for (const char* what : {"parameters", "gradients", "optimizer"}) {
       settings.push_back(fmt::format("sharding.offload.{}={}", what, place));
     }
-    // A folder without anything to put there would be refused.
+    // A folder without files to put there would be refused.
     if (lower_case(place) != "file") settings.emplace_back("sharding.offload.folder=null");
     axis.values.emplace_back(place, std::move(settings));
   }
@@ -252,8 +252,7 @@ std::vector<BenchRow> make_rows(const BenchGrid& grid) {
     }
   }
   TESSERA_CHECK(!rows.empty(), ErrorCode::usage,
-                "--strategies {} --world-sizes {}: nothing to measure; ranks that are threads are "
-                "two or more",
+                "--strategies {} --world-sizes {}: nothing to measure; dp needs at least two ranks",
                 fmt::join(grid.strategies, ","), fmt::join(grid.world_sizes, ","));
   return rows;
 }

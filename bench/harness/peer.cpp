@@ -1,4 +1,4 @@
-// Peers: the table of them, and the call of a script with a job and its answer as JSON files.
+// Peers: their table, and the call of a script with a job and an answer as JSON files.
 #include "bench/harness/peer.h"
 
 #include <fmt/format.h>
@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 
 struct KnownPeer {
   std::string_view name;
-  std::string_view module;  // of Python, without which it cannot run
-  std::vector<std::pair<std::string_view, std::string_view>> modes;  // our strategy, its name
+  std::string_view module;  // a Python module that the script needs
+  std::vector<std::pair<std::string_view, std::string_view>> modes;  // our strategy, the peer's
 };
 
 const std::vector<KnownPeer>& known_peers() {
@@ -57,7 +57,7 @@ const KnownPeer& known_peer(const std::string& name) {
        did_you_mean(name, names));
 }
 
-// A module's name has no hyphen, and neither has a script's that others import.
+// A module's name has no hyphen, and neither has a script that others import.
 fs::path script_of(const fs::path& folder, const std::string& peer) {
   std::string name = peer;
   std::replace(name.begin(), name.end(), '-', '_');
@@ -68,7 +68,7 @@ nlohmann::ordered_json job_of(const BenchRow& row, const PeerJob& given) {
   nlohmann::json recipe = to_json(row.recipe);
   nlohmann::json& decay = recipe["train"]["lr_decay_steps"];
   if (decay.is_null()) decay = row.recipe.train.steps;
-  nlohmann::json& sets = recipe["data"]["train"];  // a recipe writes one as it is
+  nlohmann::json& sets = recipe["data"]["train"];  // a recipe writes a single one without a list
   if (sets.is_object()) sets = nlohmann::json::array({sets});
   nlohmann::ordered_json job = {{"format", "tessera-bench-job"}, {"version", 1}};
   for (const char* section : {"model", "data", "train", "sharding"}) job[section] = recipe[section];
@@ -111,7 +111,7 @@ RowRound failed_round(const std::string& status, const std::string& reason, int 
   return round;
 }
 
-// The row that the script wrote, or why there is none.
+// The row that the script wrote, or the reason why there is none.
 RowRound read_answer(const fs::path& file, const ProgramEnd& end, double limit) {
   std::ifstream stream(file, std::ios::binary);
   const BenchJson rows = member_of(BenchJson::parse(stream, nullptr, false), "rows");
@@ -119,7 +119,7 @@ RowRound read_answer(const fs::path& file, const ProgramEnd& end, double limit) 
   const std::string status = text_or(row, "status", "");
   if (end.timed_out || status == "timed_out") {
     return failed_round("timed_out",
-                        fmt::format("had not ended after {:.0f} s, and was killed", limit),
+                        fmt::format("did not end within {:.0f} s and was killed", limit),
                         static_cast<int>(ErrorCode::rank_failed));
   }
   if (end.code != 0 || status != "measured") {
@@ -142,7 +142,7 @@ RowRound read_answer(const fs::path& file, const ProgramEnd& end, double limit) 
   round.high = number_or(rate, "high", round.samples_per_s);
   round.losses = member_of(row, "losses");
   if (!round.losses.is_array()) round.losses = BenchJson::array();
-  // What such a process takes in all is all that it says.
+  // Such a process only reports the total of its memory.
   const BenchJson memory = member_of(row, "memory");
   const double resident = number_or(memory, "resident", number_or(memory, "measured", 0));
   if (resident > 0) round.details["memory"]["resident"] = static_cast<std::int64_t>(resident);
@@ -171,7 +171,7 @@ fs::path peer_scripts(const PeerOptions& options, const std::vector<std::string>
     if (!fs::is_directory(place, ignored)) continue;
     for (const std::string& name : names) {
       TESSERA_CHECK(fs::exists(script_of(place, name), ignored), ErrorCode::configuration,
-                    "--peer {}: there is no {}; name the folder that has it with --peer-scripts",
+                    "--peer {}: {} does not exist; name the folder that has it with --peer-scripts",
                     name, script_of(place, name).lexically_normal().string());
     }
     return fs::absolute(place, ignored).lexically_normal();
@@ -240,11 +240,11 @@ RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob
 std::string losses_differ(const nlohmann::ordered_json& own, const nlohmann::ordered_json& peer,
                           const std::string& precision) {
   if (!own.is_array() || !peer.is_array() || own.empty() || peer.empty()) {
-    return "a side has no losses, so that nothing says that both train the same";
+    return "one side reports no losses, so the two trainings cannot be compared";
   }
   const double tolerance = precision == "fp32" ? 2e-3 : 2e-2;
   for (std::size_t i = 0; i < std::min(own.size(), peer.size()); ++i) {
-    if (!own[i].is_number() || !peer[i].is_number()) return "a loss is no number";
+    if (!own[i].is_number() || !peer[i].is_number()) return "a loss is not a number";
     const double a = own[i].get<double>(), b = peer[i].get<double>();
     if (std::abs(a - b) > tolerance * std::max(std::abs(a), 1e-3)) {
       return fmt::format(

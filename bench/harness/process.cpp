@@ -1,4 +1,4 @@
-// One child with its own process group; a loop over its exit, signals and a deadline.
+// One child with its own process group, and a loop over its exit, signals and a deadline.
 #include "bench/harness/process.h"
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ class OutputFile {
   int number_;
 };
 
-// The error that the program ended with, else its last line.
+// The error with which the program ended, else its last line.
 std::string last_words(const std::filesystem::path& file) {
   constexpr std::string_view mark = "error: ";
   std::ifstream stream(file, std::ios::binary);
@@ -61,7 +61,7 @@ pid_t parent_of(pid_t process) {
   std::ifstream stream(fmt::format("/proc/{}/stat", process));
   std::string text;
   std::getline(stream, text);
-  const std::size_t name_end = text.rfind(") ");  // the name may have anything in it
+  const std::size_t name_end = text.rfind(") ");  // the name may contain any character
   int parent = 0;
   if (name_end != std::string::npos && text.size() > name_end + 4) {
     std::from_chars(text.data() + name_end + 4, text.data() + text.size(), parent);
@@ -71,7 +71,7 @@ pid_t parent_of(pid_t process) {
 
 std::set<pid_t> children() {
   std::set<pid_t> processes;
-  std::error_code error;  // a process that ends meanwhile is no error
+  std::error_code error;  // a process that ends meanwhile is not an error
   for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
@@ -88,11 +88,11 @@ std::set<pid_t> children() {
 BenchProcesses::BenchProcesses(std::filesystem::path folder) : folder_(std::move(folder)) {
   guardian_.emplace(comm::standstill_timeout());
   others_ = children();
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a program leaves behind becomes ours
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes that a program leaves behind become our children
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGQUIT}) sigaddset(&set, signal);
-  struct sigaction hangup {};  // what nohup has made us ignore stays ignored
+  struct sigaction hangup {};  // if nohup ignores SIGHUP, it stays ignored
   if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
     sigaddset(&set, SIGHUP);
   }
@@ -109,7 +109,7 @@ BenchProcesses::~BenchProcesses() {
   ::sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
-// Until something happened, at most for `time`.
+// Waits until something happens, at most for `time`.
 void BenchProcesses::wait(std::chrono::milliseconds time) {
   pollfd entry{signals_, POLLIN, 0};
   if (::poll(&entry, 1, static_cast<int>(time.count())) <= 0) return;
@@ -124,8 +124,8 @@ void BenchProcesses::check_stop() {
   if (signal_ != 0) throw Stopped{signal_};
 }
 
-// The launcher passes the first SIGTERM on to its ranks and kills them at a second one that comes
-// half a second later; where it was stopped itself, its guardian kills them at its death.
+// The launcher passes the first SIGTERM on to its ranks and kills them at a second one half a
+// second later. If the launcher was stopped, its guardian kills them when it dies.
 void BenchProcesses::end(RankProcess& process, int gentle) {
   using std::chrono::milliseconds;
   const std::pair<int, milliseconds> steps[] = {
@@ -141,8 +141,7 @@ void BenchProcesses::end(RankProcess& process, int gentle) {
   }
 }
 
-// A launcher's guardian gets the time to do its work; a peer's ranks may have sessions of their
-// own.
+// A launcher's guardian needs time to do its work; a peer's ranks may have their own sessions.
 void BenchProcesses::end_orphans() {
   constexpr auto patience = std::chrono::milliseconds(200);
   const auto until = BenchClock::now() + patience;
@@ -183,7 +182,7 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   };
   RankProcess process(0, start, *guardian_);
   ProgramEnd ended;
-  std::optional<RankExit> early;  // of what was to run as long
+  std::optional<RankExit> early;  // of a program in `beside`
   const auto code_of = [](const RankExit& exit) {
     return exit.signal != 0 ? 128 + exit.signal : exit.code;
   };
@@ -208,7 +207,7 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
     wait(std::chrono::milliseconds(static_cast<int>(left * 1000) + 1));
   }
   ended.seconds = passed();
-  others.clear();  // kills them, and their launchers' guardians the ranks
+  others.clear();  // kills them; the guardians of their launchers kill the ranks
   end_orphans();
   if (signal_ != 0) throw Stopped{signal_};
   ended.error = last_words(folder_ / "err");

@@ -1,4 +1,4 @@
-// The programs that a comparison starts, one at a time: each with a time limit, and none left
+// Runs the programs of a comparison, one at a time, each with a time limit. No program stays
 // behind, whatever ends the comparison.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace tessera::cli {
 
 class RankProcess;
 
-// Thrown when the comparison was told to stop by a signal; what it had started has ended.
+// Thrown when a signal stops the comparison; the programs that it started have ended.
 struct Stopped {
   int signal = 0;
 };
@@ -26,29 +26,29 @@ struct Stopped {
 // How a program ended.
 struct ProgramEnd {
   int code = 0;            // its exit code, or 128 + the signal that killed it
-  bool timed_out = false;  // and was killed for it
-  std::string error;       // the last line that it had for its user, without "tessera: error: "
+  bool timed_out = false;  // it was killed because of the time limit
+  std::string error;       // the last line of its output, without "tessera: error: "
   double seconds = 0;
 };
 
-// Make it before the process has other threads: SIGINT, SIGTERM, SIGHUP and SIGQUIT are taken by
-// it from then on, and threads made later inherit that.
+// Create it before the process has other threads: it takes SIGINT, SIGTERM, SIGHUP and SIGQUIT from
+// then on, and threads made later inherit the signal mask.
 class BenchProcesses {
  public:
-  // Folders and files of the programs' output go into `folder`.
+  // Files with the programs' output go into `folder`.
   explicit BenchProcesses(std::filesystem::path folder);
   ~BenchProcesses();
   BenchProcesses(const BenchProcesses&) = delete;
   BenchProcesses& operator=(const BenchProcesses&) = delete;
 
-  // Runs `command` to its end, for at most `seconds`; what it leaves behind is killed. Throws
-  // Stopped when a signal came, and Error(usage) when the program cannot be executed. `gentle` is
-  // the signal at which it ends what it started itself; `beside` runs as long as it does, and is
-  // ended with it; what of it ends before fails the program.
+  // Runs `command` to its end, for at most `seconds`; processes that it leaves behind are killed.
+  // Throws Stopped if a signal came, and Error(usage) if the program cannot be executed. At the
+  // signal `gentle` the program ends the processes that it started. The commands in `beside` run as
+  // long as the program and are ended with it; if one of them ends earlier, the program has failed.
   ProgramEnd run(const std::vector<std::string>& command,
                  const std::map<std::string, std::string>& environment, double seconds,
                  int gentle = SIGTERM, const std::vector<std::vector<std::string>>& beside = {});
-  // Throws Stopped when a signal has come.
+  // Throws Stopped if a signal has come.
   void check_stop();
 
  private:
@@ -59,9 +59,9 @@ class BenchProcesses {
   std::filesystem::path folder_;
   sigset_t before_{};
   int signals_ = -1;  // a signalfd
-  int signal_ = 0;    // that came
+  int signal_ = 0;    // the signal that came
   std::optional<Guardian> guardian_;
-  std::set<pid_t> others_;  // children that are not ours to end
+  std::set<pid_t> others_;  // children that it must not end
 };
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// Shapes from the model itself, times from oneDNN's bare products, or on a GPU from its library's.
+// Shapes from the model itself; times from oneDNN's products, or on a GPU from its library.
 #include "bench/harness/products.h"
 
 #include <fmt/format.h>
@@ -38,7 +38,7 @@ bool ends_with_any(const std::string& name, std::initializer_list<const char*> e
                      [&](const char* end) { return name.ends_with(end); });
 }
 
-// An encoder's pooling and a classifier see a sentence once, not each of its tokens.
+// An encoder's pooling and a classifier process each sentence once, not each token.
 void take_matrices(nn::Module& module, bool language_model, ModelWork& work) {
   bool head = false;
   LinearShape table;
@@ -64,7 +64,7 @@ void take_matrices(nn::Module& module, bool language_model, ModelWork& work) {
   if (language_model && !head && table.out > 0) work.matrices.push_back(table);
 }
 
-// Memory and call of one product.
+// The memory and the call of one product.
 struct TimedProduct {
   StepProduct product;
   std::vector<Tensor> memory;
@@ -212,7 +212,7 @@ std::vector<StepProduct> ModelWork::step_products(std::int64_t samples, double t
     if (trained) add({out, in, rows, true, false});
   }
   if (seq_len == 0) return all;
-  // Forward two, backward five: the scores are made again.
+  // Forward two, backward five: the scores are computed again.
   const std::int64_t many = samples * heads, n = seq_len, size = head_size;
   const double calls = static_cast<double>(layers) * (causal ? 0.5 : 1.0);
   add({n, n, size, false, true, many, 3 * calls});
@@ -262,8 +262,8 @@ void time_products(const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
   const nlohmann::json job = nlohmann::json::parse(stream, nullptr, false);
   TESSERA_CHECK(job.is_object() && job.contains("products"), ErrorCode::usage,
-                "--time-products {}: no list of products, as tessera bench writes it", file);
-  (void)compute_threads();  // this thread's, as the environment says
+                "--time-products {}: is not a list of products of tessera bench", file);
+  (void)compute_threads();  // sets this thread's number from the environment
   const Device device = device_of_rank(job.at("device"));
   const DType wanted = job.at("precision") == "bf16" ? bfloat16 : float32;
   const bool cpu = device.type == DeviceType::cpu;
@@ -305,7 +305,7 @@ ProductTimes read_product_times(const std::string& file, int ranks) {
     std::ifstream stream(name, std::ios::binary);
     const nlohmann::json answer = nlohmann::json::parse(stream, nullptr, false);
     TESSERA_CHECK(answer.is_object() && answer.contains("step_s"), ErrorCode::runtime,
-                  "{}: a rank that timed products has not answered", name);
+                  "{}: missing; a rank that timed products wrote no answer", name);
     const double best = answer.at("best_flops_per_s");
     times.best_flops_per_s = rank == 0 ? best : std::min(times.best_flops_per_s, best);
     times.step_s = std::max(times.step_s, answer.at("step_s").get<double>());

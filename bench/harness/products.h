@@ -1,5 +1,5 @@
-// The matrix products that a training step cannot avoid: which they are, how many operations, and
-// how long they take alone on this machine. What a row's MFU and its share of products are made of.
+// The matrix products that a training step cannot avoid: their shapes, their operations, and their
+// time alone on this node. A row's MFU and its share of products are computed from them.
 #pragma once
 
 #include <cstdint>
@@ -11,54 +11,54 @@
 
 namespace tessera::cli {
 
-// One product of the step, c[m,n] = op(a) op(b), `batch` of it in one call.
+// One product of the step, c[m,n] = op(a) op(b), `batch` times in one call.
 struct StepProduct {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
   std::int64_t batch = 1;
-  double calls = 1;  // of a step; half of one is an attention that looks back only
+  double calls = 1;  // in a step; 0.5 for half of a product, in causal attention
 };
 
 struct LinearShape {
   std::int64_t out = 0, in = 0;
-  bool trained = true;  // a frozen one has no gradient to compute
+  bool trained = true;  // a frozen matrix has no gradient to compute
 };
 
 struct ModelWork {
   std::string architecture;
   std::int64_t parameters = 0;
-  std::int64_t seq_len = 0;           // tokens of a sample; 0: as long as the sentences are
+  std::int64_t seq_len = 0;           // tokens of a sample; 0: the length of the sentence
   std::vector<LinearShape> matrices;  // each multiplies every token: layers, and a head
   std::int64_t layers = 0, heads = 0, head_size = 0;
   bool causal = true;
 
-  // Of forward and backward of one sample, without what recomputation does again.
-  [[nodiscard]] double flops_per_token() const;   // of the matrices alone
-  [[nodiscard]] double flops_per_sample() const;  // 0 where samples differ in length
-  // How the figure is made, for people.
+  // For forward and backward of one sample, without recomputation.
+  [[nodiscard]] double flops_per_token() const;   // matrices alone
+  [[nodiscard]] double flops_per_sample() const;  // 0 if samples differ in length
+  // The formula of the figure, for people.
   [[nodiscard]] std::string formula() const;
-  // Of a step of one rank.
+  // The products of one rank's step.
   [[nodiscard]] std::vector<StepProduct> step_products(std::int64_t samples, double tokens,
                                                        std::int64_t batches) const;
 };
 
-// Of the recipe's model, which is not allocated for it.
+// For the recipe's model, which is not allocated.
 ModelWork model_work(const Recipe& recipe);
 
-// What the ranks that time products are asked for, and what each answers in FILE.<rank>.
+// The job for the ranks that time products, and the answer of each in FILE.<rank>.
 nlohmann::json products_job(const std::vector<StepProduct>& products, const std::string& precision,
                             const std::string& device, double seconds);
 struct ProductTimes {
-  double step_s = 0;            // of all of a step's
-  double flops = 0;             // of all of them
-  double best_flops_per_s = 0;  // of the fastest shape
-  std::string kernel;           // "sgemm", of which library
-  std::string dtype;            // which the products really had
+  double step_s = 0;            // all products of a step
+  double flops = 0;             // all of them
+  double best_flops_per_s = 0;  // the fastest shape
+  std::string kernel;           // "sgemm", and its library
+  std::string dtype;            // the actual dtype of the products
 };
-// The slowest rank's. Throws Error(runtime) when an answer is missing.
+// The answer of the slowest rank. Throws Error(runtime) if an answer is missing.
 ProductTimes read_product_times(const std::string& file, int ranks);
 
-// What such a rank does: times the products of the job in FILE, in turns, and writes FILE.<rank>.
+// Times the products of the job in FILE, in turns, and writes FILE.<rank>.
 void time_products(const std::string& file);
 
 }  // namespace tessera::cli

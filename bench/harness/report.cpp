@@ -18,7 +18,7 @@ double median_of_row(const BenchJson& row, const char* name) {
   return row.at(name).at("median").get<double>();
 }
 
-// Rows that differ in strategy, ranks and a peer's mode alone.
+// True for rows that differ only in strategy, ranks and a peer's mode.
 bool same_variant(const BenchJson& a, const BenchJson& b) {
   const auto who = [](const BenchJson& row) {
     return row["peer"].is_object() ? fmt::format("{} {}", row["peer"].value("name", ""),
@@ -32,7 +32,7 @@ std::string mode_of(const BenchJson& row) {
   return row["peer"].is_object() ? row["peer"].value("mode", "") : std::string();
 }
 
-// What one rank does: without a strategy, else with this one.
+// The row of one rank: without a strategy, else with this one.
 const BenchJson* baseline_of(const BenchJson& row, const BenchJson& rows) {
   const BenchJson* found = nullptr;
   for (const BenchJson& other : rows) {
@@ -69,7 +69,7 @@ double resident_of(const BenchJson& row) {
   return memory["resident"].is_number() ? memory["resident"].get<double>() : 0;
 }
 
-// Our row of the same strategy, ranks and settings.
+// Compares with our row of the same strategy, ranks and settings.
 void derive_ratio(BenchJson& row, const BenchJson& rows) {
   if (!row["peer"].is_object()) return;
   for (const BenchJson& own : rows) {
@@ -110,7 +110,7 @@ std::string label_of(const BenchJson& row) {
 }
 
 std::string bytes_or_dash(const BenchJson& value) {
-  // A peer's or an older file's number may be anything.
+  // The number of a peer or of an older file may be invalid.
   const double bytes = value.is_number() ? value.get<double>() : -1;
   return bytes >= 0 && bytes < 0x1p63 ? bytes_text(static_cast<std::uint64_t>(bytes)) : "-";
 }
@@ -141,7 +141,7 @@ Cells cells_of(const BenchJson& row) {
   const BenchJson& rate = row["samples_per_s"];
   const double median = rate["median"];
   const double half = (rate["high"].get<double>() - rate["low"].get<double>()) / 2;
-  // A step of a round has no spread.
+  // A single step in a round has no spread.
   const bool single = half == 0 && rate.value("rounds", BenchJson::array()).size() <= 1;
   const bool speedup = row["speedup"].is_number() && row["world_size"] != 1;
   const BenchJson& engine = row["engine_s_per_unit"];
@@ -162,7 +162,8 @@ Cells cells_of(const BenchJson& row) {
           row["launcher"]};
 }
 
-// The first column and the last to the left, the others to the right; none that is empty in all.
+// The first and the last column are left-aligned, the others right-aligned; empty columns are left
+// out.
 std::string aligned(const std::vector<Cells>& lines) {
   std::vector<std::size_t> widths(lines.front().size(), 0);
   std::vector<bool> empty(widths.size(), true);

@@ -1,4 +1,4 @@
-// What a comparison's numbers say of each other, and the table on the terminal.
+// Numbers that compare rows with each other, and the table on the terminal.
 #pragma once
 
 #include <string>
@@ -7,18 +7,19 @@
 
 namespace tessera::cli {
 
-// {"processor", "cores", "memory_bytes", "device", ...} of this machine.
+// {"processor", "cores", "memory_bytes", "device", ...} of this node.
 BenchJson bench_machine(const std::string& device);
 
-// The members of the first `asked` rows that other rows decide: speed-up and efficiency over one
-// rank, MFU and the share of products, and what a peer's row is compared with. Those behind them,
-// which nobody asked for, keep theirs.
+// Sets the members of the first `asked` rows that depend on other rows: speed-up and efficiency
+// over one rank, MFU and the share of products, and the comparison of a peer's row. The rows after
+// them, which were not requested, keep theirs.
 void derive(BenchJson& report, std::size_t asked);
 
-// The rows, and under them what failed.
+// The rows, followed by the failures.
 std::string bench_text(const BenchJson& report);
 
-// 0, or the code of the first of the `asked` rows in front that was not measured, or failed later.
+// 0, or the code of the first of the `asked` first rows that was not measured, or that failed
+// later.
 int bench_exit_code(const BenchJson& report, std::size_t asked);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// From a row to `tessera train` with settings, and from its JSONL to numbers.
+// From a row to `tessera train` with settings, and from its JSONL file to numbers.
 #include "bench/harness/row.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ bool has_key(const std::string& name) {
                      [&](const RecipeKey& key) { return key.name == name && key.read; });
 }
 
-// What a recipe says of saving, logging and evaluating is not measured.
+// Settings that switch off the recipe's saving, logging and evaluating, which are not measured.
 std::vector<std::string> quiet_settings(const Recipe& recipe) {
   std::vector<std::string> settings;
   for (const RecipeKey& key : recipe_keys()) {
@@ -56,8 +56,8 @@ std::vector<std::string> quiet_settings(const Recipe& recipe) {
   return settings;
 }
 
-// The row's settings, and after them those. `key=null` takes a value back that the file has, not
-// one of an earlier --set: that one is left out.
+// The row's settings, then the quiet ones. `key=null` removes a value of the file, but not a value
+// of an earlier --set: that setting is left out.
 std::vector<std::string> quiet_row_settings(const BenchRow& row) {
   const std::vector<std::string> quiet = quiet_settings(row.recipe);
   std::vector<std::string> settings = row.settings;
@@ -94,7 +94,7 @@ BenchJson read_object(const fs::path& file) {
   return json.is_object() ? json : BenchJson();
 }
 
-// What log.summary has of the run, beside its JSONL.
+// Reads the run's log.summary, in addition to its JSONL.
 void take_summary(const fs::path& file, BenchJson& details) {
   const BenchJson summary = read_object(file);
   if (summary.is_null()) return;
@@ -122,7 +122,7 @@ RowRound failure_of(const ProgramEnd& end, double limit) {
   round.seconds = end.seconds;
   if (end.timed_out) {
     round.status = "timed_out";
-    round.reason = fmt::format("had not ended after {:.0f} s, and was killed", limit);
+    round.reason = fmt::format("did not end within {:.0f} s and was killed", limit);
     round.exit_code = timed_out_code;
   } else {
     round.status = end.code == out_of_memory_code ? "does_not_fit" : "failed";
@@ -153,7 +153,7 @@ RowRound read_round(const BenchRow& row, const fs::path& folder, const RowSteps&
   for (const double loss : values_of(steps, 0, "loss")) {
     if (round.losses.size() < kept_losses) round.losses.emplace_back(loss);
   }
-  // The process's: of ranks that are its threads, a share.
+  // The memory of the process; if ranks are its threads, divided by their number.
   const double processes = row.strategy == "dp" ? row.world_size : 1;
   const auto resident = steps.back().value("peak_bytes", 0.0) / processes;
   round.details["memory"]["resident"] = static_cast<std::int64_t>(resident);
@@ -178,7 +178,7 @@ void take_median(BenchJson& row, const char* name, double value, double low, dou
   row[name]["rounds"] = rounds;
 }
 
-// What the row's figures of work are made of.
+// The numbers behind the row's figures of work.
 BenchJson work_json(const BenchRow& row) {
   if (!row.work) return {};
   const ModelWork& work = *row.work;
@@ -210,7 +210,7 @@ std::vector<std::string> RowRunner::command(const BenchRow& row, const RowSteps&
   if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});
   std::vector<std::string> settings = quiet_row_settings(row);
   settings.push_back(fmt::format("train.steps={}", steps.warmup + steps.steps));
-  // The learning rates are those of the recipe's own number of steps.
+  // The learning rates follow the recipe's own number of steps.
   settings.push_back(fmt::format("train.lr_decay_steps={}",
                                  row.recipe.train.lr_decay_steps.value_or(row.recipe.train.steps)));
   if (!steps.copy) settings.push_back("log.jsonl=" + (folder / "metrics.jsonl").string());
@@ -236,7 +236,7 @@ std::map<std::string, std::string> RowRunner::environment() const {
   return {{"OMP_NUM_THREADS", threads}, {"TESSERA_NUM_THREADS", threads}};
 }
 
-// A step at a learning rate of nothing leaves the weights as they were drawn.
+// A step with the learning rate 0 leaves the initial weights unchanged.
 fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
   nlohmann::json model = to_json(row.recipe)["model"];
   model["seed"] = row.recipe.train.seed;
@@ -257,7 +257,7 @@ fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
 
 RowRound RowRunner::run(const BenchRow& row, const RowSteps& steps, double seconds) {
   for (const char* name : {"metrics.jsonl", "memory.json", "summary.json"}) {
-    std::error_code ignored;  // most often there is none
+    std::error_code ignored;  // usually it does not exist
     fs::remove(folder / name, ignored);
   }
   const ProgramEnd end =
@@ -290,7 +290,7 @@ BenchJson bench_row_json(const BenchRow& row, const std::string& status,
                     {"version", nullptr}};
   }
   json["model"] = work_json(row);
-  json["settings"] = nullptr;  // steps, warm-up and rounds, once it is measured
+  json["settings"] = nullptr;  // steps, warm-up and rounds, when it is measured
   json["status"] = status;
   json["reason"] = reason;
   json["exit_code"] = 0;
@@ -314,9 +314,9 @@ void add_round(BenchJson& row, const RowRound& round) {
   row["reason"] = round.reason;
   row["exit_code"] = round.exit_code;
   take_median(row, "samples_per_s", round.samples_per_s, round.low, round.high);
-  const double tokens = round.tokens_per_s / round.samples_per_s;  // of a sample
+  const double tokens = round.tokens_per_s / round.samples_per_s;  // of one sample
   take_median(row, "tokens_per_s", round.tokens_per_s, round.low * tokens, round.high * tokens);
-  const double work = round.samples_per_s * round.step_s;  // samples of a step
+  const double work = round.samples_per_s * round.step_s;  // samples of one step
   take_median(row, "step_s", round.step_s, work / round.high, work / round.low);
   if (row["losses"].size() < round.losses.size()) row["losses"] = round.losses;
   const BenchJson& rate = row["samples_per_s"];

@@ -1,4 +1,4 @@
-// One row of a comparison, run and read: the command, what its files say, and the row's JSON.
+// Runs one row of a comparison and reads its results: the command, its files, and the row's JSON.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tessera::cli {
 
 using BenchJson = nlohmann::ordered_json;
 
-// What one run of a row gave.
+// The result of one run of a row.
 struct RowRound {
   std::string status = "measured";  // or failed, timed_out, does_not_fit
   std::string reason = {};
@@ -28,8 +28,8 @@ struct RowRound {
 
 struct RowSteps {
   std::int64_t steps = 1, warmup = 3;
-  bool memory = false;  // compare with the plan, which costs time
-  bool copy = false;    // that keeps cores busy, and is not read
+  bool memory = false;  // compare with the plan, which takes time
+  bool copy = false;    // a copy that keeps cores busy; its results are not read
 };
 
 struct RowRunner {
@@ -39,26 +39,26 @@ struct RowRunner {
   std::string recipe;
   std::string config_file;
   int threads_per_rank = 1;
-  int filled_ranks = 0;  // of all programs at a time, with copies of a row; 0: no copies
+  int filled_ranks = 0;  // ranks of all programs together, with copies of a row; 0: no copies
 
   [[nodiscard]] std::vector<std::string> command(const BenchRow& row, const RowSteps& steps) const;
-  // What keeps the cores busy that the row leaves.
+  // The commands that use the cores that the row leaves free.
   [[nodiscard]] std::vector<std::vector<std::string>> copies(const BenchRow& row) const;
-  // The variables that say how many threads a rank has.
+  // The variables that set the number of a rank's threads.
   [[nodiscard]] std::map<std::string, std::string> environment() const;
   RowRound run(const BenchRow& row, const RowSteps& steps, double seconds);
-  // Where a run of this recipe begins: a folder of its initial weights, for peers.
+  // A folder with the initial weights of a run of this recipe, for peers.
   std::filesystem::path initial_weights(const BenchRow& row, double seconds);
 };
 
-// The row in the report before it is measured: all members, none with a number.
+// The row in the report before it is measured: all members, without numbers.
 BenchJson bench_row_json(const BenchRow& row, const std::string& status, const std::string& reason);
-// Adds a round's numbers; its details where it is the median round so far.
+// Adds the numbers of a round, and its details if it is the median round so far.
 void add_round(BenchJson& row, const RowRound& round);
 std::size_t rounds_of(const BenchJson& row);
 bool is_measured(const BenchJson& row);
 
-// {"median", "low", "high"} of values, which are its rounds.
+// {"median", "low", "high"} of the values of its rounds.
 BenchJson spread_of(const std::vector<double>& values);
 
 }  // namespace tessera::cli

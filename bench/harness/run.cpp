@@ -1,4 +1,4 @@
-// The order of things: plans, a pilot run of every row, then rounds in which each row has its turn.
+// The order of work: plans, a pilot run of every row, then rounds in which each row has its turn.
 #include "bench/harness/run.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::int64_t pilot_steps = 2;  // the plan's comparison is made after the second
+constexpr std::int64_t pilot_steps = 2;  // the comparison with the plan is made after the second
 constexpr std::int64_t most_steps = 20, usual_rounds = 3, enough_steps = 3;
 constexpr int time_is_over = static_cast<int>(ErrorCode::rank_failed);
 
@@ -38,8 +38,8 @@ std::uint64_t memory_of_a_rank(const BenchSettings& settings, const PlanWorld& w
   return gpus.empty() ? std::numeric_limits<std::uint64_t>::max() : gpus.front().memory_bytes;
 }
 
-// Of what is asked for in vain and of what could not be started, all rows say the same. A row that
-// has rounds keeps them, and has the failure beside them.
+// If the failure concerns all rows, they all get it. A row with rounds keeps them and gets the
+// failure in addition.
 void set_failed(BenchRow& row, const std::string& status, const std::string& reason, int code) {
   if (rounds_of(row.result) == 0) {
     const BenchJson memory = row.result.value("memory", BenchJson::object());
@@ -50,7 +50,7 @@ void set_failed(BenchRow& row, const std::string& status, const std::string& rea
   row.result["exit_code"] = code;
 }
 
-// What a row was measured with, else what all of its report were.
+// The settings of a row's measurement, else those of the whole report.
 BenchJson settings_of(const BenchJson& row, const BenchJson& report) {
   BenchJson own = row.value("settings", BenchJson());
   if (own.is_object()) return own;
@@ -157,7 +157,7 @@ void BenchRun::give_up(BenchRow& row, const std::string& status, const std::stri
 void BenchRun::plan_row(BenchRow& row) {
   const PlanWorld world = bench_world(row);
   Recipe recipe = row.recipe;
-  // As on a host, whose ranks are a group.
+  // As on a node, whose ranks are a group.
   if (!recipe.sharding.group_size) recipe.sharding.group_size = row.world_size;
   const StrategyPlan planned = plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
   if (!planned.plan) {
@@ -169,12 +169,13 @@ void BenchRun::plan_row(BenchRow& row) {
   const std::uint64_t memory = memory_of_a_rank(settings_, world);
   if (total <= memory) return;
   give_up(row, "does_not_fit",
-          fmt::format("a rank would take {}, and there are {}; tessera plan says what would fit",
-                      bytes_text(total), bytes_text(memory)),
+          fmt::format(
+              "a rank needs {}, but only {} are available; tessera plan suggests what would fit",
+              bytes_text(total), bytes_text(memory)),
           static_cast<int>(ErrorCode::out_of_memory));
 }
 
-// The end of the comparison tries again, and says it then.
+// The end of the comparison tries again and reports the error then.
 void BenchRun::keep() {
   try {
     file_.keep(report());
@@ -190,7 +191,7 @@ void BenchRun::plan_memory() {
   }
 }
 
-// What a Python lacks is said of each row of its peer.
+// Each row of a peer reports the modules that its Python lacks.
 void BenchRun::check_peers_run() {
   for (const std::string& peer : grid_.peers) {
     const auto of_peer = [&](const BenchRow& row) {
@@ -206,7 +207,7 @@ void BenchRun::check_peers_run() {
   }
 }
 
-// Throws Error(runtime) where Tessera's own initial weights cannot be written.
+// Throws Error(runtime) if Tessera's initial weights cannot be written.
 RowRound BenchRun::run_peer_once(BenchRow& row, const RowSteps& steps, double seconds) {
   const PeerJob job = {.steps = steps.steps,
                        .warmup = steps.warmup,
@@ -232,7 +233,7 @@ RowRound BenchRun::run_once(BenchRow& row, const RowSteps& steps) {
   return round;
 }
 
-// After a pilot of this peer and of our row.
+// Called after a pilot run of this peer and of our row.
 std::string BenchRun::compare_losses(const BenchRow& row, const RowRound& round) const {
   for (const BenchRow& own : rows_) {
     if (own.peer || own.strategy != row.strategy || own.world_size != row.world_size ||
@@ -240,7 +241,7 @@ std::string BenchRun::compare_losses(const BenchRow& row, const RowRound& round)
       continue;
     return losses_differ(own.result.at("losses"), round.losses, row.precision);
   }
-  return "there is no row of Tessera to compare its losses with";
+  return "no row of Tessera to compare its losses with";
 }
 
 void BenchRun::settle(BenchRow& row, const RowRound& round) {
@@ -276,7 +277,8 @@ void BenchRun::pilot() {
   }
 }
 
-// Three rounds of as many steps as there is time for; fewer rounds before fewer than three steps.
+// Three rounds of as many steps as there is time for; fewer rounds if there are fewer than three
+// steps.
 void BenchRun::choose_steps(const std::vector<BenchRow*>& rows) {
   double fixed = 0, step = 0;
   std::set<std::string> products;
@@ -364,12 +366,12 @@ void BenchRun::take_products(BenchRow& row) const {
                             {"kernel", any.kernel}};
 }
 
-// A row that the limit of the whole came before.
+// Marks a row for which the time limit came too early.
 void BenchRun::mark_not_run() {
   for (BenchRow* row : to_measure()) {
     if (rounds_of(row->result) > 0) continue;
     set_failed(*row, "not_run",
-               fmt::format("the time limit of {:.0f} s was over", settings_.time_limit),
+               fmt::format("the time limit of {:.0f} s had passed", settings_.time_limit),
                time_is_over);
   }
 }

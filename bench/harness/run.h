@@ -1,4 +1,5 @@
-// A comparison from its rows to its report: pilot, rounds in turns, and what is written on the way.
+// Runs a comparison from its rows to its report: a pilot run, rounds in turns, and reports on the
+// way.
 #pragma once
 
 #include <chrono>
@@ -19,13 +20,13 @@
 namespace tessera::cli {
 
 struct BenchSettings {
-  std::int64_t steps = 0;   // measured in a round; 0: as many as the budget has time for
-  std::int64_t rounds = 0;  // 0: three, or fewer where the budget has no time for them
-  std::int64_t warmup = 3;  // steps of a run that are left out
-  double budget = 240;      // seconds for all, which steps and rounds are chosen by
-  double time_limit = 0;    // of the whole; 0: none
+  std::int64_t steps = 0;   // measured in a round; 0: as many as the budget allows
+  std::int64_t rounds = 0;  // 0: three, or fewer if the budget requires it
+  std::int64_t warmup = 3;  // steps of a run that are not measured
+  double budget = 240;      // seconds for everything; steps and rounds are chosen to fit
+  double time_limit = 0;    // of the whole comparison; 0: none
   double row_time_limit = 600;
-  std::optional<std::uint64_t> device_memory;  // of a rank; absent: what the machine has
+  std::optional<std::uint64_t> device_memory;  // of one rank; absent: the memory of the node
   PeerOptions peers;
 };
 
@@ -34,20 +35,22 @@ class BenchRun {
   BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::vector<BenchRow> rows,
            RowRunner runner, BenchFile& file, std::string command);
 
-  // Rows that are measured in `old` with their rounds, steps and warm-up are not measured again, or
-  // with `again` all are; until a row's first round is there, it is the old one. Where steps and
-  // rounds are not given, they are those of our rows in it. Other rows of it stay behind ours.
+  // Rows that are measured in `old` with their rounds, steps and warm-up are not measured again;
+  // with `again` all rows are. Until the first round of a row is done, the old row is kept. If
+  // steps and rounds are not given, they are those of our rows in `old`. Other rows of `old` stay
+  // after ours.
   void take_over(const BenchJson& old, bool again);
-  // Measures what is not measured. Throws Stopped; what was measured is then in the file.
+  // Measures the rows that are not measured. Throws Stopped; the file then has all finished
+  // measurements.
   void measure();
-  // Whole, with what rows say of each other.
+  // Complete, with the numbers that compare rows.
   [[nodiscard]] const BenchJson& report();
 
  private:
   using Clock = std::chrono::steady_clock;
 
   [[nodiscard]] double passed() const;
-  [[nodiscard]] double time_left() const;  // until the limit of the whole
+  [[nodiscard]] double time_left() const;  // until the limit of the whole comparison
   [[nodiscard]] bool wanted(const BenchRow& row) const;
   [[nodiscard]] std::vector<BenchRow*> to_measure();
   void plan_memory();
@@ -59,16 +62,16 @@ class BenchRun {
   RowRound run_peer_once(BenchRow& row, const RowSteps& steps, double seconds);
   void settle(BenchRow& row, const RowRound& round);
   [[nodiscard]] std::string compare_losses(const BenchRow& row, const RowRound& round) const;
-  // Products are timed once for rows that have them in common.
+  // Products are timed once for rows with the same products.
   [[nodiscard]] std::string products_key(const BenchRow& row) const;
   void time_products_of(const BenchRow& row);
   void take_products(BenchRow& row) const;
   void mark_not_run();
   void keep();
-  // It has no further turn; what was measured of it stays.
+  // The row gets no further turn; its measurements stay.
   void give_up(BenchRow& row, const std::string& status, const std::string& reason, int code);
   void take_settings(const BenchJson& old);
-  // As it stands in the report.
+  // As in the report.
   [[nodiscard]] BenchJson shown(const BenchRow& row) const;
   void note(const std::string& line) const;
 
@@ -79,17 +82,18 @@ class BenchRun {
   BenchFile& file_;
   BenchJson report_;
   BenchJson other_rows_ = BenchJson::array();
-  BenchJson old_settings_;                     // of the report that is gone on with
-  std::map<std::string, BenchJson> replaced_;  // rows of it that are measured anew, by id
+  BenchJson old_settings_;                     // of the report that is continued
+  std::map<std::string, BenchJson> replaced_;  // its rows that are measured again, by id
   std::set<std::string> given_up_;             // ids
   Clock::time_point begin_ = Clock::now();
-  // Of the pilot: a row's seconds outside of steps, in a step, its tokens a sample.
+  // From the pilot run: a row's seconds outside of steps, its seconds in a step, its tokens per
+  // sample.
   struct Estimate {
     double start = 0, step = 0, tokens = 0;
   };
   std::map<std::string, Estimate> estimates_;
   std::map<std::string, std::vector<ProductTimes>> products_;
-  bool unkept_ = false;           // the file could not be written on the way
+  bool unkept_ = false;           // an intermediate report could not be written
   bool nothing_measured_ = true;  // all rows are kept ones
 };
 

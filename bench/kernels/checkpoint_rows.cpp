@@ -1,6 +1,7 @@
-// Saving and loading checkpoints next to plain writing, reading or copying of the same bytes. One
-// third of the state is the model's, two thirds the optimizer's; every tensor is cut over the ranks
-// as FSDP does. `stall` is what a training step pays for an asynchronous save: a copy.
+// Saving and loading checkpoints, compared with plain writing, reading or copying of the same
+// bytes. One third of the state is the model's, two thirds the optimizer's; every tensor is sharded
+// over the ranks as in FSDP. `stall` is the time that a training step pays for an asynchronous
+// save: a copy.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,14 +34,15 @@ double passed_seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Memory as a run's tensors have it, on huge pages where the system gives them. Of `value`.
+// Memory as a run's tensors have it, on huge pages if the system provides them, filled with
+// `value`.
 std::shared_ptr<std::byte> pool_memory(std::size_t bytes, int value) {
   std::shared_ptr<std::byte> memory = MemoryPool::current(Device::cpu())->allocate(bytes);
   std::memset(memory.get(), value, bytes);
   return memory;
 }
 
-// A rank's shard of `layers` tensors and two moments for each.
+// A rank's shard of `layers` tensors and of two moments for each.
 struct Shard {
   State state;
   std::shared_ptr<std::byte> memory;
@@ -69,7 +71,7 @@ struct Shard {
 
 using RankWork = std::function<void(comm::Communicator&, State&)>;
 
-// What a row of checkpoints needs: a folder of its own, which goes with it.
+// The folder of a row of checkpoints; it is removed with this object.
 class CheckpointBench {
  public:
   explicit CheckpointBench(const WholeOptions& options)
@@ -90,8 +92,8 @@ class CheckpointBench {
 
   [[nodiscard]] double bytes() const { return static_cast<double>(bytes_); }
 
-  // As a save does, the new bytes are written while the old ones are there: page cache that is
-  // already free is cheaper.
+  // As in a save, the new bytes are written while the old ones exist: page cache that is already
+  // free is cheaper.
   void plain_write() { write_file("plain"); }
   void write_file(const char* name) {
     fs::path fresh = folder_ / name;
@@ -105,7 +107,7 @@ class CheckpointBench {
     file.close();
     checkpoint::rename_path(fresh, folder_ / name);
   }
-  // Into memory of the file's size, as a load does.
+  // Reads into memory of the file's size, as a load does.
   void plain_read() { read_file(false); }
   void read_file(bool with_checksum) {
     const File file = File::open_for_reading(folder_ / "plain");
@@ -124,14 +126,13 @@ class CheckpointBench {
     benchmark::DoNotOptimize(copied_.get());
     benchmark::ClobberMemory();
   }
-  // Page cache that was just freed is several times cheaper to fill than memory that nobody has
-  // touched; every timing begins with as much of the former.
+  // Page cache that was just freed is several times cheaper to fill than memory that was never
+  // touched. Every timing begins with the same amount of the former.
   void recycle() {
     write_file("recycled");
     fs::remove(folder_ / "recycled");
   }
-  // Ranks with their shards in memory, and what they do between two barriers. `prepare` comes
-  // before.
+  // Ranks with their shards in memory, and their work between two barriers. `prepare` comes before.
   double on_ranks(const RankWork& work, const RankWork& prepare = {}) const {
     double seconds = 0;
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -164,7 +165,7 @@ class CheckpointBench {
       (void)snapshots[static_cast<std::size_t>(communicator.rank())].take(state, Device::cpu(),
                                                                           DType::float32);
     };
-    return on_ranks(take, take);  // the first one makes the memory
+    return on_ranks(take, take);  // the first call allocates the memory
   }
 
  private:
@@ -180,7 +181,7 @@ struct CheckpointRow {
   const char* name;
   void (CheckpointBench::*bound)();                       // the same bytes, by one thread
   std::function<void(CheckpointBench&)> begin;            // once, not timed; may be empty
-  std::function<double(CheckpointBench&)> timed_seconds;  // of one round
+  std::function<double(CheckpointBench&)> timed_seconds;  // in one round
 };
 
 std::vector<CheckpointRow> checkpoint_rows() {
@@ -215,7 +216,7 @@ void measure_checkpoint(benchmark::State& state, const CheckpointRow& row,
     CheckpointBench bench(options);
     bench.plain_write();
     if (row.begin) row.begin(bench);
-    (void)row.timed_seconds(bench);  // from here on it finds its files
+    (void)row.timed_seconds(bench);  // later calls find its files
     std::vector<Measured> rounds;
     for (auto unused : state) {
       static_cast<void>(unused);

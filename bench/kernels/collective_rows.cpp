@@ -1,6 +1,6 @@
-// Collectives over shared memory next to memcpy of as many bytes, and the barrier. Ranks are
-// processes that are forked for a row, or threads of one (`local`); rank 0 is told through a pipe
-// to begin a round and answers with its times.
+// Collectives over shared memory, compared with memcpy of the same number of bytes, and the
+// barrier. Ranks are processes that are forked for a row, or threads of one process (`local`). Rank
+// 0 gets the command to begin a round through a pipe and answers with its times.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -31,7 +31,7 @@ struct Collective {
   int ranks = 2;
 };
 
-// The slowest rank's time of one call: a collective is as fast as that.
+// The time of the slowest rank in one call.
 template <class Call>
 double slowest_seconds(const RankOf& rank, std::size_t bytes, const Call& call) {
   const int repeats = static_cast<int>(
@@ -48,7 +48,7 @@ double slowest_seconds(const RankOf& rank, std::size_t bytes, const Call& call) 
   return worst / repeats;
 }
 
-// One rank's memory. An all-gather begins with each rank's share in private memory.
+// The memory of one rank. An all-gather begins with each rank's shard in private memory.
 class CollectiveRank {
  public:
   CollectiveRank(RankOf rank, const Collective& what)
@@ -66,7 +66,7 @@ class CollectiveRank {
 
   Measured round() {
     if (what_.name == "barrier") return {slowest_seconds(rank_, 0, [&] { rank_->barrier(); }), 0};
-    // One rank copies; the others wait, so that it has the memory to itself.
+    // One rank copies; the others wait, so that it has the memory bandwidth to itself.
     const double copied = slowest_seconds(rank_, what_.bytes, [&] {
       std::memcpy(to_.data(), from_.data(), from_.size());
       benchmark::DoNotOptimize(to_.data());
@@ -105,8 +105,8 @@ class CollectiveRank {
   std::vector<std::byte> from_, to_;
 };
 
-// A core of its own for each rank where there are enough. Refused in some containers: then the
-// kernel places.
+// Pins each rank to its own core if there are enough cores. Some containers refuse it: then the
+// kernel decides.
 void pin_rank(int rank) {
   cpu_set_t core;
   CPU_ZERO(&core);
@@ -114,7 +114,7 @@ void pin_rank(int rank) {
   sched_setaffinity(0, sizeof(core), &core);
 }
 
-// Rounds for as long as rank 0 is asked for them.
+// Runs rounds as long as rank 0 gets commands.
 void serve_rounds(const RankOf& rank, const Collective& what, int asked, int answers) {
   set_compute_threads(1);
   pin_rank(rank->rank());
@@ -129,7 +129,7 @@ void serve_rounds(const RankOf& rank, const Collective& what, int asked, int ans
   }
 }
 
-// The ranks of one row, as processes of this one.
+// The ranks of one row, as child processes of this one.
 class RankProcesses {
  public:
   explicit RankProcesses(const Collective& what) {
@@ -156,14 +156,14 @@ class RankProcesses {
     close(answers[1]);
   }
   ~RankProcesses() {
-    close(asked_);  // which ends them
+    close(asked_);  // this ends them
     close(answers_);
     for (const pid_t child : children_) waitpid(child, nullptr, 0);
   }
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  // False when a rank has ended; it has said why.
+  // False if a rank has ended; it has reported the reason.
   bool round(Measured& times) const {
     return write(asked_, "r", 1) == 1 && read(answers_, &times, sizeof(times)) == sizeof(times);
   }

@@ -15,7 +15,7 @@ double stream_bytes(std::int64_t numbers, DType dtype) {
   return static_cast<double>(numbers) * static_cast<double>(size_of(dtype));
 }
 
-// One row for each dtype of training: `run` gets memory and a dtype.
+// One row for each dtype of training; `run` gets memory and a dtype.
 template <class Make>
 void add_both(Rows& to, const std::string& variant, const Make& make) {
   for (const DType dtype : {float32, bfloat16}) {

@@ -1,5 +1,5 @@
-// Every CPU kernel, the head, the collectives and checkpoint files next to what bounds them, as one
-// Google Benchmark program.
+// Every CPU kernel, the head, the collectives and checkpoint files, compared with their bounds, as
+// one Google Benchmark program.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -36,7 +36,7 @@ Google Benchmark's own options are the rest, among them --benchmark_filter=REGEX
   kernels_bench --benchmark_out=kernels.json --benchmark_out_format=json
 )";
 
-// Takes the value of `--name=` from the argument; false when it is another one.
+// Takes the value of `--name=` from the argument; false if it is another argument.
 bool take(std::string_view argument, std::string_view name, std::string& value) {
   if (!argument.starts_with(name) || argument.size() <= name.size() ||
       argument[name.size()] != '=') {
@@ -51,7 +51,7 @@ int refuse(std::string_view what) {
   return 2;
 }
 
-// 0 or an exit code. What is Google Benchmark's stays among the arguments.
+// Returns 0 or an exit code. Google Benchmark's own arguments stay.
 int parse(int& count, char** arguments, bench::WholeOptions& options) {
   int kept = 1;
   for (int i = 1; i < count; ++i) {
@@ -86,7 +86,7 @@ int parse(int& count, char** arguments, bench::WholeOptions& options) {
   return 0;
 }
 
-// What of the machine decides the figures.
+// The properties of the machine that affect the figures.
 void add_context() {
   const kernels::cpu::Description machine = kernels::cpu::describe();
   benchmark::AddCustomContext("onednn", machine.onednn_version + " with " + machine.onednn_isa);
@@ -96,7 +96,7 @@ void add_context() {
                                                                            : "widening to float32");
 }
 
-// False when a kernel has no row.
+// False if a kernel has no row.
 bool add_kernel_rows(int rounds) {
   bool complete = true;
 #define TESSERA_ADD_ROWS(name, Arguments)                                     \

@@ -1,5 +1,5 @@
 // Matrix products and attention of a GPT (384 wide, 6 heads of 64, 256 tokens, batch 8) and of a
-// sentence encoder, next to oneDNN's bare products of the same shapes.
+// sentence encoder, compared with oneDNN's bare products of the same shapes.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -55,7 +55,7 @@ Work matmul_work(const Shape& s, DType dtype, Memory& memory) {
           .onednn = bare_product(bare).run};
 }
 
-// The bare products of whole heads, gathered into dense matrices, which favours them.
+// The bare products of whole heads, gathered into dense matrices, which makes them faster.
 class HeadProducts {
  public:
   HeadProducts(DType wanted, Memory& memory) {
@@ -148,10 +148,10 @@ struct AttentionMemory {
   }
 };
 
-// Of one product of the lower triangle.
+// The operations of one product of the lower triangle.
 constexpr double causal_flops = 2.0 * batch * heads * length * length * head_dim * 0.5;
 
-// A row without and one with dropout for each dtype. oneDNN's products of whole heads are halved.
+// Rows without and with dropout for each dtype. oneDNN's products of whole heads are halved.
 template <class Make>
 void add_attention(Rows& to, const Make& make) {
   for (const DType dtype : {float32, bfloat16}) {
@@ -163,11 +163,11 @@ void add_attention(Rows& to, const Make& make) {
   }
 }
 
-// 64 sequences of 4 to 28 tokens, as sentences have them.
+// 64 sequences of 4 to 28 tokens, the lengths of sentences.
 struct Sentences {
   std::vector<std::int32_t> starts, lengths;
   std::int64_t rows = 0, longest = 0;
-  double pairs = 0;  // of tokens that see each other
+  double pairs = 0;  // tokens that see each other
 
   Sentences() {
     for (std::int32_t i = 0; i < 64; ++i) {

@@ -171,7 +171,7 @@ void rows_of_embedding_forward(Rows& to) {
   });
 }
 
-// Into a gradient that is there, as a tied head leaves it: what no id points to is not touched.
+// Adds into an existing gradient, as a tied head leaves it: rows without an id are not touched.
 void rows_of_embedding_backward(Rows& to) {
   add_dtypes(to, "accumulate", [](Memory& memory, DType dtype) {
     const EmbeddingBackward table{.ids = memory.ids(tokens, vocabulary),

@@ -1,4 +1,4 @@
-// Timing in turns.
+// Times calls and their bounds in turns.
 #include "bench/kernels/rows.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ double timed(const std::function<void()>& run, int repeats) {
          repeats;
 }
 
-// memcpy that reads one half of the bytes and writes the other.
+// memcpy that reads one half of the bytes and writes the other half.
 class Copy {
  public:
   explicit Copy(double bytes)
@@ -45,7 +45,7 @@ class Copy {
   std::vector<char> source_, target_;
 };
 
-// A square product large enough for the library's best rate, in the layout that it likes better.
+// A square product large enough for the library's best rate, in its faster layout.
 class SquareProduct {
  public:
   explicit SquareProduct(DType wanted) {

@@ -1,5 +1,5 @@
-// What the rows of kernels_bench are made of: a kernel's call on memory of its own, the bytes and
-// operations that it cannot avoid, and how it is timed next to them.
+// The parts of a row of kernels_bench: a kernel's call on its own memory, the bytes and operations
+// that it cannot avoid, and the timing of both.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -15,18 +15,18 @@
 
 namespace tessera::bench {
 
-// How long one call takes on the calling thread, in processor time: what else runs on the machine
-// takes time away that does not count.
+// The processor time of one call on the calling thread; time that other programs take does not
+// count.
 double processor_seconds_of(const std::function<void()>& run);
 double median(std::vector<double> values);
 
-// Memory of one row. It goes when the row is done.
+// The memory of one row; it is freed when the row is done.
 class Memory {
  public:
   // Random numbers near 0, in every dtype.
   void* random(std::int64_t count, DType dtype);
   void* zeros(std::int64_t bytes);
-  // count numbers below `end`, as ids or targets.
+  // `count` numbers below `end`, as ids or targets.
   std::int32_t* ids(std::int64_t count, std::int64_t end);
   // Any object, kept until the row is done.
   template <class T>
@@ -43,27 +43,26 @@ class Memory {
 
 struct Work {
   std::function<void()> run;
-  double bytes = 0;          // to be moved at least: each tensor once
-  double flops = 0;          // of its matrix products
-  DType products = float32;  // the dtype of these
+  double bytes = 0;          // the least to move: each tensor once
+  double flops = 0;          // in its matrix products
+  DType products = float32;  // their dtype
   // The same products by oneDNN alone, in the same shapes; may be empty.
   std::function<void()> onednn = {};
-  double onednn_share = 1;  // of them that is needed: half, where causality leaves half
-  std::function<double()> peak_bytes = {};  // memory that the last call took; may be empty
+  double onednn_share = 1;  // the part of them that is needed: half with a causal mask
+  std::function<double()> peak_bytes = {};  // memory of the last call; may be empty
 };
 using MakeWork = std::function<Work(Memory&)>;
 
-// The rows of one kernel, "kernel/variant". Each is run as many rounds as main() says. A round
-// times the call and, in turn with it, what bounds it: memcpy of as many bytes, and oneDNN's
-// largest rate in a square product of that dtype for its operations; the bound is the longer one.
-// Counters are bytes_per_second, flops_per_second, of_bound (the bound's time over the kernel's: 1
-// is at the bound) and, where there are bare products, of_onednn; the times behind them are
-// medians.
+// The rows of one kernel, "kernel/variant". main() sets the number of rounds. A round times the
+// call and, in turn with it, its bound: memcpy of the same number of bytes, and oneDNN's largest
+// rate in a square product of that dtype for its operations; the bound is the longer one. Counters
+// are bytes_per_second, flops_per_second, of_bound (the bound's time over the kernel's: 1 is at the
+// bound) and, if there are bare products, of_onednn; they are computed from median times.
 class Rows {
  public:
   Rows(std::string kernel, int rounds) : kernel_(std::move(kernel)), rounds_(rounds) {}
   void add(const std::string& variant, const MakeWork& make);
-  // The same with a third of the rounds, for what takes long.
+  // The same with a third of the rounds, for long calls.
   void add_long(const std::string& variant, const MakeWork& make);
   [[nodiscard]] int added() const { return added_; }
 
@@ -75,23 +74,23 @@ class Rows {
   int added_ = 0;
 };
 
-// Every kernel of the table has its rows here, so that one without them does not link.
+// Every kernel of the table has its rows here, so that a kernel without rows does not link.
 #define TESSERA_KERNEL_ROWS(name, Arguments) void rows_of_##name(Rows& rows);
 TESSERA_KERNELS(TESSERA_KERNEL_ROWS)
 #undef TESSERA_KERNEL_ROWS
 
-// What is more than one kernel.
+// Rows of more than one kernel.
 struct WholeOptions {
   int rounds = 15;
   int ranks = 2;
-  std::string folder = ".";  // of the checkpoints
+  std::string folder = ".";  // for the checkpoints
   std::int64_t state_mib = 256;
 };
 void add_head_rows(const WholeOptions& options);
 void add_collective_rows(const WholeOptions& options);
 void add_checkpoint_rows(const WholeOptions& options);
 
-// One row of something else: `round` gives its seconds and its bound's.
+// One row of other work: `round` returns its seconds and those of its bound.
 struct Measured {
   double seconds = 0, bound = 0;
 };

@@ -1,4 +1,4 @@
-"""What the peers of `tessera bench` share: the job, ranks as processes, a timed loop that is the same for all, the rows.
+"""Shared by the peers of `tessera bench`: the job, ranks as processes, the same timed loop for all, the rows.
 
 A peer is called as
 
@@ -8,22 +8,22 @@ JOB.json is an object of
     model, data, train, sharding   as `tessera recipe RECIPE` prints them (or all of that under the key `recipe`)
     mode           the peer's way to train (--help lists them), or a list of several
     world_size     ranks (default 1)
-    precision      fp32 or bf16 (default: what sharding.mixed_precision says)
+    precision      fp32 or bf16 (default: sharding.mixed_precision)
     steps, warmup  timed steps of a round (20), and steps before them that are not timed (3)
-    rounds         how often it is measured anew (1)
+    rounds         the number of measurements (1)
     weights        a folder with config.json and model.safetensors, a FULL checkpoint's step or what checkpoint.export wrote:
-                   the weights to begin with, without which loss curves cannot be compared (default: model.pretrained)
-    device         cpu or cuda (default: as train.device, whose auto takes a GPU where there is one)
+                   the initial weights; without them loss curves cannot be compared (default: model.pretrained)
+    device         cpu or cuda (default: train.device; auto: a GPU if there is one)
     backend        gloo or nccl (default: gloo on CPUs, nccl on GPUs)
-    compile        whether torch.compile compiles the layers (false)
+    compile        true: torch.compile compiles the layers (false)
     threads_per_rank   compute threads of a rank (default: OMP_NUM_THREADS, else the cores over the ranks)
-    mkl_avx512     on AMD, whether MKL is made to take AVX-512 (default: where the processor has it)
-    time_limit_s   after which a run is ended (default: never)
+    mkl_avx512     on AMD, true: MKL uses AVX-512 (default: true if the processor has it)
+    time_limit_s   a run is ended after this time (default: never)
     program        the program `tessera`, needed only for a tokenizer other than `bytes`
 
-OUT.json gets {"rows": [..]}, a row for each mode, in the form of `tessera bench --json`. "status" says how it ended, "reason"
-why, where it is not "measured"; what is not known is null. The exit code is 0 when every row was measured, 3 when a mode was
-refused, 1 when one failed and 7 when one was too slow; OUT.json is written in all these cases.
+OUT.json gets {"rows": [..]}, a row for each mode, in the form of `tessera bench --json`. "status" is the result and
+"reason" its cause unless it is "measured"; unknown values are null. The exit code is 0 if every row was measured, 3 if a
+mode was refused, 1 if one failed and 7 if one was too slow; OUT.json is written in all these cases.
 """
 import argparse
 import hashlib
@@ -71,13 +71,13 @@ def processor():
 
 
 def needs(package, what):
-    """Refuses where a package is missing."""
+    """Refuses the job if a package is missing."""
     if importlib.util.find_spec(package) is None:
         raise Refused(f"{sys.executable} has no {package}: {what}")
 
 
 def one_thread_environment():
-    """For measuring on one thread, in whatever library."""
+    """The variables for one thread, in every library."""
     return {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TESSERA_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
@@ -107,7 +107,7 @@ def empty_row(peer, job, status, reason):
 
 
 def medians_of(figures):
-    """A round's (step, samples/s, tokens/s): of each step the slowest rank's time, of these the median."""
+    """A round's (step, samples/s, tokens/s): the median over the steps of the slowest rank's time."""
     times = [max(times) for times in zip(*(one["seconds"] for one in figures), strict=True)]
     of = {name: [count / time for count, time in zip(figures[0][name], times, strict=True)]
           for name in ("samples", "tokens")}
@@ -168,8 +168,8 @@ def run_worker(peer, values, worker):
         print(json.dumps(work(peer, Job(values), int(rank), rendezvous)), flush=True)
     except Refused as refusal:
         print(f"refused: {refusal}", file=sys.stderr, flush=True)
-        os._exit(EXIT_CODES["refused"])  # the others' process group would be waited for
-    # The figures are out. What Python takes apart now can end the process: gloo's threads that still run do.
+        os._exit(EXIT_CODES["refused"])  # the process would wait for the others' process group
+    # The figures are printed. Python's shutdown can crash the process: threads of gloo still run.
     os._exit(0)
 
 

@@ -13,7 +13,7 @@ from common import Refused
 
 BITS64 = (1 << 64) - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-LENGTH_GROUP = 1024  # samples whose order is by length under data.group_by_length
+LENGTH_GROUP = 1024  # samples that data.group_by_length sorts together
 
 
 def scramble(x):
@@ -50,7 +50,7 @@ class Permutation:
 
 
 class BatchOrder:
-    """Which data set each global batch is of, and its samples' numbers."""
+    """The data set of each global batch, and the numbers of its samples."""
 
     def __init__(self, sizes, data, seed):
         self.sizes, self.seed = sizes, seed
@@ -143,7 +143,7 @@ class TokenFile:
 
 
 class TokenWindows:
-    """Sequences of a text by their number, as engine/data/samples.cpp cuts them: seq_len inputs and the token behind."""
+    """Sequences of a text by their number, as engine/data/samples.cpp cuts them: seq_len inputs and the next token."""
 
     def __init__(self, file, seq_len, shuffle, seed):
         self.file, self.seq_len, self.shuffle, self.seed = file, seq_len, shuffle, seed

@@ -2,9 +2,9 @@
 """DeepSpeed as a peer of `tessera bench`: the recipe's GPT-2, Llama, Mistral or Qwen2 under ZeRO.
 
 Modes: zero0 (its data parallelism), zero1, zero2, zero3, over gloo (CPUs, DS_ACCELERATOR=cpu) or NCCL. Settings are those of
-DeepSpeed's documentation: overlap_comm and contiguous_gradients, stage 3 with its defaults, clipping and accumulation by the engine, bf16 by its own
-setting with fp32 masters. The optimizer is torch's fused AdamW, which needs no operator of DeepSpeed's to be compiled.
-Where the package is not installed every mode is refused.
+DeepSpeed's documentation: overlap_comm and contiguous_gradients, stage 3 with its defaults, clipping and accumulation by
+the engine, bf16 by its own setting with fp32 masters. The optimizer is torch's fused AdamW, which does not need a compiled
+operator of DeepSpeed. Every mode is refused if the package is not installed.
 """
 import os
 import sys
@@ -18,7 +18,7 @@ SCRIPT = os.path.abspath(__file__)
 
 
 class Engine:
-    """What common.work() trains."""
+    """The object that common.work() trains."""
 
     def __init__(self, job, model, device, data):
         import deepspeed

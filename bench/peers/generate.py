@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Text generation beside transformers: GPT-2 of 12 x 768, random weights, one thread, greedy.
+"""Text generation, compared with transformers: GPT-2 of 12 x 768, random weights, one thread, greedy.
 
 Makes the model with transformers, then lets both continue the same prompt, in turns: `tessera generate` in
 fp32 and bf16 (whose own --stats line is read) and transformers in fp32, all with their caches. Prints

@@ -1,11 +1,11 @@
-"""A peer's job, its checks, and what a step of it is: see common.py for the keys."""
+"""A peer's job, its checks, and the settings of a step: see common.py for the keys."""
 import math
 import os
 import pathlib
 
 
 class Refused(Exception):
-    """The peer cannot do what the job asks; the text says why and what would do."""
+    """The peer cannot do the job; the text has the reason and a way out."""
 
 
 def amd_with_avx512():
@@ -19,7 +19,7 @@ class Job:
         recipe = values.get("recipe", values)
         self.recipe = recipe
         self.model, self.data = recipe.get("model") or {}, recipe.get("data") or {}
-        if isinstance(self.data.get("train"), dict):  # a list of one is printed as the one
+        if isinstance(self.data.get("train"), dict):  # `tessera recipe` prints a list of one without the list
             self.data = dict(self.data, train=[self.data["train"]])
         self.train, self.sharding = recipe.get("train") or {}, recipe.get("sharding") or {}
         self.mode = values.get("mode")

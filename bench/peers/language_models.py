@@ -1,7 +1,7 @@
 """GPT-2 and Llama (Mistral, Qwen2) in plain PyTorch, with Hugging Face's names, for the peers that train them.
 
-Attention is scaled_dot_product_attention, projections are nn.Linear, the loss is cross entropy of fp32 logits: what a
-user who knows PyTorch writes. The sizes are the keys of Hugging Face's config.json, which are the recipe's.
+Attention is scaled_dot_product_attention, projections are nn.Linear, the loss is cross entropy of fp32 logits: as a PyTorch
+user would write it. The sizes are the keys of Hugging Face's config.json, which are the recipe's.
 """
 import json
 import math
@@ -19,7 +19,7 @@ def activation(name):
 
 
 class LanguageModel(nn.Module):
-    """A body with a head that may be the table of tokens. forward() gives the mean loss."""
+    """A body with a head that may share the token embedding. forward() returns the mean loss."""
 
     def __init__(self, body, table, width, tied):
         super().__init__()

@@ -56,7 +56,7 @@ class Pytorch:
             common.needs("safetensors", "it reads the job's weights")
         kind = config_of(job)["model_type"]
         if kind not in LANGUAGE_MODELS:
-            raise common.Refused(f"the architecture {kind} is no language model of {', '.join(LANGUAGE_MODELS)}")
+            raise common.Refused(f"the architecture {kind} is not a language model of {', '.join(LANGUAGE_MODELS)}")
         torch_training.check_modes(job)
 
     @staticmethod

@@ -4,13 +4,13 @@
 GPT-2 architecture, 6 layers, 384 wide, 6 heads, 256 tokens, batch 8 a rank, byte vocabulary, tied head
 (10,844,160 parameters), fused AdamW, gradients clipped to 1.0, one pinned thread a rank. Prints one JSON
 object for each (mode, dtype): median step, tokens/s of the world, peak resident memory of the largest
-rank, whole and above what importing torch takes.
+rank, in total and above that of importing torch.
 
     bench/peers/pytorch_gpt.py --mode fsdp2 --ranks 2 --dtype fp32 --dtype bf16
 
-What bf16 means: `none` and `ddp` run under torch.autocast with fp32 parameters; the sharded modes keep
+bf16: `none` and `ddp` run under torch.autocast with fp32 parameters; the sharded modes keep
 fp32 shards and compute in bf16 by their own mixed-precision policy, with gradients reduced in
---reduce-dtype. On AMD, MKL takes its AVX2 path unless told otherwise: --mkl-avx512 makes it take AVX-512,
+--reduce-dtype. On AMD, MKL uses AVX2 by default: --mkl-avx512 makes it use AVX-512,
 and a comparison in fp32 claims only that figure.
 """
 import argparse

@@ -1,4 +1,4 @@
-"""Ranks of a peer as processes: the loop that is timed, and who starts and ends them."""
+"""Ranks of a peer as processes: the timed loop, and the code that starts and ends them."""
 import ctypes
 import json
 import os
@@ -23,7 +23,7 @@ def resident_bytes():
 
 
 def pin(rank, threads):
-    """Cores of a rank's own, where there are enough."""
+    """Pins a rank to its own cores if there are enough."""
     cores = sorted(os.sched_getaffinity(0))
     own = cores[rank * threads:(rank + 1) * threads]
     if len(own) == threads:
@@ -45,7 +45,7 @@ def work(peer, job, rank, rendezvous):
     import torch
     import torch.distributed as dist
 
-    # Counted as import, as a user's program has it: what the sharded modes load lazily.
+    # Counted as import, as in a user's program: the sharded modes load these modules lazily.
     if job.mode.startswith("fsdp"):
         import torch.distributed.fsdp  # noqa: F401
     torch.set_num_threads(job.threads)
@@ -89,12 +89,12 @@ def work(peer, job, rank, rendezvous):
 
 
 def end_with_parent():
-    """In a rank's process: no rank outlives the script, whatever ends that."""
+    """In a rank's process: no rank outlives the script."""
     PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def mkl_shim(folder):
-    """A library that answers MKL's question whether the processor is Intel's, for LD_PRELOAD."""
+    """A library for LD_PRELOAD that makes MKL treat the processor as Intel's."""
     source, library = os.path.join(folder, "shim.c"), os.path.join(folder, "shim.so")
     pathlib.Path(source).write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n", encoding="ascii")
     try:
@@ -113,7 +113,7 @@ def stop(processes):
 
 
 def complaint(text):
-    """The line of a rank's error output that says what was wrong."""
+    """The line of a rank's error output with the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "refused:" in line]
     return (errors or lines or ["no word of it"])[-1][:300]
@@ -136,11 +136,11 @@ def run_round(script, job, folder):
         for rank in range(1 if job.mode in ("none", "dp") else job.world_size):
             output = [open(os.path.join(folder, f"{kind}-{rank}"), "w+", encoding="utf-8") for kind in ("out", "err")]
             outputs.append(output)
-            # Python's own folder rule puts HERE first; the script takes it away again.
+            # Python puts HERE first in sys.path; the script removes it again.
             processes.append(subprocess.Popen(
                 [sys.executable, script, "--job", job_file, "--worker", f"{rank},{rendezvous}"],
                 stdout=output[0], stderr=output[1], env=environment, preexec_fn=end_with_parent))
-        # One rank that ends leaves the others waiting for it.
+        # If one rank ends, the others wait for it.
         while any(process.poll() is None for process in processes):
             if any(process.poll() for process in processes):
                 time.sleep(1)
@@ -157,7 +157,7 @@ def run_round(script, job, folder):
                 file.seek(0)
                 texts[-1].append(file.read())
                 file.close()
-    # The one that failed by itself says more than those that were ended.
+    # The rank that failed by itself reports more than those that were ended.
     codes = [process.returncode for process in processes]
     for code, (_, error) in sorted(zip(codes, texts, strict=True), key=lambda pair: pair[0] < 0):
         if code == REFUSED_CODE:

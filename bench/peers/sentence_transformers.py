@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Sentence Transformers as a peer of `tessera bench`: the recipe's sentence_pairs with its package's models and losses.
 
-Modes: none (one rank), dp (nn.DataParallel, on GPUs only), ddp, fsdp2 (fully_shard of each layer; `fsdp` is the same), over gloo
-or NCCL, eager or with torch.compile of each layer.
-Model, tokenizer and losses are the package's own. The loop is that of the other peers instead of the package's trainer:
-the same samples in the same order, AdamW with Tessera's groups, and texts tokenised before a step's time begins, as a trainer's
-workers do. MultipleNegativesRankingLoss gathers the other ranks' texts (gather_across_devices). ddp looks for unused
-parameters, because not every loss has a head. The pooler, which no sentence embedding goes through, is left out.
+Modes: none (one rank), dp (nn.DataParallel, on GPUs only), ddp, fsdp2 (fully_shard of each layer; `fsdp` is the same), over
+gloo or NCCL, eager or with torch.compile of each layer. Model, tokenizer and losses are the package's own. The loop is that
+of the other peers instead of the package's trainer: the same samples in the same order, AdamW with Tessera's groups, and
+texts tokenised before a step's time begins, as a trainer's workers do. MultipleNegativesRankingLoss gathers the other
+ranks' texts (gather_across_devices). ddp looks for unused parameters, because not every loss has a head. The pooler, which
+no sentence embedding goes through, is left out.
 """
 import os
 import pathlib
@@ -24,7 +24,7 @@ ARCHITECTURES = ("bert", "mpnet")
 
 
 def random_encoder(job, folder):
-    """A folder with weights that are drawn here, for a recipe that describes a model."""
+    """A folder with random weights, for a recipe that describes a model."""
     import torch
     import transformers
 
@@ -114,7 +114,7 @@ def make_losses(job, model, sets, losses):
 
 
 def pairs_model(model, made):
-    """What is trained: forward() is the loss of a data set's batch."""
+    """The trained module: forward() is the loss of a data set's batch."""
     from torch import nn
 
     class PairsModel(nn.Module):
@@ -130,7 +130,7 @@ def pairs_model(model, made):
 
 
 def load_head(head, folder):
-    """SoftmaxLoss's head, which a Tessera folder has beside the encoder."""
+    """SoftmaxLoss's head, which is beside the encoder in a Tessera folder."""
     import torch
 
     tensors = common.sibling("language_models").tensors_of(folder)
@@ -158,7 +158,7 @@ class SentenceTransformers:
         if not job.weights and job.model.get("architecture") not in ARCHITECTURES:
             raise common.Refused(f"the architecture {job.model.get('architecture')} is none of {', '.join(ARCHITECTURES)}")
         if not isinstance(job.data.get("train"), list):
-            raise common.Refused("data.train is no list of data sets")
+            raise common.Refused("data.train is not a list of data sets")
         torch_training.check_modes(job)
 
     @staticmethod

@@ -4,7 +4,7 @@
     PYTHON bench/peers/tokenizers_package.py MAKE FOLDER                    makes texts and tokenizers to measure with
     PYTHON bench/peers/tokenizers_package.py BENCH TEXT TOKENIZER ... [--json FILE]
 
-BENCH is the program tokenizers_bench. A line of the text is a text of its own; the package gets all of them in one call
+BENCH is the program tokenizers_bench. Each line is a separate text; the package gets all of them in one call
 without offsets (encode_batch_fast), which is its fastest way, on one thread (RAYON_NUM_THREADS=1).
 """
 import argparse
@@ -29,7 +29,7 @@ def make(folder):
     fixtures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fixtures)
     os.makedirs(folder, exist_ok=True)
-    # 20,000 words of one to four syllables, the common ones as much more common as in a language.
+    # 20,000 words of one to four syllables, with frequencies as in a language.
     draw = random.Random(3)
     syllables = [a + b + c for a in "bdfgklmnprst" for b in "aeiou" for c in ("", "n", "r", "s")]
     words = ["".join(draw.choice(syllables) for _ in range(draw.choice([1, 2, 2, 3, 4]))) for _ in range(20_000)]

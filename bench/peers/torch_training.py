@@ -1,8 +1,8 @@
-"""A model trained by PyTorch as each mode recommends it, for every peer that does so: wrapping, AdamW, clipping, a step.
+"""Trains a model with PyTorch as it recommends for each mode, for all peers on PyTorch: wrapping, AdamW, clipping, a step.
 
-Recommended settings, and where they are PyTorch's own: a unit a layer (transformer_auto_wrap_policy, fully_shard of each
-layer, then of the root); use_orig_params; prefetch as it is by default; fused AdamW; zero_grad to None,
-but where a step may leave parameters out. bf16 is
+PyTorch's recommended settings: one unit per layer (transformer_auto_wrap_policy, fully_shard of each
+layer, then of the root); use_orig_params; the default prefetch; fused AdamW; zero_grad to None,
+unless a step may leave parameters out. bf16 is
 torch.autocast over fp32 parameters for none, dp and ddp, and the sharded modes' own mixed precision over fp32 shards,
 with gradients reduced in sharding.reduce_dtype (default: bf16, as Tessera's is). ddp gives its gradients as views of
 its buckets.
@@ -13,7 +13,7 @@ MODES = ("none", "dp", "ddp", "fsdp1", "fsdp1-grad-op", "fsdp2", "fsdp2-keep")
 
 
 def check_modes(job):
-    """Refuses what no machine, or not this one, can do."""
+    """Refuses modes that no machine, or this machine, cannot run."""
     from common import Refused
 
     if job.mode != "dp":
@@ -41,7 +41,7 @@ def reduce_precision(job):
 
 
 def compile_layers(layers):
-    """In place, so that names and wrappers stay: what FSDP2's documentation recommends."""
+    """In place, so that names and wrappers stay, as FSDP2's documentation recommends."""
     for layer in layers:
         layer.compile()
 
@@ -105,7 +105,7 @@ def wrap_fsdp2(model, layers, job, device):
 
 
 def make_optimizer(named, matrices, job):
-    """Tessera's: matrices decay, biases and norms do not. Of sharded parameters the shape says nothing, so by name."""
+    """As in Tessera: matrices decay, biases and norms do not. By name, because sharded parameters have lost their shapes."""
     import torch
 
     train = job.train
@@ -121,7 +121,7 @@ def make_optimizer(named, matrices, job):
 
 
 def plain_name(name):
-    """Without what wrappers put into it."""
+    """The name without the parts that wrappers add."""
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."):
         name = name.replace(part, "")
     return name.removeprefix("module.")
@@ -143,7 +143,7 @@ class Training:
         self.batches, self.samples, self.tokens = data.batches, data.samples, data.tokens
 
     def begin_with_zero_gradients(self):
-        """A parameter that a step leaves out has a gradient of zero, as in Tessera; without one AdamW would pass it over."""
+        """A parameter that a step leaves out gets a gradient of zero, as in Tessera; without one AdamW would skip it."""
         import torch
 
         for parameter in self.model.parameters():
@@ -158,7 +158,7 @@ class Training:
         return contextlib.nullcontext()
 
     def without_reduction(self):
-        """Of the micro-batches but the last under sync_each_batch: false."""
+        """The context for all micro-batches but the last, under sync_each_batch: false."""
         if self.job.mode == "ddp" or self.job.mode.startswith("fsdp1"):
             return self.model.no_sync()
         return contextlib.nullcontext()

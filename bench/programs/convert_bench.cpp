@@ -1,8 +1,8 @@
-// Converting a big checkpoint next to copying it with cp, in one run; memory at the peak.
+// Converts a big checkpoint and copies it with cp, in one run, and measures time and peak memory.
 //   convert_bench [MiB of weights = 4096] [folder = the current one] [repeats = 5]
-// Each row is a process of its own. A conversion ends with its files durable, so the copy is shown
-// with and without an fsync of what it wrote. Rows go after another one each time, as what was
-// freed before decides how much of the page cache a virtual machine has at hand.
+// Each row is a separate process. A conversion ends with its files durable, so the copy is shown
+// with and without an fsync of its output. Each time the rows run in another order, because the
+// memory that was freed before decides how much of the page cache a virtual machine has at hand.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -32,7 +32,7 @@ using checkpoint::File;
 
 constexpr std::int64_t tensor_rows = 4096;  // of 1024 fp32: 16 MiB a tensor
 
-// Weights that no file system and no processor finds easier than others.
+// Weights that no file system and no processor can compress or predict.
 void write_weights(const fs::path& folder, std::int64_t mebibytes) {
   fs::create_directories(folder);
   std::vector<checkpoint::TensorSpec> specs;
@@ -62,7 +62,7 @@ struct Measured {
   std::int64_t peak_bytes = 0;
 };
 
-// In a process of its own, whose peak is its own.
+// Runs in its own process, so that its peak memory is its own.
 Measured in_process(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   const pid_t child = ::fork();
@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
   std::string place = ".";
   int repeats = 5;
   bench::read_options(
-      argc, argv, "Conversions of a large checkpoint next to copies of it by cp.",
+      argc, argv, "Conversions of a large checkpoint, compared with copies of it by cp.",
       {bench::number<std::int64_t>("MIB", mebibytes, 1, "MiB of weights"),
        bench::text("FOLDER", place, "where the files are written, and deleted at the end"),
        bench::number("REPEATS", repeats, 1, "rounds, of which the median counts")});
@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
       row.seconds.push_back(measured.seconds);
       row.peak_bytes = std::max(row.peak_bytes, measured.peak_bytes);
       fs::remove_all(result);
-      ::sync();  // nobody pays for another's dirty pages
+      ::sync();  // so that no row waits for another row's dirty pages
     }
   }
   fmt::print("{} MB of weights, {} repeats, read from the page cache, --max-memory 256MB\n",

@@ -1,10 +1,10 @@
-// Every kernel of the GPU's table, on sizes beyond the caches, next to what the device can do:
-// the speed of copies in its memory, or of large products by cuBLASLt.
+// Every kernel of the GPU's table, on sizes larger than the caches, compared with the device's
+// limits: the speed of copies in its memory, or of large products by cuBLASLt.
 //   cuda_kernels_bench [--filter PART_OF_A_NAME] [--seconds PER_ROW] [--budget SECONDS]
 //                      [--json FILE]
-// A row names the kernel, its time, the bytes it must move (each tensor once) or its operations per
-// second, and the ratio to the device's rate. FILE gets each row as a line of JSON when it is
-// known. The last line counts the rows that the budget of the whole run left no time for.
+// A row names the kernel, its time, the bytes that it must move (each tensor once) or its
+// operations per second, and the ratio to the device's rate. FILE gets each row as a line of JSON
+// at once. The last line counts the rows that did not run because the budget was used up.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -219,7 +219,7 @@ void bench_optimizers(Meter& meter) {
   });
 }
 
-// out = a * b, our kernels, and where it is installed cuBLASLt on the same.
+// out = a * b with our kernels and, if cuBLASLt is installed, with cuBLASLt on the same matrices.
 void bench_product(Meter& meter, const std::string& what, DType dtype, Matmul p) {
   const Tensor a(meter, p.m * p.k, dtype), b(meter, p.k * p.n, dtype), c(meter, p.m * p.n, dtype);
   p.a = a.data(), p.b = b.data(), p.c = c.data();
@@ -318,7 +318,7 @@ void bench_attention(Meter& meter, DType dtype, const Heads& s) {
 
 Options options_from(int argc, char** argv) {
   Options options;
-  read_options(argc, argv, "Every kernel of the GPU next to what the device can do.",
+  read_options(argc, argv, "Every kernel of the GPU, compared with the limits of the device.",
                {text("--filter", options.filter, "a part of a row's name"),
                 number("--seconds", options.seconds, 1e-6, "seconds of measuring, for a row"),
                 number("--budget", options.budget, 0.0, "seconds of all rows; 0: no limit"),
@@ -326,7 +326,7 @@ Options options_from(int argc, char** argv) {
   return options;
 }
 
-// What matters most comes first: the budget may end before the rows do.
+// The most important rows come first, because the budget may end before the last row.
 void run_all(const Options& options) {
   Meter meter(options);
   bench_products_of_gpt2(meter);

@@ -1,5 +1,5 @@
-// What cuda_kernels_bench measures with: arrays on the device, a queue, event timing, and the rates
-// that kernels are held against.
+// The measuring tools of cuda_kernels_bench: arrays on the device, a queue, event timing, and the
+// rates that kernels are compared with.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,7 +41,7 @@ class DeviceMemory {
   std::unique_ptr<void, Free> memory_;
 };
 
-// Scratch memory grows and stays.
+// Scratch memory grows and is kept.
 class BenchContext final : public kernels::cuda::Context {
  public:
   BenchContext() : faults_(sizeof(kernels::cuda::Fault)) {
@@ -84,7 +84,7 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   void record(cudaStream_t stream) { TESSERA_CUDA(cudaEventRecord(event_, stream)); }
-  // Milliseconds from `begin` to this; waits for this.
+  // Milliseconds from `begin` to this event; waits for this event.
   float since(const Event& begin) {
     TESSERA_CUDA(cudaEventSynchronize(event_));
     float milliseconds = 0;
@@ -98,8 +98,8 @@ class Event {
 
 struct Options {
   std::string filter;     // a part of a row's name; empty: every row
-  double seconds = 0.05;  // of measuring, for a row
-  double budget = 0;      // of all rows: those that come too late are not run; 0: no limit
+  double seconds = 0.05;  // measuring time of a row
+  double budget = 0;      // for all rows: later rows do not run; 0: no limit
   std::string json;
 };
 
@@ -116,13 +116,13 @@ class Meter {
   }
 
   BenchContext& context() { return context_; }
-  // After the last row.
+  // Called after the last row.
   void finish() {
     fmt::print("rows that no time was left for: {}\n", left_out_);
     write({{"measure", "rows left out"}, {"rows", left_out_}});
   }
 
-  // A kernel that is as fast as memory: `bytes`, each tensor once.
+  // A kernel that is limited by memory: `bytes` counts each tensor once.
   void memory(const std::string& name, DType dtype, double bytes,
               const std::function<void()>& run) {
     if (!wants(name)) return;
@@ -130,7 +130,7 @@ class Meter {
     report(name, dtype, seconds, bytes / seconds * 1e-9, "GB/s", copy_rate_ * 1e-9, "copies");
   }
 
-  // A kernel that is as fast as the matrix units of its type.
+  // A kernel that is limited by the matrix units for its type.
   void products(const std::string& name, DType dtype, double flops,
                 const std::function<void()>& run) {
     if (!wants(name)) return;
@@ -158,7 +158,7 @@ class Meter {
     TESSERA_CHECK(report_.good(), ErrorCode::runtime, "cannot write {}", options_.json);
   }
 
-  // The median of samples, each long enough for the events' resolution.
+  // The median of samples, each long enough for the resolution of the events.
   double seconds_of(const std::function<void()>& run) {
     constexpr int samples = 5;
     const auto time = [&](int repetitions) {
@@ -167,7 +167,7 @@ class Meter {
       end_.record(context_.stream);
       return static_cast<double>(end_.since(begin_)) * 1e-3 / repetitions;
     };
-    time(2);  // loads the code, and lets the clocks rise
+    time(2);  // loads the code and raises the clock rates
     const double once = std::max(time(1), 1e-6);
     const int repetitions =
         static_cast<int>(std::clamp(options_.seconds / samples / once, 1.0, 10000.0));
@@ -276,7 +276,7 @@ class Tensor {
                                 .b = 1},
                                meter.context().queue());
   }
-  // Scattered, as a text's words are.
+  // Scattered ids, as in a text.
   static Tensor of_numbers(std::int64_t n, std::int64_t limit) {
     std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
     std::uint64_t state = 1;

@@ -41,7 +41,7 @@ struct Size {
   const char* name;
   std::int64_t layers, width, heads, vocabulary;
 };
-// GPT-2's four published sizes; the vocabulary is padded to a multiple of 64, as trainers do.
+// The four published sizes of GPT-2; the vocabulary is padded to a multiple of 64, as usual.
 constexpr Size sizes[] = {{"124M", 12, 768, 12, 50304},
                           {"350M", 24, 1024, 16, 50304},
                           {"774M", 36, 1280, 20, 50304},
@@ -63,7 +63,7 @@ struct Options {
 struct Result {
   std::string strategy;
   double loss = 0, norm = 0;
-  double seconds = 0;  // of a step
+  double seconds = 0;  // in a step
   double tokens_per_second = 0, mfu = 0, causal_mfu = 0, exposed_share = 0;
   std::size_t peak_bytes = 0;
 };
@@ -124,7 +124,7 @@ std::unique_ptr<models::LanguageModel> make_model(const Options& options) {
                                       {"attn_pdrop", 0.0}});
 }
 
-// A rank's tokens of a pass: the same for every strategy.
+// A rank's tokens in one pass: the same for every strategy.
 Tensor tokens_of(const Options& options, int rank, std::int64_t pass) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(options.batch * options.length));
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -139,7 +139,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// `attention`: operations for a layer, an element of its width and a token of the sequence.
+// `attention`: operations per layer, element of its width and token of the sequence.
 double flops_of_a_token(const Options& options, const ShardedModel& model, double attention) {
   double parameters = 0;
   for (const ShardedParameter& parameter : model.sharded_parameters()) {
@@ -156,13 +156,13 @@ ShardingOptions sharding_of(const Options& options, Strategy strategy, const std
   return sharding;
 }
 
-// What a rank saw: the seconds of every step, the last loss and norm.
+// A rank's measurements: the seconds of every step, the last loss and norm.
 struct Run {
   std::vector<double> seconds;
   double loss = 0, norm = 0;
 };
 
-// Forward and backward of one of a step's passes; the loss, of the last pass only.
+// Forward and backward of one pass of a step; the loss is that of the last pass only.
 double pass_over(const Options& options, models::LanguageModel& model, const Tensor& ids,
                  bool last) {
   Tensor loss = model.loss(ids, ids);
@@ -212,7 +212,7 @@ Result train(const Options& options, Strategy strategy) {
         Run run = run_rank(options, context, *model, sharded);
         if (!context.is_main()) return;
         run.seconds.erase(run.seconds.begin(),
-                          run.seconds.begin() + 2);  // they allocate and choose
+                          run.seconds.begin() + 2);  // they allocate and choose kernels
         result.loss = run.loss;
         result.norm = run.norm;
         result.seconds = median(run.seconds);

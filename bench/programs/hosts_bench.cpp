@@ -1,6 +1,6 @@
-// Gathers and sums between hosts against raw TCP: what a rank and its counterpart on another host
-// move through one socket with blocking calls, in the same run and in turns. Every process is a
-// rank of the environment (scripts/hosts-bench starts them); rank 0 prints.
+// Gathers and sums between nodes, compared with raw TCP: a rank and its counterpart on another node
+// exchange the same bytes through one socket with blocking calls, in the same run and in turns.
+// Every process is a rank of the environment (scripts/hosts-bench starts them); rank 0 prints.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Ranks = std::shared_ptr<Communicator>;
 
-// A connection to the rank that has this one's place on the other of two hosts.
+// A connection to the rank in the same place on the other of two nodes.
 FileDescriptor connect_raw(const World& world, const Ranks& ranks) {
   TESSERA_CHECK(ranks->size() == 2 * world.local_size, ErrorCode::configuration,
                 "hosts_bench: two hosts with as many ranks each wanted");
@@ -40,7 +40,8 @@ FileDescriptor connect_raw(const World& world, const Ranks& ranks) {
     const std::string& address = addresses[static_cast<std::size_t>(other)];
     const std::size_t space = address.find(' ');
     auto made = control::connect_to(address.substr(0, space), std::stoi(address.substr(space)));
-    TESSERA_CHECK(made.has_value(), ErrorCode::runtime, "hosts_bench: nobody at {}", address);
+    TESSERA_CHECK(made.has_value(), ErrorCode::runtime, "hosts_bench: no rank listens at {}",
+                  address);
     connection = std::move(*made);
   } else {
     connection = FileDescriptor(TESSERA_SYSTEM(accept(listener->get(), nullptr, nullptr)));
@@ -49,7 +50,7 @@ FileDescriptor connect_raw(const World& world, const Ranks& ranks) {
   return connection;
 }
 
-// Both directions at once, by a thread each.
+// Both directions at once, with one thread each.
 void swap_raw(int socket, const std::vector<std::byte>& out, std::vector<std::byte>& in) {
   std::thread sender([&] {
     for (std::size_t done = 0; done < out.size();) {
@@ -65,7 +66,7 @@ void swap_raw(int socket, const std::vector<std::byte>& out, std::vector<std::by
   sender.join();
 }
 
-// Seconds of the slowest rank.
+// The seconds of the slowest rank.
 double timed(const Ranks& ranks, const std::function<void()>& work) {
   ranks->barrier();
   const auto begin = std::chrono::steady_clock::now();
@@ -114,7 +115,7 @@ void measure(std::size_t bytes, int rounds) {
     of_reduce.push_back(reduce_seconds);
   }
   if (ranks->rank() != 0) return;
-  // A host gets this much from the other, by all three.
+  // All three give a node this much data from the other.
   const double crossing = static_cast<double>(share) * world.local_size;
   const auto rate = [&](const std::vector<double>& seconds) {
     return crossing / median(seconds) / 1e9;
@@ -136,8 +137,8 @@ int main(int arguments, char** values) {
     int rounds = 20;
     tessera::bench::read_options(
         arguments, values,
-        "Gathers and sums between two hosts next to raw TCP. Each process is a rank of the\n"
-        "environment; scripts/hosts-bench starts them.",
+        "Gathers and sums between two nodes, compared with raw TCP. Each process is a rank of "
+        "the\nenvironment; scripts/hosts-bench starts them.",
         {tessera::bench::number<std::size_t>("MIB", mebibytes, 1, "MiB of the whole buffer"),
          tessera::bench::number("ROUNDS", rounds, 1, "rounds, of which the median counts")});
     tessera::comm::measure(mebibytes << 20, rounds);

@@ -1,10 +1,10 @@
-// A step through files against what the disk does, in turns in one run:
+// A step through files, compared with the disk alone, in turns in one run:
 //   offload_bench [--folder DIR] [--mib STATE] [--rounds N] [--json FILE]
-// `step`: AdamW over masters, gradients and two moments that all lie in files of the folder, STATE
-// in all: 16 bytes read and 12 written for each parameter. `disk`: the same transfers, with nothing
-// to wait for but the disk. `norm`: the gradients' sum of squares against their reads alone.
-// `adamw`: the kernel by itself, on memory, against memcpy, each counted by the bytes that it
-// moves, on as many threads (OMP_NUM_THREADS). Wanted: step 0.7 of disk, adamw 0.8 of memcpy.
+// `step`: AdamW over master shards, gradients and two moments, all in files of the folder, STATE in
+// total: 16 bytes read and 12 written for each parameter. `disk`: the same transfers without
+// computation. `norm`: the gradients' sum of squares, compared with their reads alone. `adamw`: the
+// kernel alone, on memory, compared with memcpy, each by the bytes that it moves, on the same
+// number of threads (OMP_NUM_THREADS). Targets: step 0.7 of disk, adamw 0.8 of memcpy.
 #include <fmt/core.h>
 #include <fmt/format.h>
 
@@ -43,7 +43,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// One parameter whose state lies in files.
+// One parameter whose state is in files.
 class State {
  public:
   State(const std::string& folder, std::int64_t count) : count_(count) {
@@ -85,7 +85,7 @@ class State {
     return sum.value();
   }
 
-  // Each file by a thread, as the step's are, in pieces of the same size.
+  // One thread per file, as in the step, in pieces of the same size.
   void transfer(bool whole_step) {
     const auto work = [this](StateFile& file, bool writes) {
       const std::size_t piece = file.window()->piece_bytes();
@@ -132,7 +132,7 @@ nlohmann::json compare_with_disk(const std::string& folder, std::int64_t count, 
     const double b = seconds_of([&] { state.transfer(true); });
     const double c = seconds_of([&] { (void)state.norm(); });
     const double d = seconds_of([&] { state.transfer(false); });
-    if (round == 0) continue;  // the first writes go into blocks that nothing was written to
+    if (round == 0) continue;  // the first round writes into new blocks
     step.push_back(a);
     disk.push_back(b);
     norm.push_back(c);
@@ -202,7 +202,7 @@ int main(int argc, char** argv) {
   std::string folder = "offload-bench", json;
   std::int64_t mib = 2048;
   int rounds = 5;
-  bench::read_options(argc, argv, "AdamW on state in files next to what the disk does.",
+  bench::read_options(argc, argv, "AdamW on state in files, compared with the disk alone.",
                       {bench::text("--folder", folder, "where the files are written"),
                        bench::number<std::int64_t>("--mib", mib, 1, "MiB of state"),
                        bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),

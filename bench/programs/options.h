@@ -1,5 +1,5 @@
-// The command line of a benchmark program. The program lists what it understands; --help prints
-// that list, and everything else is refused in one line, with exit code 2.
+// The command line of a benchmark program. The program lists its options; --help prints the list,
+// and any other word is refused in one line, with exit code 2.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,13 +17,13 @@
 namespace tessera::bench {
 
 struct Option {
-  std::string name;  // with dashes: an option with a value; without: an argument, by its place
+  std::string name;  // with dashes: an option with a value; without: a positional argument
   std::string meaning;
-  std::function<bool(const std::string&)> read;  // whether the value can be taken
+  std::function<bool(const std::string&)> read;  // false if the value is not valid
   bool required = false;
 };
 
-// A whole number or a real one of `least` and more.
+// A whole or real number of at least `least`.
 template <typename T>
 Option number(std::string name, T& value, T least, std::string meaning) {
   meaning += fmt::format(" ({})", value);
@@ -72,8 +72,8 @@ inline std::string usage(std::string_view program, std::string_view about,
 
 }  // namespace options_detail
 
-// Reads the whole command line, or ends the program. An argument that ends in "..." takes all that
-// are left.
+// Reads the whole command line, or ends the program. An argument that ends in "..." takes all
+// remaining words.
 inline void read_options(int argc, char** argv, std::string_view about,
                          const std::vector<Option>& options) {
   const std::string path = argv[0], program = path.substr(path.rfind('/') + 1);

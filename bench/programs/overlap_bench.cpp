@@ -1,10 +1,10 @@
-// What of communication a step hides, with delays in place of links and of products:
+// Measures how much communication a step hides, with delays in place of links and of products:
 //   overlap_bench [--ranks N] [--layers L] [--ms M] [--rounds R] [--strategy NAME]
 //                 [--group N] [--reshard N] [--limit N] [--prefetch true|false] [--json FILE]
-// Ranks are threads. A layer's forward sleeps M milliseconds and its backward twice as long;
-// collectives sleep by the bytes that reach a rank, at the rate at which a step's take as long as
-// its sleeps of computation. `ratio` is the median step against the longer of the two: 1 is
-// everything hidden, 2 nothing. Wanted: below 1.15 for FULL_SHARD.
+// Ranks are threads. A layer's forward sleeps M milliseconds and its backward twice as long.
+// Collectives sleep in proportion to the bytes that reach a rank; the rate is chosen so that a
+// step's collectives take as long as its computation. `ratio` is the median step against the longer
+// of the two: 1 if everything is hidden, 2 if nothing is. Target: below 1.15 for FULL_SHARD.
 #include <fmt/core.h>
 #include <fmt/format.h>
 
@@ -39,10 +39,10 @@ void sleep_for(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-// What delays are by: one for a rank, read by its communicators.
+// The durations of the delays: one object per rank, read by its communicators.
 struct Delay {
   std::atomic<double> seconds_per_byte{0};
-  std::atomic<std::uint64_t> bytes{0};  // that were waited for
+  std::atomic<std::uint64_t> bytes{0};  // that ranks waited for
 
   void of(std::uint64_t reached) {
     bytes += reached;
@@ -50,7 +50,7 @@ struct Delay {
   }
 };
 
-// Another communicator whose collectives take longer.
+// A communicator that makes the collectives of another one take longer.
 class DelayedCommunicator final : public comm::Communicator {
  public:
   DelayedCommunicator(comm::Communicator& inner, std::shared_ptr<Delay> delay)
@@ -134,7 +134,7 @@ class DelayedCommunicator final : public comm::Communicator {
   std::shared_ptr<Delay> delay_;
 };
 
-// A layer whose products take as long as it is told.
+// A layer whose products take a given time.
 class SleepingLayer : public nn::Module {
  public:
   explicit SleepingLayer(double seconds) : seconds_(seconds) {
@@ -250,7 +250,7 @@ std::vector<bench::Option> options_of(Asked& asked) {
              return strategy.has_value();
            }},
           bench::number("--group", sharding.group_size, 1, "ranks of a group in HYBRID_*"),
-          {"--reshard", "reshard_after_forward among so many ranks",
+          {"--reshard", "reshard_after_forward to this number of ranks",
            [&sharding](const std::string& given) {
              int ranks = 0;
              const bool good = bench::number("", ranks, 1, "").read(given);
@@ -273,9 +273,9 @@ std::vector<bench::Option> options_of(Asked& asked) {
 int main(int argc, char** argv) {
   Asked asked;
   asked.sharding.wrap = WrapPolicy::transformer({"SleepingLayer"});
-  bench::read_options(argc, argv,
-                      "What of communication a training step hides, with delays in place of links.",
-                      options_of(asked));
+  bench::read_options(
+      argc, argv, "The communication that a training step hides, with delays in place of links.",
+      options_of(asked));
   try {
     const Result got = measure(asked);
     const double longer = std::max(got.computation, got.communication);

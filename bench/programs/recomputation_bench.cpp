@@ -1,9 +1,10 @@
-// What recomputation costs and saves: the step of a GPT without it, with it (a layer at a time) and
-// with attention's output kept, and one forward, in turns in one run, one thread:
+// The cost and the saving of recomputation: the step of a GPT without it, with it (a layer at a
+// time) and with attention's output kept, and one forward, in turns in one run, on one thread:
 //   recomputation_bench [--rounds N] [--length TOKENS] [--json FILE]
 // The GPT has 6 layers of width 384, 6 heads and byte vocabulary; a batch is 2,048 tokens. Times
-// are processor time. `extra_forwards` is what a step takes longer, in forwards: at most one.
-// `peak_mib` is the peak of the tensors' memory, `kept_mib` what lies between forward and backward.
+// are processor time. `extra_forwards` is the additional time of a step, in forwards: at most one.
+// `peak_mib` is the peak of the tensors' memory, `kept_mib` the memory between forward and
+// backward.
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <time.h>
@@ -108,7 +109,7 @@ nlohmann::json measure(std::int64_t length, int rounds) {
                         {"selective", RecomputeOptions{.keep = ops_worth_keeping}}};
   std::vector<double> forwards;
   for (int round = 0; round < rounds + 2; ++round) {
-    if (round == 2) {  // the first ones allocate and choose
+    if (round == 2) {  // the first ones allocate and choose kernels
       forwards.clear();
       for (Way& way : ways) way.seconds.clear();
     }
@@ -136,7 +137,8 @@ int main(int argc, char** argv) {
   int rounds = 7;
   std::int64_t length = 256;
   std::string json_file;
-  bench::read_options(argc, argv, "What recomputation costs and saves in a training step of a GPT.",
+  bench::read_options(argc, argv,
+                      "The cost and the saving of recomputation in a training step of a GPT.",
                       {bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
                        bench::number<std::int64_t>(
                            "--length", length, 1, fmt::format("tokens of a sample, to {}", tokens)),

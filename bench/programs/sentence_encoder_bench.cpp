@@ -1,6 +1,6 @@
-// A sentence encoder over batches of ready tokens: how many sentences it encodes and how many it
-// trains on a second of processor time (forward and backward; the optimizer apart). Prints one JSON
-// object. It also writes what it computes, for whoever wants to compare that
+// A sentence encoder on batches of ready tokens: the sentences that it encodes and trains on per
+// second of processor time (forward and backward; the optimizer separately). Prints one JSON
+// object. It also writes its results, so that they can be compared
 // (bench/compare_sentence_transformers.py, tests/judges/test_encoders.py).
 //
 //   sentence_encoder_bench FOLDER IDS.safetensors [--batch N] [--rounds N] [--threads N]
@@ -34,7 +34,7 @@ namespace {
 
 using Values = std::vector<std::int32_t>;
 
-// Of all threads of the process: what other programs do disturbs it little.
+// The processor time of all threads of the process: other programs hardly affect it.
 double processor_seconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -52,7 +52,7 @@ Values read_int32(const checkpoint::SafetensorsFile& file, const std::string& na
   return values;
 }
 
-// Sentences in batches, each padded to its own longest.
+// Sentences in batches; each batch is padded to its longest sentence.
 std::vector<models::TokenBatch> read_batches(const std::string& path, std::int64_t batch) {
   const checkpoint::SafetensorsFile file(path);
   std::vector<std::int64_t> shape, count;
@@ -74,7 +74,7 @@ std::vector<models::TokenBatch> read_batches(const std::string& path, std::int64
   return batches;
 }
 
-// Rows of `dim` floats after one another, as one tensor.
+// Consecutive rows of `dim` floats, as one tensor.
 void write_rows(const std::string& path, const std::string& name, const std::vector<float>& values,
                 std::int64_t dim) {
   const auto rows = static_cast<std::int64_t>(values.size()) / dim;
@@ -94,7 +94,7 @@ struct Arguments {
 
   Arguments(int count, char** words) {
     read_options(
-        count, words, "Sentences that an encoder encodes and trains on in a second.",
+        count, words, "Sentences per second that an encoder encodes and trains on.",
         {required(text("FOLDER", folder, "a folder of Sentence Transformers")),
          required(text("IDS", ids, "safetensors: int32 `ids` [sentences, length], `lengths`")),
          number<std::int64_t>("--batch", batch, 1, "sentences of a batch"),
@@ -143,7 +143,7 @@ class Bench {
     }
   }
 
-  // The mean of squares pulls nothing apart, but reaches every parameter.
+  // The mean of squares has no meaning as a loss, but its gradient reaches every parameter.
   static Tensor loss_of(const Tensor& embeddings) { return mean(square(embeddings + 0.5)); }
 
   void train_and_save() {
@@ -164,7 +164,7 @@ class Bench {
     checkpoint::export_model(context_.communicator(), arguments_.save, state.model, options);
   }
 
-  // The fastest pass over all batches: what disturbs the machine only adds.
+  // The fastest pass over all batches: disturbances only add time.
   template <class Body>
   double fastest(Body body) const {
     double best = 0;

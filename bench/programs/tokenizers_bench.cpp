@@ -1,6 +1,6 @@
-// Tokens a second of a text, one thread, and what loading a tokenizer takes.
+// Tokens per second of a text on one thread, and the time to load a tokenizer.
 //   tokenizers_bench TEXT TOKENIZER ... [--repeats N = 5] [--json FILE]
-// Each line of the text is a text of its own, as bench/peers/tokenizers_package.py has it; the
+// Each line is a separate text, as in bench/peers/tokenizers_package.py; the
 // first pass, with empty word caches, is reported beside the median of the rest.
 #include <fmt/format.h>
 
@@ -36,7 +36,7 @@ struct Options {
 Options options_of(int argc, char** argv) {
   Options options;
   tessera::bench::read_options(
-      argc, argv, "Tokens a second of a text, on one thread.",
+      argc, argv, "Tokens per second of a text, on one thread.",
       {required(tessera::bench::text("TEXT", options.text, "a file, each line a text of its own")),
        {"TOKENIZER...", "folders or files of tokenizers",
         [&options](const std::string& name) {
@@ -50,7 +50,7 @@ Options options_of(int argc, char** argv) {
   return options;
 }
 
-// One pass over all lines; how many tokens they gave.
+// Runs one pass over all lines and returns the number of tokens.
 std::size_t encode_lines(const tessera::Tokenizer& tokenizer, std::string_view text) {
   std::size_t tokens = 0;
   for (std::size_t at = 0; at < text.size();) {

@@ -1,10 +1,10 @@
-// A whole training step next to the matrix products that it cannot avoid, in turns in one run, one
-// thread:
+// A whole training step, compared with the matrix products that it cannot avoid, in turns in one
+// run, one thread:
 //   train_step_bench [--rounds N] [--dtype float32|bfloat16] [--json FILE]
 // The model is the GPT of 6 layers, 384 wide, 6 heads, 256 tokens, batch 8, byte vocabulary, tied
 // head; AdamW, clipping. The products are oneDNN's: forward, data and weight gradient of every
-// linear layer and the head, and attention's seven products at half, being causal. A processor for
-// which oneDNN has no bfloat16 products does those of float32 in both cases.
+// linear layer and the head, and half of attention's seven products (causal). If oneDNN has no
+// bfloat16 products for the processor, float32 is used in both cases.
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <time.h>
@@ -33,7 +33,7 @@ constexpr std::int64_t layers = 6, width = 384, heads = 6, length = 256, batch =
                        vocabulary = 256;
 constexpr std::int64_t rows = batch * length;
 
-// Of all threads of the process: what other programs do disturbs it little.
+// The processor time of all threads of the process: other programs hardly affect it.
 double processor_seconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -62,7 +62,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The products of one step. Each has memory of its own, as in the step.
+// The products of one step. Each has its own memory, as in the step.
 class Products {
  public:
   explicit Products(DType dtype) : dtype_(dtype) {
@@ -76,7 +76,7 @@ class Products {
     linear(vocabulary, width);
   }
 
-  // Seconds that count: all of the linear layers, half of attention.
+  // The seconds that count: all of the linear layers, half of attention.
   void run(Times& linear_times, Times& attention_times) const {
     linear_times.take([&] {
       for (const auto& call : linear_) call();
@@ -166,7 +166,7 @@ nlohmann::json measure(DType dtype, int rounds) {
     const Products products(products_dtype);
     Times step, linear, attention;
     for (int round = 0; round < rounds + 2; ++round) {
-      if (round == 2) step = linear = attention = {};  // the first ones allocate and choose
+      if (round == 2) step = linear = attention = {};  // the first ones allocate and choose kernels
       step.take([&] {
         begin_batch({static_cast<std::uint64_t>(round), 0, batch});
         model->loss(inputs, inputs).backward();
@@ -192,8 +192,8 @@ nlohmann::json measure(DType dtype, int rounds) {
   return result;
 }
 
-// What bfloat16 costs, or gains: where a processor has no instructions for it, its products are
-// float32's and the steps should take as long.
+// The cost or gain of bfloat16: if a processor has no instructions for it, the products use float32
+// and the steps should take the same time.
 void print_step_ratio(const nlohmann::json& of, const nlohmann::json& to) {
   fmt::print("a {} step takes {:.2f} of a {} step\n", of["dtype"].get<std::string>(),
              of["processor"]["step_ms"].get<double>() / to["processor"]["step_ms"].get<double>(),
@@ -205,15 +205,16 @@ void print_step_ratio(const nlohmann::json& of, const nlohmann::json& to) {
 int main(int argc, char** argv) {
   int rounds = 9;
   std::string json_file, only;
-  bench::read_options(argc, argv,
-                      "A training step of a GPT next to the matrix products that it cannot avoid.",
-                      {bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
-                       {"--dtype", "float32 or bfloat16; without it both",
-                        [&only](const std::string& name) {
-                          only = name;
-                          return name == name_of(float32) || name == name_of(bfloat16);
-                        }},
-                       bench::text("--json", json_file, "a file for the results")});
+  bench::read_options(
+      argc, argv,
+      "A training step of a GPT, compared with the matrix products that it cannot avoid.",
+      {bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
+       {"--dtype", "float32 or bfloat16; without it both",
+        [&only](const std::string& name) {
+          only = name;
+          return name == name_of(float32) || name == name_of(bfloat16);
+        }},
+       bench::text("--json", json_file, "a file for the results")});
   set_compute_threads(1);
   nlohmann::json results = nlohmann::json::array();
   for (const DType dtype : {float32, bfloat16}) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Published runs against the planner: what `tessera plan --cluster` predicts for each, and its error.
+"""Compares published runs with the planner: the prediction of `tessera plan --cluster` for each, and its error.
 
     python3 bench/published/compare.py [--program build/tessera] [NAME ...] [--json FILE]
 
@@ -7,7 +7,7 @@ A run is a JSON file beside this one: where its figures come from, the recipe an
 strategy and what was measured. A row whose prediction is off by more than --within percent must name a `cause` and the
 interval that its `error` lies in, as [lowest, highest] percent; a cause of a row that is not off that much is stale. A row
 that the recipe was `fitted` to has no error. Where a run has an `order` of strategies, slowest first, the prediction must
-have the same. Exit code 1 where one of this does not hold.
+have the same. Exit code 1 if one of these rules is broken.
 """
 import argparse
 import json
@@ -49,7 +49,7 @@ def predicted(found, key):
 
 
 def complaint(row, error, within):
-    """What is wrong with a row's error; empty where nothing is."""
+    """The problem of a row's error; empty if there is none."""
     if row.get("fitted"):
         return ""
     if "cause" not in row:
@@ -62,7 +62,7 @@ def complaint(row, error, within):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="of runs; all of them where none is given")
+    parser.add_argument("names", nargs="*", help="names of runs (default: all)")
     parser.add_argument("--program", default=str(ROOT / "build/tessera"))
     parser.add_argument("--within", type=float, default=20, help="percent")
     parser.add_argument("--json")
@@ -91,7 +91,8 @@ def main():
                 print(f"  {row['name']:<44}{measured:>11,.{digits}f} measured{value:>11,.{digits}f} predicted"
                       f"{'   fitted' if fitted else f'{error:>+8.1f}%'}{'  ' + wrong if wrong else ''}"
                       f"{'  ' + row['cause'] if 'cause' in row else ''}")
-                results.append({"run": file.stem, "row": row["name"], "quantity": key, "measured": measured, "predicted": value,
+                results.append({"run": file.stem, "row": row["name"], "quantity": key, "measured": measured, "predicted":
+                value,
                                 "fitted": fitted, "error_percent": None if fitted else error})
             if "order" in run:
                 order = sorted(run["order"], key=lambda strategy: rates[strategy])

@@ -1,4 +1,4 @@
-// A conversion from end to end: what is there, what is wanted, the streaming, the rename.
+// A conversion from end to end: inspect source and target, stream the tensors, rename the result.
 #include "checkpoint/convert/convert.h"
 
 #include <fmt/format.h>
@@ -39,11 +39,11 @@ const formats::Format& find_format(const std::string& name) {
     if (format.name == name) return format;
     names.emplace_back(format.name);
   }
-  fail(ErrorCode::usage, "there is no format '{}' to convert to; there are {}", name,
+  fail(ErrorCode::usage, "unknown format '{}' to convert to; use one of {}", name,
        fmt::join(names, ", "));
 }
 
-// Names, sizes and times of the source's files, to see that nobody changes them meanwhile.
+// Names, sizes and times of the source's files, to detect changes during the conversion.
 using Stamp = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::uint64_t>;
 using Stamps = std::map<std::string, Stamp>;
 
@@ -68,7 +68,7 @@ Stamps stamps_of(const fs::path& path) {
   return stamps;
 }
 
-// One inside the other would read what it writes, or remove what it reads.
+// If one were inside the other, the conversion would read its own output or remove its input.
 void check_apart(const fs::path& source, const fs::path& target) {
   std::error_code error;
   const auto whole = [&](const fs::path& path) {
@@ -97,7 +97,7 @@ std::uint64_t needed_bytes(const ConversionPlan& plan, int files) {
   return needed;
 }
 
-// In a scope of its own, because a sink must be gone before its folder is renamed or removed.
+// In a scope of its own: the sink must be destroyed before its folder is renamed or removed.
 std::vector<ConvertedTensor> write_payload(const formats::Format& format, const fs::path& payload,
                                            formats::Source& source, const ConversionPlan& plan,
                                            const ConvertOptions& options, std::size_t block_bytes,
@@ -121,7 +121,7 @@ std::vector<ConvertedTensor> write_payload(const formats::Format& format, const 
   return tensors;
 }
 
-// The PEFT folder of a conversion that merges; nothing for any other.
+// The PEFT folder of a conversion that merges; empty for other conversions.
 fs::path adapter_to_merge(const fs::path& path, const ConvertOptions& options) {
   const bool is_adapter = is_peft_folder(path.string());
   TESSERA_CHECK(!options.merge || is_adapter, ErrorCode::usage,
@@ -132,7 +132,7 @@ fs::path adapter_to_merge(const fs::path& path, const ConvertOptions& options) {
                 "model with the adapter in its weights",
                 path.string());
   TESSERA_CHECK(options.merge || options.base.empty(), ErrorCode::usage,
-                "--base {}: is for --merge", options.base.string());
+                "--base {}: requires --merge", options.base.string());
   return options.merge ? path : fs::path();
 }
 
@@ -211,7 +211,7 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   report.tensors =
       write_payload(to, target.payload(), *source, plan, options, block_bytes, report.notes);
   TESSERA_CHECK(stamps_of(path) == before, ErrorCode::checkpoint,
-                "'{}' was changed while it was read; convert it when nobody writes to it",
+                "'{}' was changed while it was read; convert it when no program writes to it",
                 path.string());
   if (options.verify) {
     compare_tensors(*to.open(target.payload()), report.tensors, options, block_bytes);

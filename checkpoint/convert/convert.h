@@ -1,4 +1,4 @@
-// Converting a checkpoint from any format to any other, streaming, with bounded memory.
+// Converts a checkpoint from any format to any other, in a stream with bounded memory.
 // docs/convert.md.
 #pragma once
 
@@ -23,22 +23,22 @@ struct ConvertProgress {
 
 struct ConvertOptions {
   std::string to = {};              // a format's name
-  int world_size = 1;               // files of formats that have one a rank
+  int world_size = 1;               // number of files, for formats with one file for each rank
   std::uint64_t max_file_size = 0;  // bytes of tensors in a file; 0: no limit
   std::optional<DType> dtype = {};  // of the model's floating tensors
   bool weights_only = false;
-  // That the conversion may add to what the process has, or, with `whole_process`, that the process
-  // may have. Error(out_of_memory), before anything is written, when the list of tensors alone
-  // leaves no room in it.
+  // Bytes that the conversion may add to the memory of the process or, with `whole_process`, bytes
+  // that the whole process may use. If the list of tensors alone leaves no room, throws
+  // Error(out_of_memory) before anything is written.
   std::uint64_t max_memory = 256'000'000;
   bool whole_process = false;
-  // The source is PEFT's folder of an adapter: the weights of its base with the adapter multiplied
-  // in are what is converted. `base` is the base's place, where adapter_config.json's is not it.
+  // The source is PEFT's folder of an adapter. The conversion writes the weights of its base with
+  // the adapter multiplied in. `base` is the base's place if adapter_config.json's is not right.
   bool merge = false;
   std::filesystem::path base = {};
-  // Given the text of the base's config.json, the names of its linear layers' weights, and whether
-  // they lie [in, out]. A layer without a name there goes by the shapes, and where these are equal
-  // by the adapter's fan_in_fan_out.
+  // Given the text of the base's config.json, returns the names of its linear layers' weights, and
+  // true for those stored as [in, out]. For a layer that is missing there the shapes decide, and if
+  // these are equal, the adapter's fan_in_fan_out.
   std::function<std::map<std::string, bool>(const std::string& config)> lies_in_out = {};
   bool verify = false;  // read the result again and compare
   bool force = false;   // replace a checkpoint at the target
@@ -56,7 +56,7 @@ struct ConvertedTensor {
 };
 
 struct ConvertReport {
-  std::string source, source_format;  // the step folder where a folder of steps was given
+  std::string source, source_format;  // the step folder if a folder of steps was given
   std::string target, target_format;
   std::vector<ConvertedTensor> tensors;
   std::uint64_t bytes_read = 0;     // of tensors
@@ -66,18 +66,18 @@ struct ConvertReport {
   bool verified = false;
 };
 
-// One process. The target appears whole, by one rename, or not at all; one that is there is an
-// Error(checkpoint) unless `force`, and stays as it is until the new one is durable.
+// Runs in one process. The target appears whole, by one rename, or not at all. An existing target
+// is an Error(checkpoint) unless `force`; it stays unchanged until the new one is durable.
 ConvertReport convert(const std::filesystem::path& source, const std::filesystem::path& target,
                       const ConvertOptions& options);
 
-// The step folders in `path`, the newest first, whatever their state; none when it is itself a step
-// or no folder of steps.
+// The step folders in `path` in any state, the newest first; none if `path` is itself a step or is
+// not a folder of steps.
 std::vector<std::filesystem::path> steps_of_run(const std::filesystem::path& path);
 // `path`, or its newest committed step when it is a folder of steps.
 std::filesystem::path step_of_run(const std::filesystem::path& path);
 
-// What this process has in memory now, and had at most.
+// Resident memory of this process, now and at its peak.
 struct ResidentBytes {
   std::uint64_t now = 0;
   std::uint64_t peak = 0;

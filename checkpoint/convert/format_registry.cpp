@@ -30,7 +30,7 @@ const Format& recognise(const std::filesystem::path& path) {
     if (format.recognises(path)) return format;
     descriptions.emplace_back(format.description);
   }
-  fail(ErrorCode::checkpoint, "'{}' is no checkpoint of a known format; looked for: {}",
+  fail(ErrorCode::checkpoint, "'{}' is not a checkpoint of a known format; looked for: {}",
        path.string(), fmt::join(descriptions, "; "));
 }
 

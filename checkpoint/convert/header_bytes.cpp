@@ -1,5 +1,4 @@
-// Sizes alone: a header that is larger than all the memory there may be is not to be read to see
-// it.
+// Computes sizes only: a header larger than the available memory must not be read.
 #include "checkpoint/convert/header_bytes.h"
 
 #include <algorithm>
@@ -27,7 +26,7 @@ std::uint64_t safetensors_header_bytes(const File& file) {
   return std::min(length, file.size());
 }
 
-// The directory, and the pickle if the directory is not much in itself.
+// The directory, and the pickle unless the directory is large already.
 std::uint64_t archive_header_bytes(const File& file, const std::string& source) {
   const ReadBytes read = [&](std::uint64_t offset, void* data, std::size_t bytes) {
     file.read_at(offset, data, bytes);
@@ -65,7 +64,7 @@ std::uint64_t header_bytes_to(const fs::path& path, int depth) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return header_bytes_of_file(path);
   std::uint64_t bytes = 0;
-  // What cannot be listed may be nothing of the checkpoint's.
+  // An entry that cannot be listed may not belong to the checkpoint.
   for (fs::directory_iterator entry(path, error), end; !error && entry != end;
        entry.increment(error)) {
     std::error_code of_entry;

@@ -1,4 +1,4 @@
-// Which tensor an adapter is for, and the product while reading.
+// Finds the tensor that each adapter is for, and multiplies the factors during reads.
 #include "checkpoint/convert/merged_source.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ constexpr std::string_view factor_a = ".lora_A.weight";
 // The factors of one layer, in the file: A is [rank, in], B [out, rank].
 struct FactorPair {
   std::optional<PeftTensor> a, b;
-  bool in_out = false;  // how the weight lies
+  bool in_out = false;  // the weight is stored as [in, out]
 };
 
 bool ends_after_dot(std::string_view name, std::string_view end) {
@@ -60,7 +60,7 @@ class MergedSource final : public formats::Source {
         fmt::format("{} adapters of rank {} merged from {}", layers.size(), config_.rank, folder_));
     if (std::error_code error; std::filesystem::is_directory(adapter / "classifier", error)) {
       contents_.notes.push_back(fmt::format(
-          "the classifier that was trained with them is no part of the model and stays in {}",
+          "the classifier that was trained with them is not part of the model and stays in {}",
           (adapter / "classifier").string()));
     }
   }
@@ -91,7 +91,7 @@ class MergedSource final : public formats::Source {
   }
 
  private:
-  // Of the base, the model's part: moments and position belong to its own training.
+  // Keeps the model's part of the base: moments and position belong to the base's own training.
   void keep_weights() {
     const Contents& all = base_->contents();
     contents_.files = all.files;
@@ -105,7 +105,7 @@ class MergedSource final : public formats::Source {
     }
   }
 
-  // By its own name, or by one that has a prefix more or less: a model's without its head.
+  // Finds the weight by its own name, or by one with or without a prefix: a model without its head.
   [[nodiscard]] std::size_t find_weight(const std::string& layer) const {
     const std::string wanted = layer + ".weight";
     std::vector<std::size_t> similar;
@@ -121,8 +121,8 @@ class MergedSource final : public formats::Source {
     return similar.front();
   }
 
-  // The model knows. Of one that this library does not build, the shape says it; of a square weight
-  // what the adapter's config says.
+  // `lies_in_out_` decides. For a model that this library does not build, the shape decides, and
+  // for a square weight, the adapter's config.
   [[nodiscard]] bool lies_in_out(const TensorInfo& weight, std::int64_t in,
                                  std::int64_t out) const {
     if (const auto found = lies_in_out_.find(weight.name); found != lies_in_out_.end()) {
@@ -151,17 +151,18 @@ class MergedSource final : public formats::Source {
     pair.in_out = lies_in_out(weight, a[1], b[0]);
     const std::vector<std::int64_t> wanted =
         pair.in_out ? std::vector{a[1], b[0]} : std::vector{b[0], a[1]};
-    TESSERA_CHECK(weight.shape == wanted, ErrorCode::checkpoint,
-                  "{}: the adapter of '{}' is for a weight [{}, {}], and the base's is another",
-                  folder_, layer, wanted[0], wanted[1]);
+    TESSERA_CHECK(
+        weight.shape == wanted, ErrorCode::checkpoint,
+        "{}: the adapter of '{}' is for a weight [{}, {}], but the base's has another shape",
+        folder_, layer, wanted[0], wanted[1]);
     TESSERA_CHECK(weight.stored->dtype && is_floating(*weight.stored->dtype), ErrorCode::checkpoint,
-                  "'{}' is stored as {}, which nothing is added to", weight.name,
+                  "'{}' is stored as {}, which is not a floating dtype", weight.name,
                   weight.stored->name);
     TESSERA_CHECK(of_tensor_.emplace(tensor, std::move(pair)).second, ErrorCode::checkpoint,
                   "{}: two adapters for '{}'", folder_, weight.name);
   }
 
-  // As a left factor [rows, rank] and a right one [rank, columns] of the weight as it lies.
+  // The factors in the weight's layout: a left factor [rows, rank] and a right one [rank, columns].
   void load_factors(std::size_t tensor, const FactorPair& pair) {
     if (loaded_ == tensor) return;
     loaded_.reset();
@@ -189,7 +190,7 @@ class MergedSource final : public formats::Source {
   [[nodiscard]] std::vector<float> read_whole(const PeftTensor& wanted) const {
     const auto& [file, entry] = opened_.tensors.at(wanted.name);
     TESSERA_CHECK(entry->stored->dtype && is_floating(*entry->stored->dtype), ErrorCode::checkpoint,
-                  "{}: '{}' is stored as {}, which is no number to add", folder_, wanted.name,
+                  "{}: '{}' is stored as {}, which is not a floating dtype", folder_, wanted.name,
                   entry->stored->name);
     std::vector<std::byte> stored(static_cast<std::size_t>(entry->end - entry->begin));
     file->read(*entry, 0, stored.data(), stored.size());
@@ -233,7 +234,7 @@ class MergedSource final : public formats::Source {
   Contents contents_;
   std::vector<std::size_t> index_in_base_;
   std::map<std::size_t, FactorPair> of_tensor_;
-  std::optional<std::size_t> loaded_;  // whose factors these are
+  std::optional<std::size_t> loaded_;  // the tensor whose factors are loaded
   std::vector<float> left_, right_;
   std::int64_t columns_ = 0;
 };

@@ -11,10 +11,10 @@
 
 namespace tessera::checkpoint {
 
-// `adapter` is PEFT's folder; `base` holds what it was made for, whose weights alone are there
-// then. An adapter for a tensor that the base has not, or has in another shape, is an
-// Error(checkpoint). Memory beside the base's: the factors of one layer. `lies_in_out` is what
-// ConvertOptions has of that name, for this base.
+// `adapter` is PEFT's folder. `base` is the model that the adapter was made for; only its weights
+// are used. An adapter for a tensor that the base does not have, or has in another shape, is an
+// Error(checkpoint). Memory beyond the base's: the factors of one layer. `lies_in_out` is the
+// result of ConvertOptions::lies_in_out for this base.
 std::unique_ptr<formats::Source> open_merged(const std::filesystem::path& adapter,
                                              std::unique_ptr<formats::Source> base,
                                              std::map<std::string, bool> lies_in_out = {});

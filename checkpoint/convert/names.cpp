@@ -1,4 +1,4 @@
-// Which prefixes are wrappers'.
+// Finds the prefixes that wrappers add.
 #include "checkpoint/convert/names.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ using formats::TensorInfo;
 // Components that FSDP, activation checkpointing and torch.compile put between others.
 constexpr std::array<std::string_view, 3> wrapper_components{
     "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."};
-// What a model's own names may begin with after one wrapper's "model.".
+// Beginnings of a model's own names behind a wrapper's "model.".
 constexpr std::array<std::string_view, 4> model_beginnings{"model.", "lm_head.", "transformer.",
                                                            "module."};
 
@@ -36,9 +36,9 @@ bool all_begin(const std::vector<std::string>& names, std::size_t at, std::strin
   });
 }
 
-// "module." is DistributedDataParallel's. "model." may be the model's own (Llama's weights begin
-// so): it goes only where the names below it show that another one follows.
-// Returns how many characters go.
+// "module." comes from DistributedDataParallel. "model." may belong to the model (Llama's weights
+// begin with it): it is removed only where the names below it show that it is a wrapper's. Returns
+// the number of characters to remove.
 std::size_t common_prefix(const std::vector<std::string>& names) {
   std::size_t characters = 0;
   if (names.empty()) return characters;

@@ -1,4 +1,4 @@
-// Tensors' names without what wrappers put before and between their components.
+// Tensors' names without the prefixes and components that wrappers add.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace tessera::checkpoint {
 
-// "_fsdp_wrapped_module.", "_checkpoint_wrapped_module." and "_orig_mod." go wherever they are
-// components; "module." goes where all of the model's names begin with it, and "model." where what
-// follows shows that it is a wrapper's as well.
+// "_fsdp_wrapped_module.", "_checkpoint_wrapped_module." and "_orig_mod." are removed wherever they
+// are components. "module." is removed where all of the model's names begin with it, and "model."
+// where the rest of a name shows that it is a wrapper's as well.
 class WrapperNames {
  public:
   explicit WrapperNames(const formats::Contents& source);

@@ -1,4 +1,4 @@
-// From what a source has to what a sink is given.
+// Plans from the contents of a source what a sink receives.
 #include "checkpoint/convert/plan.h"
 
 #include <fmt/format.h>
@@ -43,16 +43,16 @@ std::string model_type_of(const nlohmann::json& config) {
   return given ? config["model_type"].get<std::string>() : std::string();
 }
 
-// Whether config.json ties the head to the token table; none where it does not say.
+// True if config.json ties the head to the token table; none if it does not state it.
 std::optional<bool> ties_head(const nlohmann::json& config) {
   if (!config.is_object()) return std::nullopt;
   const auto tied = config.find("tie_word_embeddings");
   if (tied != config.end() && tied->is_boolean()) return tied->get<bool>();
-  if (model_type_of(config) == "gpt2") return true;  // whose default it is
+  if (model_type_of(config) == "gpt2") return true;  // gpt2's default
   return std::nullopt;
 }
 
-// Bytes, not values: a tie is one memory.
+// Compares bytes, not values: tied tensors are the same memory.
 bool equal_tensors(formats::Source& source, std::size_t a, std::size_t b) {
   const TensorInfo& first = source.contents().tensors[a];
   const TensorInfo& second = source.contents().tensors[b];
@@ -74,7 +74,7 @@ bool equal_tensors(formats::Source& source, std::size_t a, std::size_t b) {
 }
 
 void check_name(const TensorInfo& tensor) {
-  // dump() refuses what is not UTF-8.
+  // dump() throws on text that is not UTF-8.
   bool utf8 = true;
   try {
     static_cast<void>(nlohmann::json(tensor.name).dump());
@@ -84,7 +84,7 @@ void check_name(const TensorInfo& tensor) {
   TESSERA_CHECK(utf8 && !tensor.name.empty() && tensor.name != "__metadata__" &&
                     tensor.name.find('\0') == std::string::npos,
                 ErrorCode::checkpoint,
-                "a tensor in {} is named '{}', which is no name that formats agree on",
+                "a tensor in {} is named '{}', which is not a valid name in every format",
                 tensor.where, tensor.name);
 }
 
@@ -137,7 +137,7 @@ class Planner {
                        counted(left, "tensor"), target_.name));
     }
     TESSERA_CHECK(!plan_.contents.tensors.empty(), ErrorCode::checkpoint,
-                  "there is no tensor to convert{}", left > 0 ? " but optimizer state" : "");
+                  "found no tensor to convert{}", left > 0 ? " except optimizer state" : "");
   }
 
   void rename() {
@@ -185,8 +185,9 @@ class Planner {
     return std::nullopt;
   }
 
-  // A tied head is stored once. Where config.json ties it, it has to be the same; where nobody
-  // says, it is tied when it is the same: two tables that are trained apart are never equal.
+  // A tied head is stored once. Where config.json ties it, it must equal the table. Where
+  // config.json does not state it, the head is tied if it equals the table: two tables that are
+  // trained apart are never equal.
   void drop_tied_head() {
     const auto head = find("lm_head.weight");
     auto table = find("wte.weight");
@@ -218,7 +219,7 @@ class Planner {
   }
 
   // Models that were saved without their head have no prefix, and some were saved with masks and
-  // tables that are computed: Tessera's own folders have what its models call it.
+  // tables that are computed. Tessera's own folders use the names of its models.
   void use_names_of_models() {
     if (target_.name != std::string_view("full") && target_.name != std::string_view("sharded")) {
       return;
@@ -246,7 +247,7 @@ class Planner {
     std::map<std::string, std::string> aliases;
     for (const auto& [alias, name] : plan_.contents.aliases) aliases[alias] = prefix + name;
     plan_.contents.aliases = std::move(aliases);
-    note(fmt::format("names got the prefix '{}', which the whole model's have", prefix));
+    note(fmt::format("names got the prefix '{}' of the whole model", prefix));
   }
 
   void convert_dtypes() {
@@ -269,7 +270,7 @@ class Planner {
     plan_.contents.texts["config.json"] = config.dump(2) + '\n';
   }
 
-  // What ts::load wants of every parameter; other programs keep one count for all.
+  // ts::load requires a step count for every parameter; other programs keep one for all.
   void add_step_counts() {
     const auto& tensors = plan_.contents.tensors;
     const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const TensorInfo& tensor) {
@@ -288,7 +289,7 @@ class Planner {
     scalars[counts_scalar] = std::move(counts);
   }
 
-  // That of the data in safetensors files, so that they are written front to back.
+  // Sorts by the order of the data in safetensors files, so that they are written front to back.
   void order() {
     std::vector<std::size_t> order(plan_.contents.tensors.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;

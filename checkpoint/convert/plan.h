@@ -1,5 +1,5 @@
-// What a conversion writes: names without wrappers, dtypes, what is left behind, in the order of
-// the files.
+// The plan of a conversion: names without wrappers, dtypes and omissions, in the order of the
+// files.
 #pragma once
 
 #include <optional>
@@ -18,12 +18,12 @@ struct ConversionPlan {
   std::uint64_t bytes_written = 0;
 };
 
-// Reads from the source only to compare tensors that ought to be tied. `foreign`: its scalars are
-// not those of a program that uses Tessera.
+// Reads from the source only to compare tensors that should be tied. `foreign`: the scalars are not
+// those of a program that uses Tessera.
 ConversionPlan plan_conversion(formats::Source& source, const formats::Format& target,
                                const ConvertOptions& options, bool foreign);
 
-// Of the model, where there is one.
+// The text of the model's config.json, where there is one.
 std::optional<std::string> model_config_text(const formats::Contents& contents);
 
 std::uint64_t bytes_of(const formats::TensorInfo& tensor);

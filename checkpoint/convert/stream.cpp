@@ -1,4 +1,4 @@
-// The pipeline, and the second reading.
+// The pipeline between source and sink, and the comparison of the written target.
 #include "checkpoint/convert/stream.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ namespace {
 constexpr std::size_t most_block = std::size_t{4} << 20;
 constexpr std::size_t least_block = std::size_t{256} << 10;
 constexpr std::size_t blocks = 4;  // three between the threads, one before a change of dtype
-// The sources' and sinks' own buffers, stacks, what the allocator keeps.
+// Buffers of the sources and sinks, stacks, and memory that the allocator keeps.
 constexpr std::uint64_t reserve = std::uint64_t{16} << 20;
 
 struct FreeHash {
@@ -54,7 +54,7 @@ struct Block {
   std::int64_t count = 0;
 };
 
-// Between the two threads. Either side may end it.
+// A queue between the two threads. Either side may end it.
 class BlockQueue {
  public:
   BlockQueue(std::size_t number, std::size_t bytes) {
@@ -68,7 +68,7 @@ class BlockQueue {
   void give_full(Block block) { give(full_, std::move(block)); }
   bool take_full(Block& block) { return take(full_, block, true); }
   void give_free(Block block) { give(free_, std::move(block)); }
-  // No more blocks come; those that are full are still taken.
+  // No more blocks come; full blocks are still taken.
   void end() {
     const std::lock_guard guard(mutex_);
     ended_ = true;
@@ -290,7 +290,7 @@ std::size_t block_bytes_for(std::uint64_t max_memory, std::uint64_t before,
   const std::uint64_t least = taken + blocks * least_block;
   TESSERA_CHECK(max_memory >= least, ErrorCode::out_of_memory,
                 "--max-memory: {} bytes are too few: the program and the list of tensors alone "
-                "want {}; allow {} or more",
+                "need {}; allow {} or more",
                 max_memory, taken, least);
   const auto block = static_cast<std::size_t>((max_memory - taken) / blocks);
   std::uint64_t largest = 4096;
@@ -322,12 +322,11 @@ void compare_tensors(formats::Source& written, const std::vector<ConvertedTensor
   for (const ConvertedTensor& tensor : sent) {
     const auto place = places.find({tensor.part, tensor.name});
     TESSERA_CHECK(place != places.end(), ErrorCode::checkpoint,
-                  "what was written has no tensor '{}'; nothing was changed at the target",
-                  tensor.name);
+                  "the result has no tensor '{}'; nothing was changed at the target", tensor.name);
     const formats::TensorInfo& found = tensors[place->second];
     TESSERA_CHECK(found.stored == tensor.stored && found.shape == tensor.shape,
                   ErrorCode::checkpoint,
-                  "what was written has tensor '{}' as {} {}, not {} {}; nothing was changed at "
+                  "the result has tensor '{}' as {} {}, not {} {}; nothing was changed at "
                   "the target",
                   tensor.name, found.stored->name, describe_shape(found.shape), tensor.stored->name,
                   describe_shape(tensor.shape));
@@ -346,7 +345,7 @@ void compare_tensors(formats::Source& written, const std::vector<ConvertedTensor
       if (options.progress) options.progress({"verifying", done, total});
     }
     TESSERA_CHECK(XXH3_64bits_digest(hash.get()) == tensor.xxh3, ErrorCode::checkpoint,
-                  "tensor '{}' came back from the disk other than it was written; nothing was "
+                  "tensor '{}' was read back with other contents than were written; nothing was "
                   "changed at the target",
                   tensor.name);
   }

@@ -1,5 +1,5 @@
-// Moving the tensors of a plan from source to sink: one thread reads and converts, another writes,
-// between them a few blocks of memory.
+// Moves the tensors of a plan from source to sink: one thread reads and converts, another writes,
+// and a few blocks of memory pass between them.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,13 @@
 
 namespace tessera::checkpoint {
 
-// Blocks that together stay within what is left of `max_memory` above `before` bytes, none larger
-// than the largest tensor; Error(out_of_memory) where that is too little.
+// Size of the blocks, which together stay within what is left of `max_memory` above `before` bytes;
+// none is larger than the largest tensor. Throws Error(out_of_memory) if too little is left.
 std::size_t block_bytes_for(std::uint64_t max_memory, std::uint64_t before,
                             const formats::Source& source, const ConversionPlan& plan);
 
-// The tensors with their checksums; a note for each whose values did not fit the narrower dtype.
+// Returns the tensors with their checksums. Adds a note for each tensor whose values did not fit
+// the narrower dtype.
 std::vector<ConvertedTensor> stream_tensors(formats::Source& source, formats::Sink& sink,
                                             const ConversionPlan& plan,
                                             const ConvertOptions& options, std::size_t block_bytes,

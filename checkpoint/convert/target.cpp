@@ -1,4 +1,4 @@
-// The partial folder, its lock, and the rename.
+// The partial folder, its lock, and the rename to the target.
 #include "checkpoint/convert/target.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What the old one is called meanwhile where there is no atomic exchange.
+// Suffix of the old folder's name during a replacement without atomic exchange.
 constexpr std::string_view aside_suffix = ".removed-0000000000000000";
 
 std::string random_id() {
@@ -29,7 +29,7 @@ std::string random_id() {
   return to_hex((static_cast<std::uint64_t>(random()) << 32) | random());
 }
 
-// The old one goes when the fresh one is in its place for good.
+// Removes the old folder once the fresh one is durable in its place.
 void replace_folder(const fs::path& fresh, const fs::path& old) {
   const fs::path aside = old.string() + std::string(aside_suffix);
   const fs::path replaced = exchange_folders(fresh, old, aside);
@@ -42,7 +42,7 @@ bool present(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-// Only what a checkpoint is may be replaced: a slip of the hand is not to cost a home folder.
+// Only a checkpoint may be replaced, so that a typing error does not remove a home folder.
 void check_replaceable(const fs::path& target) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(target, error);
@@ -53,10 +53,11 @@ void check_replaceable(const fs::path& target) {
   for (const formats::Format& format : formats::formats()) {
     known = known || format.recognises(target);
   }
-  TESSERA_CHECK(known, ErrorCode::checkpoint,
-                "'{}' is no checkpoint, and --force replaces nothing else; remove it yourself or "
-                "choose another place",
-                target.string());
+  TESSERA_CHECK(
+      known, ErrorCode::checkpoint,
+      "'{}' is not a checkpoint, and --force replaces only checkpoints; remove it yourself or "
+      "choose another place",
+      target.string());
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uin
   if (!target_.has_filename()) target_ = target_.parent_path();  // "out/" is "out"
   const std::string name = target_.filename().string();
   TESSERA_CHECK(is_plain_name(name), ErrorCode::usage,
-                "'{}' is no place for a checkpoint; give it a name", target_.string());
+                "'{}' does not name a checkpoint; add a name to the path", target_.string());
   parent_ = target_.parent_path().empty() ? fs::path(".") : target_.parent_path();
   check_place();
   create_folders(parent_);
@@ -89,7 +90,7 @@ PendingTarget::~PendingTarget() {
   if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
 }
 
-// A replacement in two renames that died between them.
+// Repairs a replacement in two renames that ended between them.
 void PendingTarget::restore_old() {
   fs::path aside = target_;
   aside += aside_suffix;
@@ -101,13 +102,14 @@ void PendingTarget::restore_old() {
   rename_path(aside, target_);
   sync_folder(parent_);
   fail(ErrorCode::checkpoint,
-       "a conversion that was replacing '{}' died at it; the old one is back in its place: ask "
+       "a conversion that was replacing '{}' was interrupted; the old one is back in its place: "
+       "run it "
        "again, with --force",
        target_.string());
 }
 
-// Before the first byte, and again before the name is taken: a conversion takes long, and what is
-// there by then may be somebody else's.
+// Runs before the first byte, and again before the rename: a conversion takes long, and another
+// program may have created the target by then.
 void PendingTarget::check_place() const {
   if (!present(target_)) return;
   TESSERA_CHECK(force_, ErrorCode::checkpoint,

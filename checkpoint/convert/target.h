@@ -1,4 +1,4 @@
-// Where a conversion writes: a folder beside the target, which becomes the target by one rename.
+// The place of a conversion's output: a folder beside the target, renamed to the target at the end.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace tessera::checkpoint {
 
-// Owns TARGET.partial-<id>/ while it lives, and removes it when it was not published. It is locked,
-// so that the next conversion to the same target can tell a dead one's remains, which it clears,
-// from one that works.
+// Owns TARGET.partial-<id>/, and removes it at its end if it was not published. The folder is
+// locked: the next conversion to the same target removes the remains of a dead conversion, but not
+// the folder of one that still runs.
 class PendingTarget {
  public:
-  // Refuses a target that exists unless `force` says that a checkpoint there may be replaced.
+  // Refuses an existing target unless `force` allows it to replace a checkpoint.
   PendingTarget(std::filesystem::path target, bool is_file, bool force, std::uint64_t needed_bytes);
   ~PendingTarget();
   PendingTarget(const PendingTarget&) = delete;
   PendingTarget& operator=(const PendingTarget&) = delete;
 
-  // The folder that exists, or the file that does not yet.
+  // The folder, which exists, or the file, which does not exist yet.
   [[nodiscard]] const std::filesystem::path& payload() const { return payload_; }
-  // The payload's bytes are durable: now its name.
+  // Renames the payload to the target. The payload's bytes must be durable.
   void publish();
-  // What was found beside the target and put right.
+  // Remains beside the target that were found and repaired.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
 
  private:

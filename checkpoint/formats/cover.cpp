@@ -93,7 +93,7 @@ std::string cover_problem(const std::vector<std::int64_t>& shape, const std::vec
     std::size_t end = i;
     while (end < corners.size() && corners[end].at == corners[i].at) sum += corners[end++].sign;
     if (sum != 0) {
-      // All corners before this one cancel, so the sum is what is too much of this very element.
+      // All corners before this one cancel, so the sum is the excess at this element.
       std::vector<std::int64_t> element(shape.size(), 0);
       for (std::size_t k = 0; k < cut.size(); ++k) element[cut[k]] = corners[i].at[k];
       return fmt::format("element {} lies in {}", describe_shape(element),

@@ -13,8 +13,8 @@ struct Box {
   std::vector<std::int64_t> sizes;
 };
 
-// Empty when every element of the array lies in exactly one box and no box reaches out of it; else
-// what is wrong, and where. In time of boxes x log(boxes), however they lie.
+// Empty if every element of the array lies in exactly one box and no box leaves the array;
+// otherwise the problem and its place. Takes time of boxes x log(boxes) for any arrangement.
 std::string cover_problem(const std::vector<std::int64_t>& shape, const std::vector<Box>& boxes);
 
 }  // namespace tessera::checkpoint::formats

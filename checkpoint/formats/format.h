@@ -1,8 +1,7 @@
-// The formats that checkpoints are converted between: each is a file of this folder and a row of
-// `formats()`, by which a folder or file of it is recognised, opened and written.
+// The formats that checkpoints are converted between. Each is a file of this folder and a row of
+// `formats()`, which recognises, opens and writes a folder or file of it.
 //
-// Nothing here belongs to a world size or runs on ranks: one process reads a Source with bounded
-// memory and appends to a Sink.
+// Nothing here uses ranks: one process reads a Source with bounded memory and appends to a Sink.
 #pragma once
 
 #include <cstddef>
@@ -25,55 +24,56 @@ enum class Part : std::uint8_t { model, optimizer };
 // A tensor of an opened checkpoint.
 struct TensorInfo {
   Part part = Part::model;
-  // Of the model as the format has it; of the optimizer "<parameter>.exp_avg", ".exp_avg_sq" or
-  // ".momentum" (other state: "<parameter>.<key>"), whatever the format calls them.
+  // Tensors of the model have the format's own names. Optimizer state is "<parameter>.exp_avg",
+  // ".exp_avg_sq" or ".momentum" (other state: "<parameter>.<key>") in every format.
   std::string name;
   const StoredDType* stored = nullptr;
   std::vector<std::int64_t> shape;
-  std::string where;  // file, and record in it, for people
+  std::string where;  // file, and record in it, for messages
 };
 
-// What a checkpoint holds beside the bytes of its tensors.
+// The contents of a checkpoint, without the bytes of its tensors.
 struct Contents {
-  std::vector<TensorInfo> tensors;  // a name stands once in a part
-  // Of training: "step" (optimizer steps done, where the format tells), and what else Tessera's
-  // manifests keep. Empty: weights alone.
+  std::vector<TensorInfo> tensors;  // a name occurs once in a part
+  // Training state: "step" (optimizer steps done, if the format has it), and other values that
+  // Tessera's manifests keep. Empty: weights alone.
   Scalars scalars;
   // Small files that belong to the model, by plain name: config.json, tokenizer.json ... or in a
   // folder: 1_Pooling/config.json.
   std::map<std::string, std::filesystem::path> files;
-  // Names that stand for another tensor's memory, to it (tied weights).
+  // Names that share another tensor's memory (tied weights), with that tensor's name.
   std::map<std::string, std::string> aliases;
-  // A line for each thing a person should know: what was dropped, joined, renamed, of which world
-  // size and stage it was.
+  // One line for each thing that the user should know: tensors that were dropped, joined or
+  // renamed, the world size and the stage of the checkpoint.
   std::vector<std::string> notes;
-  // Small files as `files`, that are no files yet: name to contents.
+  // Small files like `files` that do not exist as files yet: name to contents.
   std::map<std::string, std::string> texts = {};
 };
 
-// What verification found wrong in one place.
+// Damage that verification found in one place.
 struct Damage {
-  std::string text;                  // with file and offset, for people
-  std::uint64_t bytes = 0;           // that cannot be trusted, where the format tells
+  std::string text;                  // with file and offset, for the user
+  std::uint64_t bytes = 0;           // that cannot be trusted, if the format has this
   std::vector<std::size_t> tensors;  // that have bytes there
 };
 
-// A checkpoint opened for reading. Opening reads headers and metadata only and proves what they
-// say: every element of every tensor lies in a file, once, within its bounds. Foreign bytes are
-// never executed or believed: Error(checkpoint) names file and cause.
+// A checkpoint opened for reading. Opening reads headers and metadata only and checks them: every
+// element of every tensor lies in a file, once, within its bounds. Foreign bytes are never executed
+// or trusted: Error(checkpoint) names file and cause.
 class Source {
  public:
   virtual ~Source() = default;
   [[nodiscard]] virtual const Contents& contents() const = 0;
-  // Elements [first, first + count) in row-major order of contents().tensors[tensor], in its stored
-  // dtype and little-endian, to `data`. Memory beside it is bounded by a few MiB. Checksums that
-  // the format has are verified where the bytes read suffice for that.
+  // Reads elements [first, first + count) in row-major order of contents().tensors[tensor], in its
+  // stored dtype and little-endian, into `data`. Needs at most a few MiB of memory besides.
+  // Verifies the format's checksums where the bytes read suffice for that.
   virtual void read(std::size_t tensor, std::int64_t first, std::int64_t count,
                     std::byte* data) = 0;
-  // Reads everything and verifies the checksums that the format has. A line for each damage, with
-  // file, offset and tensor; none: sound. `progress` is told bytes as they are read.
+  // Reads everything and verifies the format's checksums. Returns a line for each damage, with
+  // file, offset and tensor; empty: intact. Calls `progress` with the bytes of each part that it
+  // read.
   virtual std::vector<std::string> verify(const std::function<void(std::uint64_t)>& progress) = 0;
-  // The same, with what each damage costs where a format can tell.
+  // The same, with the cost of each damage if the format can tell.
   virtual std::vector<Damage> examine(const std::function<void(std::uint64_t)>& progress) {
     std::vector<Damage> damages;
     for (std::string& line : verify(progress)) damages.push_back({std::move(line), 0, {}});
@@ -86,37 +86,37 @@ class Source {
 class Sink {
  public:
   virtual ~Sink() = default;
-  // The next elements of the tensor with this index in the contents that the sink was made with:
-  // tensors in that order, each whole and in row-major order before the next.
+  // Appends the next elements of the tensor with this index in the contents that the sink was made
+  // with. Tensors come in that order, each whole and in row-major order before the next.
   virtual void append(std::size_t tensor, const std::byte* data, std::int64_t count) = 0;
-  // After the last element: what comes at the end of the files, and fsync of each.
+  // Call after the last element. Writes the ends of the files and fsyncs each.
   virtual void finish() = 0;
 };
 
 struct WriteOptions {
-  int world_size = 1;               // files of formats that have one a rank
+  int world_size = 1;               // number of files, for formats with one file for each rank
   std::uint64_t max_file_size = 0;  // bytes of tensors in a file of formats that split; 0: no limit
 };
 
 struct Format {
   const char* name;         // "dcp", as in --to and reports
-  const char* description;  // a line for people
+  const char* description;  // one line for the user
   bool is_file;             // written as one file, not as a folder
-  // Whether `path` looks like one, by names and first bytes; cheap, and never throws for what it is
-  // not.
+  // True if `path` looks like this format, by names and first bytes. Cheap; does not throw for
+  // other formats.
   bool (*recognises)(const std::filesystem::path& path);
   std::unique_ptr<Source> (*open)(const std::filesystem::path& path);
-  // Null: cannot be written. The contents must outlive the sink. A content that the format cannot
-  // hold is Error(checkpoint) that says what to ask for instead.
+  // Null: cannot be written. The contents must outlive the sink. Contents that the format cannot
+  // hold are an Error(checkpoint) that names the option to use instead.
   std::unique_ptr<Sink> (*create)(const std::filesystem::path& path, const Contents& contents,
                                   const WriteOptions& options);
   bool weights_alone =
       false;  // cannot hold an optimizer: a conversion leaves it behind and says so
 };
 
-// In the order in which they are tried; a path that two recognise belongs to the first.
+// In the order in which they are tried; the first that recognises a path takes it.
 const std::vector<Format>& formats();
-// Error(checkpoint) that lists what was looked for.
+// Throws Error(checkpoint) that lists the known formats.
 const Format& recognise(const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint::formats

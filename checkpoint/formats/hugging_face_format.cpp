@@ -20,12 +20,12 @@ namespace {
 
 constexpr std::size_t verify_block = std::size_t{4} << 20;
 constexpr std::uint64_t small_file = std::uint64_t{256} << 20;
-// What stands beside weights and belongs to the model.
+// Suffixes of files that belong to the model beside its weights.
 constexpr std::array<std::string_view, 8> carried{".json",  ".txt",      ".model", ".jinja",
                                                   ".vocab", ".tiktoken", ".bpe",   ".py"};
 
-// What PyTorch's HuggingFaceStorageWriter writes with save_distributed: each rank's parts of the
-// tensors, of which no file says how large the whole is.
+// True for the output of PyTorch's HuggingFaceStorageWriter with save_distributed: each rank's
+// parts of the tensors, without the sizes of the whole tensors.
 bool has_shards(const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder / hugging_face_file, error) ||
@@ -77,7 +77,7 @@ class HuggingFaceSource final : public Source {
                static_cast<std::size_t>(count) * size);
   }
 
-  // There are no checksums: what can be proven is that every byte can be read.
+  // There are no checksums: verification shows only that every byte can be read.
   std::vector<std::string> verify(const std::function<void(std::uint64_t)>& progress) override {
     std::vector<std::string> damages;
     for (Damage& damage : examine(progress)) damages.push_back(std::move(damage.text));
@@ -107,8 +107,8 @@ class HuggingFaceSource final : public Source {
   }
 
  private:
-  // The modules behind a Sentence Transformers' encoder: their weights are tensors of the model,
-  // under the folder's name.
+  // Adds the modules that follow a Sentence Transformers encoder. Their weights are tensors of the
+  // model, under the folder's name.
   void add_modules(const fs::path& folder) {
     std::error_code error;
     const std::string name = folder.filename().string();

@@ -1,5 +1,5 @@
-// Reading ranges of tensors out of pieces. A range is a few boxes of the tensor; what a box shares
-// with a piece is copied in the order in which it lies in the file.
+// Reads ranges of tensors from pieces. A range is a few boxes of the tensor; the intersection of a
+// box and a piece is copied in the order of the file.
 #include "checkpoint/formats/pieces.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t open_files_limit = 128;
 constexpr std::int64_t window_bytes = std::int64_t{1} << 20;
-constexpr std::int64_t sparsest = 8;  // a window is read where at least one in so many is wanted
+constexpr std::int64_t sparsest = 8;  // reads a window if one in so many elements is needed
 
 std::int64_t volume(const std::vector<std::int64_t>& sizes) {
   std::int64_t count = 1;
@@ -52,7 +52,7 @@ void for_each_box(const std::vector<std::int64_t>& shape, std::int64_t first, st
   }
 }
 
-// What two boxes share; false when they share nothing.
+// The intersection of two boxes; false when it is empty.
 bool intersect(const Box& a, const Box& b, Box& shared) {
   shared.offsets.resize(a.offsets.size());
   shared.sizes.resize(a.offsets.size());
@@ -165,7 +165,7 @@ void PieceStore::read_record(std::size_t record, std::uint64_t offset, void* dat
                 files_.path(stored.file).string(), shown(stored.name), stored.offset);
 }
 
-// A box to copy: its dimensions as they lie in the record, the widest step first.
+// A box to copy. Its dimensions are in the order of the record, the largest step first.
 struct PieceStore::Copy {
   struct Dimension {
     std::int64_t size = 1, source = 0, target = 0;  // steps in elements
@@ -200,7 +200,7 @@ struct PieceStore::Copy {
       d->span = span;
     }
   }
-  // From memory that holds the span of dimensions `d` and inside.
+  // Copies from memory that holds the span of dimension `d` and those inside it.
   void scatter(std::size_t d, const std::byte* source, std::byte* target) const {
     const auto size = static_cast<std::size_t>(element);
     if (d == dimensions.size()) {
@@ -318,7 +318,7 @@ std::vector<std::string> PieceStore::verify(const std::vector<TensorInfo>& names
                                             const std::vector<std::size_t>& tensors,
                                             const std::function<void(std::uint64_t)>& progress) {
   std::vector<std::string> damage;
-  std::vector<std::string> holds(records_.size());  // which tensor, for the message
+  std::vector<std::string> holds(records_.size());  // the tensor in each record, for the message
   std::vector<bool> used(records_.size(), false);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     for (const Piece& piece : tensors_[tensors[i]].pieces) {

@@ -1,5 +1,5 @@
-// Tensors that lie in pieces in files: read in row-major ranges with bounded memory, however the
-// pieces are cut and whatever their strides.
+// Tensors that lie in pieces in files, read in row-major ranges with bounded memory. Pieces may be
+// cut in any way and have any strides.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ struct StoredRecord {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   std::uint32_t crc = 0;  // CRC-32; 0: none
-  std::string name;       // in the file, for people
+  std::string name;       // in the file, for messages
 };
 
 // A box of a tensor, and the strided view of a record that holds it.
@@ -55,7 +55,7 @@ struct Piece {
 
 struct PiecedTensor {
   const StoredDType* stored = nullptr;
-  // In which the boxes are cut: the tensor's shape, or that of the same elements in one dimension.
+  // The shape that the boxes cut: the tensor's, or that of the same elements in one dimension.
   std::vector<std::int64_t> shape;
   std::vector<Piece> pieces;
 };
@@ -67,14 +67,14 @@ class PieceStore {
   FileTable& files() { return files_; }
   std::size_t add_record(StoredRecord record);  // the same number for the same place
   [[nodiscard]] const StoredRecord& record(std::size_t i) const { return records_[i]; }
-  // Proves that every element lies in one piece, and every piece in its record; `what` begins the
-  // Error where it does not.
+  // Checks that every element lies in one piece, and every piece in its record. Otherwise throws an
+  // Error that begins with `what`.
   std::size_t add_tensor(PiecedTensor tensor, const std::string& what);
   [[nodiscard]] const PiecedTensor& tensor(std::size_t i) const { return tensors_[i]; }
   [[nodiscard]] std::string where(std::size_t tensor) const;
 
   void read(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* data);
-  // The only element of a tensor that holds one number.
+  // The element of a tensor that holds one number.
   double number(std::size_t tensor);
   std::vector<std::string> verify(const std::vector<TensorInfo>& names,
                                   const std::vector<std::size_t>& tensors,
@@ -82,7 +82,7 @@ class PieceStore {
 
  private:
   struct Copy;
-  struct Sequence {  // how far a record has been read from its beginning on
+  struct Sequence {  // bytes of a record that were read from its beginning
     std::uint64_t next = 0;
     std::uint32_t crc = 0;
   };

@@ -1,4 +1,4 @@
-// Writing through: positions, hashes, few open files.
+// Sequential writes: positions, hashes, few open files.
 #include "checkpoint/formats/streamed_file.h"
 
 #include <fmt/format.h>
@@ -161,7 +161,7 @@ std::vector<FileRecord> StreamedFiles::finish() {
 
 namespace {
 
-// The folder among these that a tensor is of; empty: none.
+// The folder among these that a tensor belongs to; empty: none.
 std::string folder_of_tensor(const std::string& name, const std::set<std::string>& folders) {
   const std::string first = name.substr(0, name.find('.'));
   return first.size() < name.size() && folders.contains(first) ? first : std::string();

@@ -1,5 +1,5 @@
-// Files of a known size, written through from their beginning, whose chunks are hashed as they are
-// written; and safetensors files that are filled that way.
+// Files of a known size that are written from the beginning and whose chunks are hashed meanwhile;
+// and safetensors files that are filled in this way.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ struct XXH3_state_s;
 
 namespace tessera::checkpoint::formats {
 
-// Every byte is written once. What is written in order of the bytes is hashed from memory; a chunk
-// whose parts came out of order is read back.
+// Every byte is written once. Bytes written in order are hashed from memory; a chunk whose parts
+// came out of order is read back.
 class StreamedFile {
  public:
   // Creates it at its full size.
@@ -32,10 +32,10 @@ class StreamedFile {
   ~StreamedFile();
 
   void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
-  // Gives the descriptor back until the next write.
+  // Closes the descriptor until the next write.
   void release();
   [[nodiscard]] bool is_open() const { return file_.has_value(); }
-  // Makes it durable; what a manifest says of it.
+  // Makes the file durable and returns its record for the manifest.
   FileRecord finish();
 
  private:
@@ -49,13 +49,13 @@ class StreamedFile {
   FileRecord record_;
   std::optional<File> file_;
   std::unique_ptr<XXH3_state_s, FreeState> state_;
-  std::uint64_t next_ = 0;    // where the hashed run goes on
-  bool from_start_ = true;    // the run began at or before the present chunk's first byte
+  std::uint64_t next_ = 0;    // where the hashed run continues
+  bool from_start_ = true;    // the run began at or before the current chunk's first byte
   std::vector<bool> hashed_;  // by chunk
-  std::uint64_t dirty_ = 0;   // bytes before next_ that the disk was not told of
+  std::uint64_t dirty_ = 0;   // bytes before next_ that are not yet being written to disk
 };
 
-// Several of them, few open at a time.
+// Several files, of which few are open at a time.
 class StreamedFiles {
  public:
   std::size_t add(const std::filesystem::path& path, std::uint64_t bytes);
@@ -65,7 +65,7 @@ class StreamedFiles {
  private:
   static constexpr std::size_t most_open = 64;
   std::vector<StreamedFile> files_;
-  std::deque<std::size_t> open_;  // the one opened first is in front
+  std::deque<std::size_t> open_;  // the file opened first is in front
 };
 
 struct PlannedTensors {
@@ -83,13 +83,13 @@ struct PlannedTensors {
 };
 
 // "<stem>.safetensors", or "<stem>-00001-of-0000N.safetensors" when `max_file_size` (0: no limit)
-// asks for several; a larger tensor has a file of its own. The order of the specs is kept where it
-// can be. Tensors of `folders` ("2_Dense.linear.weight") are the last files,
-// "2_Dense/<stem>.safetensors", and have their names without the folder's there.
+// requires several; a larger tensor has a file of its own. The order of the specs is kept where
+// possible. Tensors of `folders` ("2_Dense.linear.weight") are in the last files,
+// "2_Dense/<stem>.safetensors", under their names without the folder.
 PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<TensorSpec>& specs,
                                  std::uint64_t max_file_size,
                                  const std::set<std::string>& folders = {});
-// Hugging Face's index of such files, or nothing where one is enough; those in folders are not its.
+// Hugging Face's index of such files; empty if there is only one. Excludes files in folders.
 std::string index_text(const PlannedTensors& plan, const std::vector<TensorSpec>& specs);
 
 // The specs of contents' tensors of a part, by index in contents. Refuses a dtype that Tessera
@@ -100,16 +100,16 @@ struct PartSpecs {
 };
 PartSpecs specs_of_part(const Contents& contents, Part part, const char* format);
 
-// As Sentence Transformers names the folder of a module: "1_Pooling".
+// True for a module's folder name as Sentence Transformers forms it: "1_Pooling".
 bool is_numbered_module(const std::string& name);
-// Those of contents whose tensors are files of their own there: "2_Dense", with a configuration and
-// tensors "2_Dense.linear.weight".
+// The module folders of contents whose tensors have their own files: "2_Dense", with a
+// configuration and tensors "2_Dense.linear.weight".
 std::set<std::string> module_folders(const Contents& contents);
-// Makes a planned file's folder where it has one.
+// Makes a planned file's folder if it has one.
 void make_module_folder(const std::filesystem::path& file);
 
-// Writes contents' small files into the folder, but those that are there, and makes them durable;
-// their names, rising.
+// Writes contents' small files into the folder, except those that exist there, and makes them
+// durable. Returns their names, sorted.
 std::vector<std::string> carry_files(const Contents& contents, const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint::formats

@@ -13,7 +13,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A call of the system costs about as much as copying this many bytes.
+// A system call costs about as much as copying this many bytes.
 constexpr std::size_t smallest_read = std::size_t{32} << 10;
 
 }  // namespace
@@ -125,7 +125,7 @@ VerifiedFile::VerifiedFile(const std::filesystem::path& folder, const FileRecord
                 bytes < record.bytes ? "truncated" : "damaged");
 }
 
-// All of a chunk to where it belongs, piece by piece, and verified there.
+// Reads all of a chunk into its places, part by part, and verifies it there.
 void VerifiedFile::load_chunk(std::size_t chunk, std::span<const Part> parts) {
   const ChunkMap::Range range = map_.range(chunk);
   ChunkHasher hasher(range.end - range.begin);

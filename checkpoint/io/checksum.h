@@ -1,4 +1,4 @@
-// XXH3 checksums of files by chunk, and reading that verifies every chunk it touches.
+// XXH3 checksums of files by chunk, and reads that verify every chunk they touch.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ bool is_hex_id(std::string_view text);
 std::uint64_t chunk_bytes_of(std::uint64_t file_bytes);
 std::uint64_t chunk_count(std::uint64_t file_bytes, std::uint64_t chunk_bytes);
 
-// What the manifest says of a file.
+// The manifest's record of a file.
 struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
@@ -35,8 +35,8 @@ struct FileRecord {
   std::vector<std::uint64_t> cuts = {};  // see ChunkMap
 };
 
-// Where a file's chunks are: counted from byte 0, and anew from each of `cuts` (where what one rank
-// wrote ends and another's begins), so that whoever writes a chunk has all of it in memory.
+// The places of a file's chunks. They are counted from byte 0, and anew from each of `cuts` (the
+// ends of what each rank wrote), so that the writer of a chunk has all of it in memory.
 class ChunkMap {
  public:
   // `cuts` rise, within the file. `chunk_bytes` is not 0.
@@ -48,9 +48,9 @@ class ChunkMap {
   };
   [[nodiscard]] std::size_t count() const { return spans_.back().first_chunk; }
   [[nodiscard]] Range range(std::size_t chunk) const;
-  // The chunk that has the byte.
+  // The chunk that contains the byte.
   [[nodiscard]] std::size_t at(std::uint64_t offset) const;
-  // The chunks of the run of bytes between two cuts, the `span`th.
+  // First chunk of the `span`th run of bytes between two cuts.
   [[nodiscard]] std::size_t first_of_span(std::size_t span) const {
     return spans_[span].first_chunk;
   }
@@ -64,7 +64,7 @@ class ChunkMap {
   std::vector<Span> spans_;  // and one that begins where the file ends
 };
 
-// The checksums of the chunks of bytes that come one after the other.
+// The checksums of the chunks of consecutive bytes.
 class ChunkHasher {
  public:
   explicit ChunkHasher(std::uint64_t chunk_bytes);
@@ -73,7 +73,7 @@ class ChunkHasher {
   ChunkHasher& operator=(const ChunkHasher&) = delete;
 
   void update(const void* data, std::size_t bytes);
-  // The present chunk ends here, if it has begun.
+  // Ends the current chunk, if it has begun.
   void cut();
   [[nodiscard]] const std::vector<std::uint64_t>& sums() const { return sums_; }
 
@@ -85,26 +85,26 @@ class ChunkHasher {
   std::vector<std::uint64_t> sums_;
 };
 
-// A file whose bytes are compared with their checksums before anyone sees them.
+// A file whose bytes are compared with their checksums before they are returned.
 class VerifiedFile {
  public:
   // Checks the size at once.
   VerifiedFile(const std::filesystem::path& folder, const FileRecord& record);
 
-  // In error messages, says in words what bytes [begin, end) of the file hold.
+  // Describes the contents of bytes [begin, end) of the file in error messages.
   using Describe = std::function<std::string(std::uint64_t begin, std::uint64_t end)>;
   void set_describe(Describe describe) { describe_ = std::move(describe); }
 
-  // Bytes [offset, offset + bytes). Cheapest in rising order: the last chunk is kept.
+  // Reads bytes [offset, offset + bytes). Cheapest in rising order: the last chunk is kept.
   void read(std::uint64_t offset, void* data, std::size_t bytes);
-  // Bytes of the file that are wanted, and where.
+  // A range of the file, and where to put it.
   struct Part {
     std::uint64_t offset = 0;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
   };
-  // Parts in rising order that do not overlap. A chunk that they have all of between them goes
-  // straight to its places, without a copy.
+  // Parts in rising order that do not overlap. A chunk that they cover completely is read straight
+  // into its places, without a copy.
   void read(std::span<const Part> parts);
   void verify_chunk(std::size_t chunk);
 

@@ -1,5 +1,5 @@
-// Outcomes of all ranks, exchanged so that none waits for one that has failed, and again and again
-// while one works.
+// Outcomes of all ranks, exchanged so that no rank waits for one that has failed, and repeatedly
+// while a rank works.
 #include "checkpoint/io/collective.h"
 
 #include <fmt/format.h>
@@ -27,15 +27,17 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// Far less than any collective may wait.
+// Far less than the timeout of any collective.
 constexpr milliseconds work_beat{200};
 
-// How an outcome begins. A failure keeps its kind: a job that lacked memory is started again, one
-// whose checkpoint is damaged is not, and misuse is no fault of the checkpoint.
+// First character of an outcome. It keeps the kind of a failure: a job that lacked memory is
+// restarted, one whose checkpoint is damaged is not; misuse and a wrong configuration are not the
+// checkpoint's fault.
 constexpr char outcome_good = '+';
 constexpr char outcome_bad = '-';
 constexpr char outcome_no_memory = 'm';
 constexpr char outcome_misuse = '!';
+constexpr char outcome_configuration = 'c';
 constexpr char still_at_work = '~';
 constexpr char told_before = '=';
 
@@ -50,7 +52,18 @@ struct Work {
 };
 
 bool is_failure(char kind) {
-  return kind == outcome_bad || kind == outcome_no_memory || kind == outcome_misuse;
+  return kind == outcome_bad || kind == outcome_no_memory || kind == outcome_misuse ||
+         kind == outcome_configuration;
+}
+
+char kind_of(const Error& error) {
+  if (error.code() == ErrorCode::out_of_memory) return outcome_no_memory;
+  return error.code() == ErrorCode::configuration ? outcome_configuration : outcome_bad;
+}
+
+ErrorCode code_of(char kind) {
+  if (kind == outcome_no_memory) return ErrorCode::out_of_memory;
+  return kind == outcome_configuration ? ErrorCode::configuration : ErrorCode::checkpoint;
 }
 
 std::string outcome_of(const std::function<std::string()>& work) {
@@ -59,8 +72,7 @@ std::string outcome_of(const std::function<std::string()>& work) {
   } catch (const std::bad_alloc&) {
     return std::string(1, outcome_no_memory) + "out of memory";
   } catch (const Error& error) {
-    const bool memory = error.code() == ErrorCode::out_of_memory;
-    return std::string(1, memory ? outcome_no_memory : outcome_bad) + error.what();
+    return std::string(1, kind_of(error)) + error.what();
   } catch (const std::logic_error& error) {
     return std::string(1, outcome_misuse) + error.what();
   } catch (const std::exception& error) {
@@ -86,7 +98,7 @@ class WorkThread {
         }
         outcome = outcome_of(body);
       }
-      body = nullptr;  // what it owns goes before anybody is told
+      body = nullptr;  // free what it owns before reporting the outcome
       const std::lock_guard lock(work->mutex);
       work->outcome = std::move(outcome);
       work->ended.notify_all();
@@ -95,7 +107,7 @@ class WorkThread {
   ~WorkThread() {
     if (!thread_.joinable()) return;
     work_->watch.cancel();
-    if (rule_.may_abandon && stalled_) {  // it is in the kernel, for good
+    if (rule_.may_abandon && stalled_) {  // the call may hang in the kernel forever
       thread_.detach();
       return;
     }
@@ -113,7 +125,7 @@ class WorkThread {
 
   void cancel() { work_->watch.cancel(); }
 
-  // Waits for a beat: the outcome, or nothing as long as the work goes on.
+  // Waits for one interval: returns the outcome, or nothing while the work goes on.
   std::optional<std::string> wait() {
     {
       std::unique_lock lock(work_->mutex);
@@ -126,14 +138,14 @@ class WorkThread {
     const std::uint64_t moves = work_->watch.moves();
     const std::string call = work_->watch.describe_call();
     const auto now = Clock::now();
-    if (moves != moves_ || call.empty()) {  // what computes is no matter of the disk
+    if (moves != moves_ || call.empty()) {  // the work computes, so the disk is not the cause
       moves_ = moves;
       moved_at_ = now;
     }
     if (rule_.timeout.count() == 0 || now - moved_at_ < rule_.timeout) return std::nullopt;
     stalled_ = true;
     return fmt::format(
-        "{}the disk stands still: {} has not come back for {:.1f} s (checkpoint.stall_timeout)",
+        "{}the disk does not respond: {} has not returned for {:.1f} s (checkpoint.stall_timeout)",
         outcome_bad, call, std::chrono::duration<double>(rule_.timeout).count());
   }
 
@@ -146,7 +158,7 @@ class WorkThread {
   Clock::time_point moved_at_ = Clock::now();
 };
 
-// The ranks' outcomes as they come in, by rank; empty: none yet.
+// The ranks' outcomes as they arrive, by rank; empty: none yet.
 class Outcomes {
  public:
   void add(std::vector<std::string> round) {
@@ -162,7 +174,7 @@ class Outcomes {
     }
     return true;
   }
-  // Looks for ranks that have failed by themselves: those that fail later were told to end.
+  // Records ranks that failed by themselves; later failures follow from the order to end.
   void note_failures() {
     if (first_) return;
     for (std::size_t rank = 0; rank < outcomes_.size(); ++rank) {
@@ -182,8 +194,7 @@ class Outcomes {
       const std::string text =
           fmt::format("{}: rank {}: {}{}", doing, *first_, outcome.substr(1), more);
       if (outcome[0] == outcome_misuse) misuse("{}", text);
-      fail(outcome[0] == outcome_no_memory ? ErrorCode::out_of_memory : ErrorCode::checkpoint, "{}",
-           text);
+      fail(code_of(outcome[0]), "{}", text);
     }
     for (std::string& outcome : outcomes_) outcome.erase(0, 1);
     return std::move(outcomes_);

@@ -1,5 +1,5 @@
-// CRC-32 over the polynomial 0xEDB88320: eight bytes at a time by tables, and where the processor
-// multiplies without carries, 64 bytes at a time.
+// CRC-32 over the polynomial 0xEDB88320: eight bytes at a time by tables, or 64 bytes at a time if
+// the processor has carry-less multiplication.
 #include "checkpoint/io/crc32.h"
 
 #include <array>
@@ -58,7 +58,7 @@ constexpr std::uint64_t power_of_x(unsigned shift) {
   return std::uint64_t{value} << 1;
 }
 
-// Moves a remainder of 128 bits `k` bits ahead and adds what stands there.
+// Moves a remainder of 128 bits `k` bits ahead and adds the bits at that place.
 __attribute__((target("pclmul,sse4.1"))) __m128i fold(__m128i value, __m128i k, __m128i next) {
   const __m128i low = _mm_clmulepi64_si128(value, k, 0x00);
   const __m128i high = _mm_clmulepi64_si128(value, k, 0x11);
@@ -89,7 +89,7 @@ __attribute__((target("pclmul,sse4.1"))) std::uint32_t crc_by_products(std::uint
     d = fold(d, by_512, load(3));
   }
   a = fold(fold(fold(a, by_128, b), by_128, c), by_128, d);
-  // 128 bits are left, whose own remainder is the answer.
+  // The remainder of the last 128 bits is the result.
   std::array<unsigned char, 16> rest{};
   _mm_storeu_si128(reinterpret_cast<__m128i*>(rest.data()), a);
   return crc_by_tables(0, rest.data(), rest.size());

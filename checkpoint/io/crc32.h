@@ -6,7 +6,7 @@
 
 namespace tessera::checkpoint::formats {
 
-// Of what came before (0: nothing) followed by these bytes.
+// The CRC of the bytes with CRC `before` (0: none) followed by these bytes.
 std::uint32_t crc32(std::uint32_t before, const void* data, std::size_t bytes);
 
 }  // namespace tessera::checkpoint::formats

@@ -1,4 +1,4 @@
-// System calls that are counted on their way.
+// Counts system calls and passes them on.
 #include "checkpoint/io/disk_watch.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// Whether a thread's work on the disk moves: its system calls are counted, for another thread that
-// looks on, and fail from the moment when that one wants no more of them.
+// Progress of a thread's work on the disk. Its system calls are counted for another thread, which
+// can make all further calls fail.
 #pragma once
 
 #include <atomic>
@@ -15,11 +15,11 @@ class DiskWatch final : public SystemCalls {
   // Passes the calls on to `calls`.
   explicit DiskWatch(SystemCalls& calls) : calls_(calls) {}
 
-  // From any thread. Rises with every call that has come back.
+  // From any thread. Rises with every call that has returned.
   [[nodiscard]] std::uint64_t moves() const { return moves_.load(); }
-  // From any thread. The call that has not come back, in words, or nothing.
+  // From any thread. Describes the call that has not returned; empty: none.
   [[nodiscard]] std::string describe_call() const;
-  // From any thread. Calls that begin from now on fail with ECANCELED, but for closing files.
+  // From any thread. From now on all new calls except close fail with ECANCELED.
   void cancel() { cancelled_.store(true); }
 
   int open(const char* path, int flags, mode_t mode) override;

@@ -1,4 +1,4 @@
-// Telling damage from everything else.
+// Distinguishes damage from all other failures.
 #include "checkpoint/io/failure.h"
 
 #include <fmt/format.h>

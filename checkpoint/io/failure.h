@@ -1,5 +1,5 @@
-// Kinds of Error(checkpoint): what is damaged may be passed over for an older step; everything else
-// stops.
+// Kinds of Error(checkpoint). A damaged step may be skipped for an older one; every other failure
+// ends the load.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace tessera::checkpoint {
 
-// A system call failed (EACCES, EIO, EMFILE, ESTALE ...). That says nothing about what is stored.
+// A system call failed (EACCES, EIO, EMFILE, ESTALE ...). The stored data may be intact.
 class SystemFailure : public Error {
  public:
   SystemFailure(int number, const std::string& message)
@@ -21,16 +21,16 @@ class SystemFailure : public Error {
   int number_;
 };
 
-// The checkpoint is sound and not what was asked for: other tensors, other shapes.
+// The checkpoint is intact but does not match the request: other tensors, other shapes.
 class Misfit : public Error {
  public:
   explicit Misfit(const std::string& message) : Error(ErrorCode::checkpoint, message) {}
 };
 
-// Bytes that are missing or not those that were written.
+// True if bytes are missing or differ from those that were written.
 bool is_damage(const Error& error);
 
-// Joined by "; ", the first twenty of them and the number of the rest.
+// Joins up to twenty items by "; ", with the number of the rest.
 std::string join_some(const std::vector<std::string>& items);
 
 }  // namespace tessera::checkpoint

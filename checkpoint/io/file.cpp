@@ -1,5 +1,4 @@
-// Files: the operating system's calls, retried where they were interrupted or short, their errors
-// in words.
+// Files: system calls, retried when interrupted or short, with error messages.
 #include "checkpoint/io/file.h"
 
 #include <fcntl.h>
@@ -68,7 +67,7 @@ namespace {
 
 thread_local SystemCalls* replaced_calls = nullptr;
 
-// Repeats a call while a signal interrupts it.
+// Repeats a call while signals interrupt it.
 template <class Call>
 auto uninterrupted(Call&& call) {
   auto result = call();
@@ -90,13 +89,13 @@ auto uninterrupted(Call&& call) {
   throw SystemFailure(error_number, text);
 }
 
-// What stands where a file of a checkpoint should be is none: damage, and no failure of the system.
+// The errors of open() if the path has no regular file: damage, not a system failure.
 bool says_no_file(int error_number) {
   return error_number == ENOENT || error_number == ENOTDIR || error_number == ELOOP ||
          error_number == ENXIO || error_number == EISDIR;
 }
 
-constexpr mode_t file_mode = 0666;  // less what umask takes
+constexpr mode_t file_mode = 0666;  // before umask
 
 }  // namespace
 
@@ -203,7 +202,7 @@ void File::write_at(std::uint64_t offset, const void* data, std::size_t bytes) {
 }
 
 void File::resize(std::uint64_t bytes) {
-  // Space is taken before the first byte is written where the file system can: a full disk is seen
+  // Reserves space before the first byte is written if the file system can: a full disk is noticed
   // now, and the file lies in one piece. Elsewhere the file is sparse.
   if (bytes > 0 && uninterrupted([&] {
                      return system_calls().fallocate(fd_, static_cast<off_t>(bytes));
@@ -234,7 +233,7 @@ void File::sync_range(std::uint64_t offset, std::uint64_t bytes, unsigned flags)
     return system_calls().sync_range(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes),
                                      flags);
   });
-  // As with fsync, what is reported here is not reported again.
+  // As with fsync, an error that is reported here is not reported again.
   if (result == -1 && errno != ENOSYS && errno != EINVAL && errno != ESPIPE) {
     fail_io("make durable", path_, "sync_file_range");
   }
@@ -250,8 +249,8 @@ void File::await_writeback(std::uint64_t offset, std::uint64_t bytes) {
 }
 
 void File::close() {
-  // Linux frees the descriptor even when close reports an error or an interruption: never a second
-  // close.
+  // Linux frees the descriptor even when close reports an error or an interruption: do not close
+  // again.
   const int fd = std::exchange(fd_, -1);
   if (system_calls().close(fd) == -1 && errno != EINTR) fail_io("close", path_, "close");
 }

@@ -1,6 +1,6 @@
-// Files and folders as a checkpoint needs them: whole reads and writes at offsets, errors of fsync
-// kept, and every system call behind an interface so that tests can fail, shorten or end the
-// process at any of them.
+// Files and folders for checkpoints: whole reads and writes at offsets, errors of fsync kept, and
+// every system call behind an interface, so that tests can make any of them fail, fall short or end
+// the process.
 #pragma once
 
 #include <sys/statvfs.h>
@@ -37,7 +37,7 @@ class SystemCalls {
   virtual int statvfs(const char* path, struct statvfs* result);
 };
 
-// The calling thread's, the operating system's unless a ScopedSystemCalls says otherwise.
+// The calling thread's: those of the operating system unless a ScopedSystemCalls replaces them.
 SystemCalls& system_calls();
 
 // Replaces the calling thread's system calls while it lives.
@@ -53,7 +53,7 @@ class ScopedSystemCalls {
 };
 
 // An open regular file. Every failure is a SystemFailure (checkpoint/io/failure.h) with the path,
-// the offset and errno; a file to read that is not there or too short is damage, a plain
+// the offset and errno. A file to read that is missing or too short is damage, a plain
 // Error(checkpoint).
 class File {
  public:
@@ -66,26 +66,26 @@ class File {
   File& operator=(File&& other) noexcept;
   ~File();
 
-  // All bytes or an Error; reading past the end says that the file is truncated.
+  // All bytes or an Error; an Error past the end says that the file is truncated.
   void read_at(std::uint64_t offset, void* data, std::size_t bytes) const;
   void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
-  // With its space reserved where the file system can.
+  // Reserves the space if the file system can.
   void resize(std::uint64_t bytes);
-  // Lets the disk begin with these bytes, so that sync() finds less to do. A hint: says nothing of
-  // durability, and cannot fail.
+  // Starts writing these bytes to disk so that sync() has less to do. A hint: does not make them
+  // durable, and cannot fail.
   void start_writing(std::uint64_t offset, std::uint64_t bytes) noexcept;
   // Returns when the contents are durable. A failure is final: the kernel may have dropped the
-  // pages it could not write, so that a second fsync would succeed and lie.
+  // pages it could not write, so a second fsync would succeed wrongly.
   void sync();
-  // Starts writing the range to the disk, or waits until it is there: so that sync() has little
-  // left to do. Promises nothing; where the file system cannot, nothing happens.
+  // Starts writing the range to disk, or waits until it is written, so that sync() has little left
+  // to do. Guarantees nothing; has no effect if the file system does not support it.
   void begin_writeback(std::uint64_t offset, std::uint64_t bytes);
   void await_writeback(std::uint64_t offset, std::uint64_t bytes);
-  // Reports what the destructor could not.
+  // Closes the file and reports errors, which the destructor cannot.
   void close();
   enum class Lock : std::uint8_t { taken, held, unsupported };
-  // Takes an exclusive lock that ends with the file. Held: by another. Unsupported: the file system
-  // has no flock.
+  // Takes an exclusive lock that ends with the file. Held: by another process. Unsupported: the
+  // file system has no flock.
   Lock try_lock();
 
   [[nodiscard]] std::uint64_t size() const;
@@ -106,27 +106,27 @@ void sync_folder(const std::filesystem::path& folder);
 void create_folders(const std::filesystem::path& folder);
 void create_folder(const std::filesystem::path& folder);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
-// Puts `fresh` in the place of `old` and returns where the old one is now: under the fresh one's
-// name where the file system exchanges names atomically; elsewhere `aside`, by two renames, between
-// which neither is at `old`. Nothing has moved when it throws.
+// Puts `fresh` in the place of `old` and returns the old one's new place: the fresh one's name if
+// the file system exchanges names atomically; otherwise `aside`, by two renames, between which
+// nothing is at `old`. If it throws, nothing has moved.
 std::filesystem::path exchange_folders(const std::filesystem::path& fresh,
                                        const std::filesystem::path& old,
                                        const std::filesystem::path& aside);
 // The names in a folder, sorted.
 std::vector<std::string> names_in_folder(const std::filesystem::path& folder);
-// Whether it is there; SystemFailure when that cannot be found out.
+// True if the path exists; SystemFailure if this cannot be determined.
 bool path_exists(const std::filesystem::path& path);
-// A folder with all below it; links are removed, not followed.
+// Removes a folder with all below it; links are removed, not followed.
 void remove_tree(const std::filesystem::path& path);
-// A new file with these contents, durable.
+// Writes a new file with these contents, durable.
 void write_file(const std::filesystem::path& path, std::string_view contents);
-// Under a temporary name, then renamed over `path`, durable; readers see the old or the new
+// Writes a temporary file and renames it over `path`, durable; readers see the old or the new
 // contents.
 void replace_file(const std::filesystem::path& path, std::string_view contents);
-// A whole small file; one that is larger is refused.
+// Reads a whole small file; refuses a larger one.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
-// SystemFailure with errno where no file can be made in the folder (a read-only file system, no
-// permission). Leaves nothing behind.
+// SystemFailure with errno if the process cannot make a file in the folder (a read-only file
+// system, no permission). Leaves nothing behind.
 void check_writable(const std::filesystem::path& folder);
 // Bytes that an unprivileged process may still write to the folder's file system.
 std::uint64_t free_bytes(const std::filesystem::path& folder);

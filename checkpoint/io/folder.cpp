@@ -1,5 +1,5 @@
-// Folders and whole small files: the steps of checkpoint/io/file.h that are more than one system
-// call.
+// Folders and whole small files: the functions of checkpoint/io/file.h that need several system
+// calls.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ fs::path parent_of(const fs::path& path) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
-// Closes a folder's descriptor however the block ends.
+// Closes a folder's descriptor at the end of the block.
 class OpenFolder {
  public:
   explicit OpenFolder(const fs::path& folder) {
@@ -54,8 +54,7 @@ class OpenFolder {
 void sync_folder(const fs::path& folder) {
   const OpenFolder opened(folder);
   while (system_calls().fsync(opened.fd()) == -1) {
-    // EINVAL is a file system's word that its folders have no fsync; there is nothing more to ask
-    // of it.
+    // EINVAL means that the file system has no fsync for folders.
     if (errno == EINVAL) return;
     if (errno != EINTR) fail_path("make durable folder", folder, "fsync", errno);
   }
@@ -76,7 +75,7 @@ void create_folders(const fs::path& folder) {
     above = above.parent_path();
   }
   for (auto it = missing.rbegin(); it != missing.rend(); ++it) {
-    // Another run may create it at the same moment, which is as good.
+    // Another run may create it at the same moment, which is fine.
     if (system_calls().mkdir(it->c_str(), 0777) == -1 && errno != EEXIST) {
       fail_path("create folder", *it, "mkdir", errno);
     }

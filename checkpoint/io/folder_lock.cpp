@@ -1,4 +1,4 @@
-// flock, or a file that one process can create.
+// Locks by flock, or by a file that one process can create.
 #include "checkpoint/io/folder_lock.h"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ constexpr const char* lock_name = ".lock";
 constexpr const char* owner_name = ".lock-owner";
 constexpr std::uint64_t owner_limit = 4096;
 
-// The first word of a small file of /proc, or nothing.
+// The first word of a small file of /proc; empty: none.
 std::string word_of(const std::string& path) {
   std::ifstream stream(path);
   std::string word;
@@ -38,12 +38,12 @@ std::string word_of(const std::string& path) {
   return word;
 }
 
-// When a process began, in ticks since the system's start; nothing when there is no such process.
+// Start time of a process, in ticks since the system's start; empty if the process does not exist.
 std::string start_of(pid_t pid) {
   std::ifstream stream(fmt::format("/proc/{}/stat", pid));
   std::string text;
   std::getline(stream, text);
-  const auto name_end = text.rfind(')');  // the name may hold anything
+  const auto name_end = text.rfind(')');  // the name may contain anything
   if (name_end == std::string::npos) return {};
   std::istringstream fields(text.substr(name_end + 1));
   std::string field;
@@ -73,7 +73,8 @@ struct Owner {
     const bool whole = stream && h == "host" && p == "pid" && b == "boot" && s == "start";
     return whole ? std::optional(owner) : std::nullopt;
   }
-  // Certainly gone: of this host, and of an earlier start of it or not running any more.
+  // True if the owner is certainly gone: a process of this host that runs no more, or of an earlier
+  // boot.
   [[nodiscard]] bool is_gone(const Owner& here) const {
     if (host != here.host) return false;
     if (boot != here.boot) return true;
@@ -81,8 +82,8 @@ struct Owner {
   }
 };
 
-// Removes what a dead owner left. Two runs may try at the same moment: what is renamed away only
-// one of them has, and who finds another text there than the dead one's puts it back.
+// Removes the file of a dead owner. Two runs may try at the same moment: only one of them gets the
+// renamed file, and a run that finds another owner's text in it puts it back.
 void remove_owner_file(const fs::path& path, const std::string& dead, pid_t self) {
   const fs::path aside = fmt::format("{}.gone-{}", path.string(), self);
   try {
@@ -98,7 +99,7 @@ void remove_owner_file(const fs::path& path, const std::string& dead, pid_t self
   }
 }
 
-// Creates the file; false when it is there.
+// Creates the file; false if it exists.
 bool create_owner_file(const fs::path& path, const std::string& text) {
   try {
     write_file(path, text);
@@ -120,7 +121,7 @@ FolderLock::FolderLock(const fs::path& dir, std::chrono::milliseconds patience)
   if (lock == File::Lock::unsupported) take_owner_file(dir);
 }
 
-// A save ends sooner or later: two runs in one folder are no reason to end one of them.
+// Every save ends sooner or later, so two runs in one folder wait for each other.
 File::Lock FolderLock::lock_patiently(std::chrono::milliseconds patience) {
   const auto give_up = std::chrono::steady_clock::now() + patience;
   File::Lock lock = file_.try_lock();
@@ -138,8 +139,9 @@ void FolderLock::take_owner_file(const fs::path& dir) {
     if (create_owner_file(path, self.text())) {
       owner_file_ = path;
       warning_ = fmt::format(
-          "'{}' has no flock: saves are kept apart by '{}', which a run that is killed leaves "
-          "behind; another host cannot tell and would refuse to save until it is removed",
+          "'{}' has no flock: saves are locked by the file '{}'; a killed run leaves it behind, "
+          "and "
+          "other hosts then refuse to save until it is removed",
           dir.string(), path.string());
       return;
     }
@@ -148,9 +150,9 @@ void FolderLock::take_owner_file(const fs::path& dir) {
     if (attempt == 1 || !owner || !owner->is_gone(self)) {
       fail(ErrorCode::checkpoint,
            "another run is saving into '{}': '{}' says that {} holds it; give each run its own "
-           "folder, or remove that file when no such process runs",
+           "folder, or remove that file if this process no longer runs",
            dir.string(), path.string(),
-           owner ? fmt::format("process {} on {}", owner->pid, owner->host) : "somebody");
+           owner ? fmt::format("process {} on {}", owner->pid, owner->host) : "an unknown process");
     }
     remove_owner_file(path, text, self.pid);
   }
@@ -204,13 +206,13 @@ std::vector<std::string> clear_partials(const fs::path& target) {
     if (!fs::is_directory(fs::symlink_status(path, error))) continue;
     const std::optional<LockedFolder> lock = LockedFolder::try_lock(path);
     if (!lock) {
-      lines.push_back(
-          fmt::format("'{}' is of a conversion or an export that may still run", path.string()));
+      lines.push_back(fmt::format("'{}' belongs to a conversion or an export that may still run",
+                                  path.string()));
       continue;
     }
     remove_tree(path);
     lines.push_back(
-        fmt::format("removed '{}', which a conversion or an export that died left", path.string()));
+        fmt::format("removed '{}', left by a conversion or an export that died", path.string()));
   }
   return lines;
 }

@@ -1,4 +1,4 @@
-// The lock of a folder of checkpoints: one save at a time, on file systems without flock too.
+// The lock of a folder of checkpoints: one save at a time, also on file systems without flock.
 #pragma once
 
 #include <chrono>
@@ -11,20 +11,20 @@
 
 namespace tessera::checkpoint {
 
-// Held while it lives. By flock on DIR/.lock, which ends with the process however that ends. Where
-// the file system has no flock (Lustre mounted without it, some FUSE), by DIR/.lock-owner, a file
-// that only one can create: its name outlives a process that is killed, so it says which process
-// of which host and start holds it, and one of this host that is gone is taken over.
+// Held while the object lives. Uses flock on DIR/.lock, which ends with the process. If the file
+// system has no flock (Lustre mounted without it, some FUSE), uses DIR/.lock-owner, a file that
+// only one process can create. This file outlives a process that is killed, so it names the
+// process, host and boot of its owner. An owner of this host that is gone is replaced.
 class FolderLock {
  public:
-  // Waits for another save as long as `patience`; then, and where one on another host may hold it,
-  // Error(checkpoint).
+  // Waits up to `patience` for another save. Throws Error(checkpoint) after that, or if a process
+  // on another host may hold the lock.
   explicit FolderLock(const std::filesystem::path& dir, std::chrono::milliseconds patience = {});
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  // What to tell people about the weaker way, or nothing.
+  // A warning for the user about the weaker lock, or empty.
   [[nodiscard]] const std::string& warning() const { return warning_; }
 
  private:
@@ -32,15 +32,15 @@ class FolderLock {
   void take_owner_file(const std::filesystem::path& dir);
 
   File file_;
-  std::filesystem::path owner_file_;  // to remove; empty with flock
+  std::filesystem::path owner_file_;  // file to remove; empty with flock
   std::string warning_;
 };
 
-// A folder that its process works in, by flock on itself, so that others can tell it from what a
-// dead one left.
+// A working folder that its process locks by flock, so that others can distinguish it from the
+// remains of a dead process.
 class LockedFolder {
  public:
-  // None: another holds it, or the file system cannot lock folders.
+  // None: another process holds it, or the file system cannot lock folders.
   static std::optional<LockedFolder> try_lock(const std::filesystem::path& folder);
   LockedFolder(LockedFolder&& other) noexcept;
   LockedFolder& operator=(LockedFolder&& other) noexcept;
@@ -51,9 +51,9 @@ class LockedFolder {
   int fd_;
 };
 
-// The form of TARGET.partial-<id> that conversions and exports work in.
+// The name of the folders TARGET.partial-<id> that conversions and exports work in.
 std::filesystem::path partial_beside(const std::filesystem::path& target, const std::string& id);
-// Removes every such folder beside `target` that nobody holds. Returns a line for each that was
+// Removes every such folder beside `target` that is not locked. Returns a line for each that was
 // removed or stays.
 std::vector<std::string> clear_partials(const std::filesystem::path& target);
 

@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// Builds the value while refusing what the plain parser accepts: duplicate keys and unbounded
-// nesting.
+// Builds the value and refuses duplicate keys and unbounded nesting, which the plain parser
+// accepts.
 class StrictBuilder final : public json::json_sax_t {
  public:
   bool null() override { return add(nullptr) != nullptr; }

@@ -1,5 +1,4 @@
-// JSON as a checkpoint may contain it: every key once, nesting bounded, valid UTF-8, nothing after
-// the value.
+// JSON in a checkpoint: every key once, nesting bounded, valid UTF-8, nothing after the value.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,8 +18,8 @@ inline constexpr std::size_t json_depth_limit = 64;
 // Throws Error(checkpoint) beginning with `source` (the file's path).
 nlohmann::json parse_json(std::string_view text, const std::string& source);
 
-// What is wrong with text that nlohmann's parser would let pass (byte order mark, raw NUL), or
-// empty.
+// The problem with text that nlohmann's parser would accept (byte order mark, raw NUL); empty:
+// none.
 std::string json_text_problem(std::string_view text);
 
 // A number without a fraction that a T can hold; anything else is an Error(checkpoint). nlohmann's
@@ -30,7 +29,7 @@ T whole_number(const nlohmann::json& value) {
   const bool fits = value.is_number_unsigned()
                         ? std::in_range<T>(value.get<std::uint64_t>())
                         : value.is_number_integer() && std::in_range<T>(value.get<std::int64_t>());
-  TESSERA_CHECK(fits, ErrorCode::checkpoint, "{} stands where a whole number{} belongs",
+  TESSERA_CHECK(fits, ErrorCode::checkpoint, "found {} instead of a whole number{}",
                 value.is_number() ? value.dump() : value.type_name(),
                 std::in_range<T>(-1) ? "" : " from 0 on");
   return value.get<T>();
@@ -39,7 +38,7 @@ T whole_number(const nlohmann::json& value) {
 template <class T>
 std::vector<T> whole_numbers(const nlohmann::json& values) {
   TESSERA_CHECK(values.is_array(), ErrorCode::checkpoint,
-                "{} stands where a list of whole numbers belongs", values.type_name());
+                "found {} instead of a list of whole numbers", values.type_name());
   std::vector<T> numbers;
   numbers.reserve(values.size());
   for (const nlohmann::json& value : values) numbers.push_back(whole_number<T>(value));

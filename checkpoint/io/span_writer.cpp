@@ -1,4 +1,4 @@
-// Slices small enough to be in the processor's cache when their checksum is taken.
+// Writes in slices that are still in the processor's cache when their checksum is computed.
 #include "checkpoint/io/span_writer.h"
 
 #include <algorithm>
@@ -8,8 +8,8 @@ namespace {
 
 constexpr std::size_t slice_bytes = std::size_t{1} << 20;
 constexpr std::size_t small_bytes = std::size_t{64} << 10;
-// How much may be dirty before the disk is told, and how much may be told before it is waited for.
-// At one megabyte a second, a disk that most would call broken, that is half a minute a call.
+// Bytes that may be dirty before writeback starts, and bytes in writeback before it is awaited. At
+// 1 MB/s, the speed of a nearly broken disk, a call takes half a minute.
 constexpr std::uint64_t window_bytes = std::uint64_t{32} << 20;
 
 }  // namespace
@@ -55,8 +55,8 @@ void SpanWriter::write(const std::byte* data, std::size_t bytes) {
   if (untold_bytes_ >= window_bytes) write_behind();
 }
 
-// The disk is told of what is new, and what it was told of before is waited for. Between this
-// writer's runs may be other ranks' bytes: no harm.
+// Starts writeback of new bytes and waits for the range started before. Other ranks' bytes may lie
+// between this writer's runs, which is harmless.
 void SpanWriter::write_behind() {
   file_.begin_writeback(untold_, offset_ - untold_);
   if (told_end_ > told_) file_.await_writeback(told_, told_end_ - told_);

@@ -1,5 +1,4 @@
-// Writing a file front to back, or runs of it, with the checksums of what is written taken from
-// memory on the way.
+// Writes a file, or runs of it, front to back, and computes checksums from memory meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +10,18 @@
 
 namespace tessera::checkpoint {
 
-// Used by one thread. Small pieces are gathered into one write, and the disk begins its work while
-// more is written, so that the file's sync() has little left to wait for and no call takes long.
+// Used by one thread. Small pieces are gathered into one write. The disk starts writing while more
+// is added, so that the file's sync() has little left to wait for and no call takes long.
 class SpanWriter {
  public:
-  // `file` lives longer. Checksums are of chunks of `chunk_bytes`.
+  // `file` must outlive it. Checksums are of chunks of `chunk_bytes`.
   SpanWriter(File& file, std::uint64_t chunk_bytes);
 
-  // What follows goes to `offset`, and chunks begin anew there.
+  // The next bytes go to `offset`, where a new chunk begins.
   void begin(std::uint64_t offset);
   void put(const void* data, std::size_t bytes);
   [[nodiscard]] std::uint64_t offset() const { return offset_ + gathered_.size(); }
-  // Of all chunks, in the order in which they were written.
+  // The checksums of all chunks, in the order in which they were written.
   [[nodiscard]] std::vector<std::uint64_t> finish();
 
  private:
@@ -32,9 +31,9 @@ class SpanWriter {
 
   File& file_;
   ChunkHasher hasher_;
-  std::uint64_t offset_ = 0;  // of what is not yet written
+  std::uint64_t offset_ = 0;  // of the bytes not yet written
   std::vector<std::byte> gathered_;
-  // The range that the disk was told of last, and the one that it will be told of next.
+  // The range of the last writeback, and the one of the next.
   std::uint64_t told_ = 0, told_end_ = 0;
   std::uint64_t untold_ = 0, untold_bytes_ = 0;
 };

@@ -1,6 +1,6 @@
-// XXH3, by the widest vectors that the processor has: two to three times as fast as the library's
-// plain functions, which are compiled for the oldest one. Its header is installed where the library
-// was built with them.
+// XXH3 with the widest vectors of the processor: two to three times as fast as the library's plain
+// functions, which are compiled for the oldest processor. Its header is installed where the library
+// was built with these vectors.
 #pragma once
 
 #include <xxhash.h>

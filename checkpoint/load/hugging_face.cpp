@@ -1,5 +1,5 @@
-// Opening a plain Hugging Face folder: one model.safetensors, or numbered files with an index that
-// is believed only as far as the files bear it out.
+// Opens a plain Hugging Face folder: one model.safetensors, or numbered files with an index that is
+// checked against the files.
 #include "checkpoint/load/hugging_face.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t index_limit = std::uint64_t{64} << 20;
 
-// The parts of an index that matter: name to file, and the promised bytes.
+// The parts of an index that matter: the file of each name, and the total of bytes.
 struct Index {
   std::map<std::string, std::string> file_of;
   std::optional<std::uint64_t> total_bytes;
@@ -121,9 +121,15 @@ HuggingFaceFolder open_hugging_face(const fs::path& folder) {
 
 HuggingFaceFolder open_weights(const fs::path& source) {
   std::error_code error;
-  if (!fs::is_regular_file(source, error)) return open_hugging_face(source);
+  if (!fs::is_regular_file(source, error)) {
+    TESSERA_CHECK(
+        source.extension() != ".safetensors" || fs::exists(source, error), ErrorCode::checkpoint,
+        "'{}' does not exist; give the path of a .safetensors file, or of a folder with {}",
+        source.string(), hugging_face_file);
+    return open_hugging_face(source);
+  }
   TESSERA_CHECK(source.extension() == ".safetensors", ErrorCode::checkpoint,
-                "'{}' is no .safetensors file; tessera convert reads other formats",
+                "'{}' is not a .safetensors file; tessera convert reads other formats",
                 source.string());
   HuggingFaceFolder opened;
   opened.add(source);
@@ -133,6 +139,8 @@ HuggingFaceFolder open_weights(const fs::path& source) {
 bool has_weights_alone(const fs::path& source) {
   std::error_code error;
   if (fs::is_regular_file(source, error)) return true;
+  // A file that is missing is not taken for a folder of steps.
+  if (source.extension() == ".safetensors" && !fs::exists(source, error)) return true;
   if (path_exists(source / manifest_name)) return false;
   const std::string name = (source / "").parent_path().filename();
   const bool of_a_step = parse_step_name(name.substr(0, name.find('.'))).has_value();

@@ -16,7 +16,7 @@
 
 namespace tessera::checkpoint {
 
-// Where each tensor of the folder is. Files stay open: there are tens of them at most.
+// The place of each tensor of the folder. Files stay open: there are tens of them at most.
 struct HuggingFaceFolder {
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   std::map<std::string, std::pair<const SafetensorsFile*, const TensorEntry*>> tensors;
@@ -25,17 +25,17 @@ struct HuggingFaceFolder {
   const SafetensorsFile& add(const std::filesystem::path& path);
 };
 
-// The index is believed only as far as the files bear it out.
+// The index is checked against the files.
 HuggingFaceFolder open_hugging_face(const std::filesystem::path& folder);
 
 // The same, or one .safetensors file.
 HuggingFaceFolder open_weights(const std::filesystem::path& source);
-// Whether it is a file, or a folder of this kind that is no step: one without a manifest that has
-// the name of a step, or of a step in progress, is an unfinished or damaged save.
+// True for a file, or for a folder of this kind that is not a step. A folder without a manifest
+// whose name is that of a step, or of a step in progress, is an unfinished or damaged save.
 bool has_weights_alone(const std::filesystem::path& source);
 
-// What load_hugging_face() does with an opened folder; `message` makes the error of what does not
-// fit.
+// Does the work of load_hugging_face() for an opened folder; `message` makes the text of the error
+// about tensors that do not fit.
 void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tensors,
                const std::vector<std::string>& ignored, const Aliases& rename,
                const std::function<std::string(const std::string& problems)>& message);

@@ -1,4 +1,4 @@
-// Comparing wanted and stored tensors by name, shape and dtype.
+// Compares wanted and stored tensors by name, shape and dtype.
 #include "checkpoint/load/match.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ StoredNames names_taking_part(const Catalogue& stored, const NameFilter& takes_p
   return names;
 }
 
-// Says what is wrong with a tensor that both sides have.
+// Adds the problems of a tensor that both sides have.
 void compare(const LogicalTensor& wanted, const StoredTensor& stored, std::string_view section,
              std::vector<std::string>& problems) {
   if (stored.shape != wanted.shape) {
@@ -43,6 +43,7 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
   const StoredNames present = names_taking_part(stored, takes_part);
   Matched result;
   std::set<std::string> names;
+  std::vector<std::string> required;  // of those that are missing
   for (const LogicalTensor& tensor : wanted) {
     if (takes_part && !takes_part(tensor.name)) continue;
     names.insert(tensor.name);
@@ -50,13 +51,14 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
       result.tensors.push_back(&tensor);
     } else {
       result.mismatch.missing.push_back(tensor.name);
+      if (!tensor.optional) required.push_back(tensor.name);
     }
   }
   for (const std::string& name : present) {
     if (!names.contains(name)) result.mismatch.unexpected.push_back(name);
   }
-  // Another model altogether, or an adapter where a whole model is wanted: what a list of all names
-  // would say in a thousand words. A load that is not strict would be none at all.
+  // Another model, or an adapter instead of a whole model: one line instead of a list of all names.
+  // A load that is not strict would load nothing.
   const std::size_t few = strict ? 3 : 0;
   if (result.tensors.empty() && names.size() > few && present.size() > few) {
     problems.push_back(fmt::format("none of its {} {} tensors ('{}') is one of the {} here ('{}')",
@@ -64,7 +66,7 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
                                    result.mismatch.missing.front()));
     return result;
   }
-  for (const std::string& name : result.mismatch.missing) {
+  for (const std::string& name : required) {
     if (strict) problems.push_back(fmt::format("missing {} tensor '{}'", section, name));
   }
   for (const LogicalTensor* tensor : result.tensors) {

@@ -1,4 +1,4 @@
-// Reading and writing adapter_config.json, and finding an adapter's tensors.
+// Reads and writes adapter_config.json, and finds an adapter's tensors.
 #include "checkpoint/load/peft.h"
 
 #include <fmt/ranges.h>
@@ -23,7 +23,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t peft_config_limit = std::uint64_t{1} << 20;
 
-// Reads keys, each with the file and its name in what it throws.
+// Reads keys. Errors begin with the file and the key.
 class PeftReader {
  public:
   PeftReader(const json& config, std::string path) : config_(config), path_(std::move(path)) {}
@@ -42,18 +42,18 @@ class PeftReader {
 
   [[nodiscard]] bool truth(const char* key) const {
     if (!has(key)) return false;
-    check(at(key).is_boolean(), key, "is {}; true or false is wanted", at(key).dump());
+    check(at(key).is_boolean(), key, "is {}; it must be true or false", at(key).dump());
     return at(key).get<bool>();
   }
   [[nodiscard]] double number(const char* key, double otherwise) const {
     if (!has(key)) return otherwise;
     check(at(key).is_number() && std::isfinite(at(key).get<double>()), key,
-          "is {}; a number is wanted", at(key).dump());
+          "is {}; it must be a number", at(key).dump());
     return at(key).get<double>();
   }
   [[nodiscard]] std::string text(const char* key) const {
     if (!has(key)) return {};
-    check(at(key).is_string(), key, "is {}; a text is wanted", at(key).dump());
+    check(at(key).is_string(), key, "is {}; it must be a text", at(key).dump());
     std::string text = at(key).get<std::string>();
     check(text.find('\0') == std::string::npos, key, "has a NUL in it");
     return text;
@@ -64,7 +64,7 @@ class PeftReader {
   std::string path_;
 };
 
-// An empty list, map or text says as much as none.
+// An empty list, map or text counts as absent.
 bool is_nothing(const json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
          ((value.is_array() || value.is_object()) && value.empty()) ||
@@ -73,11 +73,11 @@ bool is_nothing(const json& value) {
 
 void refuse_what_is_not_built(const PeftReader& reader, const json& config) {
   const std::string kind = reader.text("peft_type");
-  reader.check(kind == "LORA", "peft_type", "is \"{}\"; LORA is what can be read", kind);
+  reader.check(kind == "LORA", "peft_type", "is \"{}\"; only LORA can be read", kind);
   const std::string bias = reader.text("bias");
   reader.check(bias.empty() || bias == "none", "bias",
-               "is \"{}\"; adapters that train biases are not built", bias);
-  // Their initial values change the base's weights.
+               "is \"{}\"; adapters that train biases are not supported", bias);
+  // These initial values change the base's weights.
   const json start = config.value("init_lora_weights", json(true));
   static const std::set<std::string> plain = {"gaussian", "orthogonal", "eva"};
   reader.check(
@@ -90,7 +90,7 @@ void refuse_what_is_not_built(const PeftReader& reader, const json& config) {
         "alora_invocation_tokens", "arrow_config", "ensure_weight_tying", "use_bdlora",
         "megatron_config", "kasa_config", "velora_config", "monteclora_config"}) {
     reader.check(!config.contains(key) || is_nothing(config.at(key)), key,
-                 "is {}; this part of PEFT is not built", config.value(key, json()).dump());
+                 "is {}; this part of PEFT is not supported", config.value(key, json()).dump());
   }
 }
 
@@ -101,10 +101,10 @@ void read_targets(const PeftReader& reader, PeftConfig& out) {
     out.target_pattern = targets.get<std::string>();
     return;
   }
-  reader.check(targets.is_array(), "target_modules", "is {}; a list of names or a text is wanted",
+  reader.check(targets.is_array(), "target_modules", "is {}; it must be a list of names or a text",
                targets.dump());
   for (const json& name : targets) {
-    reader.check(name.is_string(), "target_modules", "has {}; names are texts", name.dump());
+    reader.check(name.is_string(), "target_modules", "has {}; names must be texts", name.dump());
     out.target_modules.push_back(name.get<std::string>());
   }
 }
@@ -162,17 +162,17 @@ PeftConfig read_peft_config(const std::string& folder) {
   PeftConfig out;
   const double rank = reader.number("r", 8);
   reader.check(rank >= 1 && rank <= nn::max_lora_rank && rank == std::floor(rank), "r",
-               "is {}; a whole number from 1 to {} is wanted", rank, nn::max_lora_rank);
+               "is {}; it must be a whole number from 1 to {}", rank, nn::max_lora_rank);
   out.rank = static_cast<std::int64_t>(rank);
   out.alpha = reader.number("lora_alpha", 8);
   out.dropout = reader.number("lora_dropout", 0);
-  reader.check(out.dropout >= 0 && out.dropout < 1, "lora_dropout", "is {}; it is in [0, 1)",
+  reader.check(out.dropout >= 0 && out.dropout < 1, "lora_dropout", "is {}; it must be in [0, 1)",
                out.dropout);
   out.rslora = reader.truth("use_rslora");
   out.fan_in_fan_out = reader.truth("fan_in_fan_out");
   out.base = reader.text("base_model_name_or_path");
   out.task_type = reader.text("task_type");
-  reader.check(factor_of(out).can_scale(), "lora_alpha", "is {}, too much to multiply by",
+  reader.check(factor_of(out).can_scale(), "lora_alpha", "is {}, which is too large a factor",
                out.alpha);
   read_targets(reader, out);
   return out;
@@ -192,9 +192,10 @@ HuggingFaceFolder open_peft(const std::string& folder) {
 std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened) {
   std::vector<PeftTensor> tensors;
   for (const auto& [name, place] : opened.tensors) {
-    TESSERA_CHECK(name.starts_with(peft_prefix) && is_lora_parameter(name), ErrorCode::checkpoint,
-                  "{}: tensor '{}' is no adapter of a linear layer, and nothing else is built",
-                  place.first->path().string(), name);
+    TESSERA_CHECK(
+        name.starts_with(peft_prefix) && is_lora_parameter(name), ErrorCode::checkpoint,
+        "{}: tensor '{}' is not an adapter of a linear layer; other adapters are not supported",
+        place.first->path().string(), name);
     tensors.push_back({name, place.second->shape});
   }
   TESSERA_CHECK(!tensors.empty(), ErrorCode::checkpoint, "{}: no tensors in it",

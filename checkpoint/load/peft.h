@@ -1,5 +1,5 @@
-// PEFT's folders of adapters: adapter_config.json and adapter_model.safetensors, LoRA on linear
-// layers. What else PEFT has is refused by name.
+// PEFT's folders of adapters: adapter_config.json and adapter_model.safetensors, with LoRA on
+// linear layers. Other parts of PEFT are refused by name.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct HuggingFaceFolder;
 
 inline constexpr const char* peft_config_file = "adapter_config.json";
 inline constexpr const char* peft_tensors_file = "adapter_model.safetensors";
-// Before the layer's own name, in the file.
+// Prefix of the layer's own name in the file.
 inline constexpr std::string_view peft_prefix = "base_model.model.";
 
 struct PeftConfig {
@@ -24,20 +24,20 @@ struct PeftConfig {
   double alpha = 8;
   double dropout = 0;
   bool rslora = false;
-  bool fan_in_fan_out = false;  // of GPT-2's layers, whose weights lie [in, out]
+  bool fan_in_fan_out = false;  // of GPT-2's layers, whose weights are [in, out]
   std::vector<std::string> target_modules = {};
   std::string target_pattern = {};  // instead of the list
   std::string base = {};            // the folder or the Hub's name of the model under the adapter
-  std::string task_type = {};       // "CAUSAL_LM", "FEATURE_EXTRACTION", or nothing
+  std::string task_type = {};       // "CAUSAL_LM", "FEATURE_EXTRACTION", or empty
 
   [[nodiscard]] double scaling() const;
 };
 
-// Whether the folder has an adapter_config.json.
+// True if the folder has an adapter_config.json.
 bool is_peft_folder(const std::string& folder);
 
-// The config's text. Error(configuration) that names file and key for what is not LoRA on linear
-// layers alone.
+// The config's text. Error(configuration) that names file and key for anything but LoRA on linear
+// layers.
 std::string to_text(const PeftConfig& config);
 PeftConfig read_peft_config(const std::string& folder);
 
@@ -47,16 +47,17 @@ struct PeftTensor {
   std::string name;
   std::vector<std::int64_t> shape;
 };
-// Error(checkpoint) for a tensor that is no adapter's.
+// Error(checkpoint) for a tensor that does not belong to an adapter.
 std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened);
 
-// Fills pieces from the folder's tensors; `names` gives those that a logical name may have there.
-// Missing, unexpected and mis-shaped tensors are one Error(checkpoint) that lists them.
+// Fills pieces from the folder's tensors. `names` returns the names in the folder that a logical
+// name may have. Missing, unexpected and mis-shaped tensors are one Error(checkpoint) that lists
+// them.
 void load_peft_tensors(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::function<std::vector<std::string>(const std::string&)>& names);
 
-// What a checkpoint of a model with adapters holds, for SaveOptions::names: its adapters, under
-// PEFT's names, and what else is trained. The base is left where it came from.
+// For SaveOptions::names: a checkpoint of a model with adapters holds the adapters, under PEFT's
+// names, and other trained parameters, but not the base.
 std::string peft_name_of(const std::string& name, bool trained);
 
 }  // namespace tessera::checkpoint

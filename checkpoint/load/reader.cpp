@@ -1,4 +1,4 @@
-// load(), and what only looks at one step: read_scalars, verify.
+// load(), and the functions that read one step: read_scalars, verify.
 #include <fmt/format.h>
 #include <algorithm>
 #include <utility>
@@ -63,7 +63,7 @@ void plan_reads(const std::vector<const LogicalTensor*>& wanted, const Catalogue
   }
 }
 
-// A file's reads with the place of each in it, in the order of its bytes.
+// The reads of a file with their places, in the order of its bytes.
 std::vector<std::pair<std::uint64_t, PlannedRead>> in_file_order(
     const VerifiedTensors& tensors, const fs::path& path, const std::vector<PlannedRead>& reads) {
   std::vector<std::pair<std::uint64_t, PlannedRead>> ordered;
@@ -83,7 +83,7 @@ std::vector<std::pair<std::uint64_t, PlannedRead>> in_file_order(
   return ordered;
 }
 
-// What lies in the file as it is wanted in the host's memory.
+// True if the bytes in the file are those wanted in host memory.
 bool is_plain(const PlannedRead& read) {
   return !read.in_file && read.device.type == DeviceType::cpu &&
          read.file_dtype == read.memory_dtype;
@@ -101,8 +101,8 @@ void load_staged(VerifiedFile& file, std::uint64_t begin, const PlannedRead& rea
   }
 }
 
-// One file at a time, in the order of its bytes: few open files, each chunk verified once. Plain
-// reads are handed over together, so that a chunk of several tensors needs no copy.
+// Reads one file at a time, in the order of its bytes: few open files, each chunk verified once.
+// Plain reads are passed on together, so that a chunk of several tensors needs no copy.
 void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& reads) {
   Staging staging;
   for (auto& [name, of_file] : reads) {
@@ -120,7 +120,7 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
         load_staged(tensors.file(), begin, read, staging);
         continue;
       }
-      // The same bytes may be wanted twice.
+      // The same bytes may be read twice.
       if (!together.empty() && begin < together.back().offset + together.back().bytes) {
         read_together();
       }
@@ -158,11 +158,13 @@ LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts
   if (of_model.tensors.empty() && of_optimizer.tensors.empty())
     refuse_empty(model.size() + optimizer.size(), problems);
   refuse_misfit(problems, selection);
+  const Fit fit{std::move(of_model.mismatch), std::move(of_optimizer.mismatch)};
+  if (selection.check) selection.check(manifest.scalars, fit);
   ReadsByFile reads;
   plan_reads(of_model.tensors, model, reads);
   plan_reads(of_optimizer.tensors, optimizer, reads);
   execute(folder, manifest, reads);
-  return {manifest.scalars, {std::move(of_model.mismatch), std::move(of_optimizer.mismatch)}};
+  return {manifest.scalars, fit};
 }
 
 LoadedPieces load_together(comm::Communicator& communicator, const std::string& source,

@@ -1,4 +1,4 @@
-// find_latest, load_latest, start_line: which step of a folder training goes on from.
+// find_latest, load_latest, start_line: find the step of a folder that training continues from.
 #include <fmt/format.h>
 #include <algorithm>
 #include <functional>
@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// What rank 0 tells the others of a folder stays a small message.
+// Limits the message of rank 0 to the other ranks.
 constexpr std::size_t most_candidates = 256;
 
 json step_to_json(const CommittedStep& step) {
@@ -36,7 +36,7 @@ std::string described(const UnreadableStep& step) {
   return fmt::format("{}: {}", step.path.filename().string(), step.reason);
 }
 
-// The step that says which run is looked for.
+// The step that determines the run to search.
 const CommittedStep* newest(const StepListing& listing, const Search& search) {
   const auto it =
       std::find_if(listing.steps.begin(), listing.steps.end(), [&](const CommittedStep& step) {
@@ -45,7 +45,7 @@ const CommittedStep* newest(const StepListing& listing, const Search& search) {
   return it == listing.steps.end() ? nullptr : &*it;
 }
 
-// What rank 0 sees in DIR; the other ranks may be on hosts that see it a moment later.
+// The contents of DIR as rank 0 sees it; ranks on other hosts may see them a moment later.
 std::string list_candidates(const fs::path& dir, const Search& search) {
   json out{{"steps", json::array()},
            {"skipped", json::array()},
@@ -72,7 +72,7 @@ std::string list_candidates(const fs::path& dir, const Search& search) {
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// The first rank's reason why a step cannot be used, or nothing.
+// The reason of the first rank that cannot use a step; empty: none.
 std::string first_problem(const std::vector<std::string>& of_ranks) {
   const auto found = [](const std::string& problem) { return !problem.empty(); };
   const auto first = std::find_if(of_ranks.begin(), of_ranks.end(), found);
@@ -83,14 +83,14 @@ std::string first_problem(const std::vector<std::string>& of_ranks) {
       others == 0 ? std::string() : fmt::format(" (and {} failed)", counted(others, "more rank")));
 }
 
-// Damage is returned; what is no damage is thrown, with why nothing older is taken instead.
+// Returns damage. Throws any other failure, with the reason why no older step is taken instead.
 std::string damage_of(const std::string& named_by, const std::function<void()>& work) {
   try {
     work();
   } catch (const SystemFailure& failure) {
     fail(ErrorCode::checkpoint,
-         "{}; that is no damage, so no older step is taken for it: try again when it can be read, "
-         "or name a step with {}",
+         "{}; the step may be intact, so no older step is taken instead: try again when it can be "
+         "read, or name a step with {}",
          failure.what(), named_by);
   } catch (const Error& error) {
     if (!is_damage(error)) throw;
@@ -107,7 +107,7 @@ std::optional<Found> walk(comm::Communicator& communicator, const std::string& d
     return communicator.rank() == 0 ? list_candidates(dir, search) : std::string();
   });
   const json listed = json::parse(messages.front());
-  // By the rank's own thread, whose pool counts what is made.
+  // Runs on the rank's own thread, whose pool counts the allocations.
   if (!listed.at("steps").empty()) prepare();
   Found found;
   found.skipped = listed.at("skipped").get<std::vector<std::string>>();

@@ -1,5 +1,4 @@
-// Safetensors files: the table of contents, composing headers, reading ranges and writing small
-// files.
+// Safetensors files: the table of contents, composed headers, reads of ranges and small files.
 #include "checkpoint/safetensors/safetensors.h"
 
 #include <fmt/format.h>
@@ -40,12 +39,12 @@ std::string SafetensorsHeader::describe_range(std::uint64_t begin, std::uint64_t
 
 std::int64_t element_count(const std::vector<std::int64_t>& shape, std::string_view what) {
   bool is_empty = false;
-  std::int64_t count = 1;  // without the zeros: strides have to be numbers whatever lies between
+  std::int64_t count = 1;  // without the zeros: strides must be valid numbers for every shape
   for (const std::int64_t dimension : shape) {
     is_empty = is_empty || dimension == 0;
     TESSERA_CHECK(
         dimension >= 0 && (dimension == 0 || !__builtin_mul_overflow(count, dimension, &count)),
-        ErrorCode::checkpoint, "{}: shape {} has no such number of elements", what,
+        ErrorCode::checkpoint, "{}: shape {} does not give a valid number of elements", what,
         describe_shape(shape));
   }
   return is_empty ? 0 : count;

@@ -1,5 +1,5 @@
-// The safetensors format: headers read with every check that the format asks for, headers written
-// the same way each time, and whole small files for those who need no more.
+// The safetensors format: reads headers with every check that the format requires, writes headers
+// reproducibly, and writes small files whole.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ inline constexpr const char* hugging_face_index = "model.safetensors.index.json"
 inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 inline constexpr std::size_t tensor_name_limit = 4096;  // bytes
 
-// An element type of the format. Some of them have no counterpart here: such tensors are listed,
-// not loaded.
+// An element type of the format. Tensors of a type that Tessera does not have are listed but not
+// loaded.
 struct StoredDType {
   std::string_view name;
   unsigned bits;
@@ -51,7 +51,7 @@ class SafetensorsHeader {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const { return tensors_; }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
-  // The tensors with bytes in [begin, end) of the file, in words, for error messages.
+  // Describes the tensors with bytes in [begin, end) of the file, for error messages.
   [[nodiscard]] std::string describe_range(std::uint64_t begin, std::uint64_t end) const;
 
  private:
@@ -74,17 +74,17 @@ struct TensorSpec {
 };
 
 struct ComposedHeader {
-  std::string bytes;                   // what the file begins with: length, JSON, padding
+  std::string bytes;                   // the beginning of the file: length, JSON, padding
   std::vector<std::uint64_t> offsets;  // of each spec's data, from the start of the file
   std::uint64_t file_bytes = 0;
 };
 
-// Data in order of falling alignment, then name; 8-byte padded; `format` = "pt" is added to the
-// metadata, without which transformers refuses a file. The same specs give the same bytes.
+// Data in order of falling alignment, then name; 8-byte padded. Adds `format` = "pt" to the
+// metadata, because transformers refuses a file without it. The same specs give the same bytes.
 ComposedHeader compose_safetensors_header(const std::vector<TensorSpec>& specs,
                                           std::map<std::string, std::string> metadata = {});
 
-// The product of a shape, refused with `what` when it does not fit.
+// The product of a shape. Throws an Error that begins with `what` if it overflows.
 std::int64_t element_count(const std::vector<std::int64_t>& shape, std::string_view what);
 std::string describe_shape(const std::vector<std::int64_t>& shape);
 
@@ -96,7 +96,7 @@ class SafetensorsFile {
   [[nodiscard]] const TensorEntry* find(const std::string& name) const {
     return header_.find(name);
   }
-  // Bytes [first, first + bytes) of a tensor's data.
+  // Reads bytes [first, first + bytes) of a tensor's data.
   void read(const TensorEntry& tensor, std::uint64_t first, void* data, std::size_t bytes) const;
 
  private:
@@ -109,7 +109,7 @@ struct TensorToWrite {
   const void* data = nullptr;  // contiguous, of the spec's size
 };
 
-// Under a temporary name beside `path`, then renamed over it, durable.
+// Writes a temporary file beside `path` and renames it over `path`, durable.
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -1,5 +1,5 @@
-// Reading safetensors headers. The JSON is taken as events, so that a hostile header costs no more
-// memory than its entries, and nothing is believed before it is checked against the file's size.
+// Reads safetensors headers. The JSON is parsed as events, so that a hostile header needs no more
+// memory than its entries, and every value is checked against the file's size before it is used.
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
@@ -32,7 +32,7 @@ constexpr std::array<StoredDType, 22> stored_dtypes{{
     {"I64", 64, DType::int64},        {"U64", 64, std::nullopt},
 }};
 
-// No more of a foreign text than a message can bear.
+// Shortens foreign text to a length that fits a message.
 std::string shortened(const std::string& text) {
   constexpr std::size_t shown = 200;
   return text.size() <= shown ? text : text.substr(0, shown) + "...";
@@ -42,7 +42,7 @@ std::string in_quotes(const std::string& text) {
   return json(shortened(text)).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// Follows the events of a header and keeps what they say; offsets are still relative to the data.
+// Follows the events of a header and keeps its contents; offsets are still relative to the data.
 class HeaderEvents final : public json::json_sax_t {
  public:
   std::vector<TensorEntry> tensors;
@@ -53,7 +53,7 @@ class HeaderEvents final : public json::json_sax_t {
   bool boolean(bool) override { return refuse_value("a boolean"); }
   bool number_integer(number_integer_t) override { return refuse_value("a negative number"); }
   bool number_float(number_float_t, const string_t&) override {
-    return refuse_value("a number that is no 64-bit integer");
+    return refuse_value("a number that is not a 64-bit integer");
   }
   bool binary(binary_t&) override { return refuse_value("binary"); }
 
@@ -198,7 +198,7 @@ class HeaderEvents final : public json::json_sax_t {
   std::unordered_set<std::string> names_;
 };
 
-// Bytes of a tensor, or the reason why there is no such number.
+// Bytes of a tensor; throws if the number is not valid.
 std::uint64_t tensor_bytes(const TensorEntry& tensor, const std::string& where) {
   std::uint64_t bits = tensor.stored->bits;
   for (const std::int64_t dimension : tensor.shape) {
@@ -206,13 +206,13 @@ std::uint64_t tensor_bytes(const TensorEntry& tensor, const std::string& where) 
                   ErrorCode::checkpoint, "{}: shape {} overflows", where,
                   describe_shape(tensor.shape));
   }
-  TESSERA_CHECK(bits % 8 == 0, ErrorCode::checkpoint, "{}: {} bits of {} are no whole bytes", where,
-                bits, tensor.stored->name);
+  TESSERA_CHECK(bits % 8 == 0, ErrorCode::checkpoint, "{}: {} bits of {} are not whole bytes",
+                where, bits, tensor.stored->name);
   return bits / 8;
 }
 
-// Contiguous from the header to the end of the file: no hole, no overlap, nothing missing, nothing
-// left over.
+// Data must be contiguous from the header to the end of the file: no holes, no overlaps, and no
+// bytes missing or left over.
 void place_tensors(std::vector<TensorEntry>& tensors, std::uint64_t data_start,
                    std::uint64_t file_bytes, const std::string& source) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
@@ -265,7 +265,7 @@ SafetensorsHeader read_safetensors_header(const ReadBytes& read, std::uint64_t f
   std::uint64_t length = 0;
   for (std::size_t i = 8; i-- > 0;) length = (length << 8) | prefix[i];
   TESSERA_CHECK(length <= safetensors_header_limit, ErrorCode::checkpoint,
-                "{}: a header of {} bytes is over the limit of {}; this is no safetensors file",
+                "{}: a header of {} bytes is over the limit of {}; this is not a safetensors file",
                 source, length, safetensors_header_limit);
   TESSERA_CHECK(length <= file_bytes - 8, ErrorCode::checkpoint,
                 "{}: the header's {} bytes go past the end of the file's {}; it is truncated",

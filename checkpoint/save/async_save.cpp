@@ -1,4 +1,4 @@
-// One thread a save, which runs the synchronous save's code over a copy of the state.
+// One thread for each save, which runs the code of the synchronous save on a copy of the state.
 #include "checkpoint/save/async_save.h"
 
 #include <atomic>
@@ -44,21 +44,21 @@ struct AsyncSaver::State {
   checkpoint::Line line;  // of the saves before
   std::atomic<bool> failed{false};
   std::atomic<bool> ended{false};
-  std::future<Finished> flight;  // the first to go, and to be waited for
+  std::future<Finished> flight;  // the first member to be destroyed, which waits for the save
 };
 
-// On the save's thread.
+// Runs on the save's thread.
 AsyncSaver::Finished AsyncSaver::State::run(checkpoint::SaveJob job) {
   struct Ended {
     State& state;
     ~Ended() {
-      state.snapshot.release()();  // whatever happened, nobody reads the files any more
+      state.snapshot.release()();  // in any case, the files are not read any more
       state.ended.store(true);
     }
   } const at_end{*this};
   const auto begin = Clock::now();
-  failed.store(true);      // unless it comes to its end
-  set_compute_threads(1);  // the cores are the training's
+  failed.store(true);      // until it succeeds
+  set_compute_threads(1);  // the cores belong to the training
   const Device device = context.device();
   backend_of(device.type).bind_thread(device);
   snapshot.await();
@@ -73,7 +73,7 @@ AsyncSaver::AsyncSaver(const Context& context, const ShardedModel& model,
 
 AsyncSaver::~AsyncSaver() {
   if (in_flight() && state_->home.left()) {
-    (void)state_.release();  // the thread that saves is the parent's: its end would be waited for
+    (void)state_.release();  // a forked child must not wait for the parent's thread
     return;
   }
   try {

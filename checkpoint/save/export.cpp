@@ -1,4 +1,4 @@
-// An export is a save of the model alone, to a folder that gets its name when it is complete.
+// An export is a save of the model alone, into a folder that is renamed to its name when complete.
 #include "checkpoint/save/export.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What Hugging Face's tokenizers and generation look for.
+// The files that Hugging Face's tokenizers and generation need.
 constexpr std::array<std::string_view, 13> model_file_names = {"tokenizer.json",
                                                                "tokenizer_config.json",
                                                                "special_tokens_map.json",
@@ -35,7 +35,7 @@ constexpr std::array<std::string_view, 13> model_file_names = {"tokenizer.json",
                                                                "chat_template.jinja",
                                                                "generation_config.json",
                                                                "preprocessor_config.json"};
-// The largest tokenizers have some tens of megabytes.
+// The largest tokenizers have tens of megabytes.
 constexpr std::uint64_t model_file_limit = std::uint64_t{256} << 20;
 
 // The folder of a module as Sentence Transformers names it: "1_Pooling".
@@ -86,7 +86,8 @@ class ExportDestination final : public Destination {
 
   std::string commit(Manifest) override {
     sync_folder(partial_);
-    check_export_folder(folder_);  // again: what came there meanwhile is not the export's to remove
+    check_export_folder(
+        folder_);  // again: the export must not remove what another program put there meanwhile
     const fs::path above = folder_above(folder_);
     std::error_code error;
     if (fs::is_directory(fs::symlink_status(folder_, error))) {
@@ -117,7 +118,7 @@ class ExportDestination final : public Destination {
   fs::path folder_;
   fs::path partial_;
   bool owns_partial_ = false;
-  std::optional<LockedFolder> lock_;  // so that another export tells it from a dead one's
+  std::optional<LockedFolder> lock_;  // lets another export distinguish it from a dead one's
 };
 
 // "out/" and "out" are one folder.

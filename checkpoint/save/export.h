@@ -21,21 +21,21 @@ struct ExportOptions {
   std::chrono::milliseconds stall_timeout{300'000};
 };
 
-// Collective. Writes `model`'s tensors to `folder`, which AutoModel then opens: model.safetensors,
-// or numbered files and their index, and `files`. The folder is there with all of it, or is what it
-// was. One that is there already is replaced when it holds nothing but what an export writes; else
-// it is refused. Errors are save()'s.
+// Collective. Writes `model`'s tensors and `files` to `folder`, which AutoModel can open:
+// model.safetensors, or numbered files and their index. Afterwards the folder is complete, or
+// unchanged. An existing folder is replaced if it holds only what an export writes; otherwise it is
+// refused. The errors are those of save().
 void export_model(comm::Communicator& communicator, const std::string& folder,
                   const std::vector<LogicalTensor>& model, const ExportOptions& options);
 
-// Throws Error(checkpoint) when export_model would refuse the folder for what is there.
+// Throws Error(checkpoint) if export_model would refuse the folder because of its contents.
 void check_export_folder(const std::string& folder);
-// Error(checkpoint) where the folder that it is in, which is made, cannot be written, or has no
-// room for an export of so many bytes.
+// Makes the parent folder. Throws Error(checkpoint) if it cannot be written, or has no room for an
+// export of so many bytes.
 void check_room_for_export(const std::string& folder, std::uint64_t bytes);
 
-// The files of a Hugging Face folder that belong to a model beside its weights and its config.json:
-// its tokenizer and how it generates. By name.
+// The files of a Hugging Face folder that belong to a model besides weights and config.json: its
+// tokenizer and generation settings, by name.
 std::map<std::string, std::string> read_model_files(const std::string& folder);
 
 }  // namespace tessera::checkpoint

@@ -1,5 +1,5 @@
-// Planning a save: the two layouts, full and sharded, and the proof that nothing is missing or
-// written twice.
+// Plans a save: the two layouts, full and sharded, and the check that nothing is missing or written
+// twice.
 #include "checkpoint/save/save_plan.h"
 
 #include <fmt/format.h>
@@ -66,10 +66,10 @@ void check_section(const std::vector<LogicalTensor>& tensors,
   }
 }
 
-// One section of a save: its tensors with the dtypes that they have in the file.
+// One section of a save: its tensors with their dtypes in the file.
 struct SectionToSave {
-  std::string stem;  // of files in folders of their own
-  std::string file;  // of the others, without its extension
+  std::string stem;  // of the files in module folders
+  std::string file;  // of the other files, without extension
   const std::vector<LogicalTensor>& tensors;
   std::vector<TensorSpec> specs;
   RankPieces PieceLists::*pieces;
@@ -86,8 +86,8 @@ std::vector<TensorSpec> specs_of(const std::vector<LogicalTensor>& tensors,
   return specs;
 }
 
-// Which of the tensors go into which file: in their order, and a file ends before it would be
-// larger than `limit` (0: there is one file). A tensor that is larger has a file of its own.
+// Divides the tensors, in their order, into files of at most `limit` bytes (0: one file). A tensor
+// that is larger has a file of its own.
 std::vector<std::vector<std::size_t>> divide(const std::vector<TensorSpec>& specs,
                                              const std::vector<std::size_t>& tensors,
                                              std::uint64_t limit) {
@@ -107,7 +107,7 @@ std::vector<std::vector<std::size_t>> divide(const std::vector<TensorSpec>& spec
   return files;
 }
 
-// What Hugging Face's tools look for beside numbered files.
+// The index that Hugging Face's tools expect beside numbered files.
 std::string index_text(const std::vector<TensorSpec>& specs,
                        const std::vector<std::vector<std::size_t>>& files,
                        const std::vector<std::string>& names) {
@@ -124,7 +124,7 @@ std::string index_text(const std::vector<TensorSpec>& specs,
   return index.dump(2) + "\n";
 }
 
-// Neighbouring runs of one rank are one span, however many tensors they are of.
+// Joins neighbouring runs of one rank into one span, also across tensors.
 std::vector<FileSpan> join_spans(std::vector<FileSpan> spans) {
   std::sort(spans.begin(), spans.end(),
             [](const FileSpan& a, const FileSpan& b) { return a.begin < b.begin; });

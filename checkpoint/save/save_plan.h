@@ -1,5 +1,5 @@
-// Who writes what where: a save's files, headers and writes, computed alike by every rank from
-// every rank's pieces.
+// The files, headers and writes of a save. Every rank computes the same plan from every rank's
+// pieces.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct PieceLists {
 
 // A run of bytes of a file that one rank writes.
 struct FileSpan {
-  std::uint64_t begin = 0;  // up to where the next one begins, or the file ends
+  std::uint64_t begin = 0;  // ends where the next one begins, or at the end of the file
   int rank = 0;
 };
 
@@ -34,14 +34,14 @@ struct PlannedFile {
   std::string name;
   std::string header;
   std::uint64_t bytes = 0;
-  int creator = 0;      // the rank that writes the header, and creates a file that is its alone
-  bool shared = false;  // by several ranks, which find it made
+  int creator = 0;      // the rank that writes the header, and creates a file that only it writes
+  bool shared = false;  // written by several ranks, which find the file created
   std::vector<FileSpan> spans;
-  // Its place in the manifest, without the checksums.
+  // The file's record in the manifest, without the checksums.
   [[nodiscard]] FileRecord record() const;
 };
 
-// A run of this rank's elements on its way into a file.
+// A run of this rank's elements to write into a file.
 struct PlannedWrite {
   std::size_t file = 0;
   std::uint64_t offset = 0;
@@ -56,16 +56,16 @@ struct PlannedWrite {
 struct SavePlan {
   std::vector<PlannedFile> files;
   std::vector<PlannedWrite> writes;          // this rank's, by file and rising offset
-  std::map<std::string, std::string> texts;  // small files that go with them: indices
+  std::map<std::string, std::string> texts;  // small files that belong to them: indexes
   Section model, optimizer;
   [[nodiscard]] std::uint64_t total_bytes() const;
 };
 
-// Throws on names that are no UTF-8 or appear twice, and on pieces outside their tensor.
+// Throws on names that are not UTF-8 or appear twice, and on pieces outside their tensor.
 PieceLists list_pieces(const State& state);
 
-// Every element of every tensor is in exactly one piece of one rank; else an Error that names
-// tensor, elements, ranks.
+// Checks that every element of every tensor is in exactly one piece of one rank. Otherwise throws
+// an Error that names tensor, elements, ranks.
 void check_coverage(const State& state, const std::vector<PieceLists>& of_ranks);
 
 SavePlan plan_save(const State& state, const SaveOptions& options,

@@ -1,5 +1,5 @@
 // Saves: plan, prepare, write, commit. Each phase ends with an exchange of the ranks' outcomes, so
-// that all go on or all fail with the same error.
+// that all continue or all fail with the same error.
 #include "checkpoint/save/writer.h"
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// A number that JSON has no word for would come back as null.
+// JSON cannot hold infinities and NaN: they would come back as null.
 void check_scalars(const json& value, const std::string& path) {
   if (value.is_number_float()) {
     TESSERA_CHECK(std::isfinite(value.get<double>()), ErrorCode::checkpoint,
@@ -63,7 +63,8 @@ RankPieces runs_from_json(const json& in) {
   return pieces;
 }
 
-// Of what the files will hold: in memory a rank may have its part in the file's dtype already.
+// A fingerprint of the files' contents: in memory, a rank may hold its part in the file's dtype
+// already.
 std::string tensors_fingerprint(const std::vector<LogicalTensor>& tensors,
                                 std::optional<DType> floating) {
   json list = json::array();
@@ -84,7 +85,7 @@ json from_message(const std::string& bytes) {
   return json::from_cbor(bytes.begin(), bytes.end());
 }
 
-// Owned by the threads of its phases as well: one that a disk holds for good keeps what it uses.
+// Also owned by the threads of its phases: a thread that hangs on a disk keeps what it uses.
 class Save : public std::enable_shared_from_this<Save> {
  public:
   Save(comm::Communicator& communicator, SaveJob job)
@@ -102,7 +103,7 @@ class Save : public std::enable_shared_from_this<Save> {
   void collect(const std::vector<std::string>& sums);
   [[noreturn]] void give_up(comm::Communicator& communicator, const Error& error);
 
-  // Phases: each is a rank's part, on a thread of its own.
+  // Phases: each is the part of a rank, on a thread of its own.
   std::string describe_own_state();
   std::string prepare();
   std::string write();
@@ -124,7 +125,7 @@ class Save : public std::enable_shared_from_this<Save> {
   std::unique_ptr<Destination> destination_;      // rank 0's
   std::vector<std::vector<std::uint64_t>> sums_;  // this rank's chunks, by file
   std::vector<FileRecord> records_;
-  std::atomic<bool> busy_{false};  // a phase is under way
+  std::atomic<bool> busy_{false};  // a phase is running
   bool stuck_ = false;             // and will not end
 };
 
@@ -158,7 +159,7 @@ Saved Save::run(comm::Communicator& communicator) {
     saved.warnings = line.at("warnings").get<std::vector<std::string>>();
   } catch (const Error& error) {
     give_up(communicator, error);
-  } catch (const std::logic_error&) {  // misuse: all ranks have it, and none works any more
+  } catch (const std::logic_error&) {  // misuse: all ranks get it, and none works any more
     if (!busy_.load()) roll_back();
     throw;
   }
@@ -167,15 +168,15 @@ Saved Save::run(comm::Communicator& communicator) {
 
 void Save::give_up(comm::Communicator& communicator, const Error& error) {
   if (error.code() != ErrorCode::checkpoint && error.code() != ErrorCode::out_of_memory) {
-    // A rank is gone: no more exchanges.
+    // A rank is gone: no more exchanges are possible.
     if (!busy_.load()) roll_back();
     throw error;
   }
   std::string leftover;
   try {
-    // A phase that is still under way hangs in the kernel, and has the folder.
+    // A phase that is still running hangs in the kernel, and uses the folder.
     if (busy_.load()) stuck_ = true;
-    // Only rank 0 knows whether the partial folder is gone, and all throw the same.
+    // Only rank 0 knows whether the partial folder is gone, and all ranks throw the same error.
     leftover = all(communicator, &Save::roll_back).front();
   } catch (const Error& second) {
     if (second.code() != ErrorCode::checkpoint) throw;
@@ -215,7 +216,7 @@ void Save::check_extra_files() const {
   }
 }
 
-// The folders in the step's that files go into.
+// The folders inside the step folder that hold files.
 std::set<fs::path> Save::inner_folders() const {
   std::set<fs::path> folders;
   const auto note = [&](const fs::path& name) {
@@ -248,14 +249,14 @@ void Save::plan(comm::Communicator& communicator) {
   }
   save_id_ = first.at("save id").get<std::string>();
   partial_ = job_.partial(save_id_);
-  // From the same input, every rank comes to the same verdict.
+  // From the same input, every rank gets the same result.
   check_coverage(job_.state, pieces);
   plan_ = plan_save(job_.state, options, pieces, rank_, job_.with_optimizer);
   sums_.resize(plan_.files.size());
   if (is_first()) job_.options.files.merge(plan_.texts);
 }
 
-// Rank 0 makes the folder, and at its full size every file that ranks share, so that the others
+// Rank 0 makes the folder, and every file that ranks share at its full size, so that the others
 // only open and write.
 std::string Save::prepare() {
   if (!is_first()) return {};
@@ -274,7 +275,7 @@ std::string Save::prepare() {
   return {};
 }
 
-// A rank's part of a file, front to back.
+// Writes a rank's part of a file, front to back.
 void Save::write_file_of(std::size_t index, File& file) {
   const PlannedFile& planned = plan_.files[index];
   const auto by_file = [](const PlannedWrite& write, std::size_t wanted) {
@@ -299,7 +300,7 @@ void Save::write_file_of(std::size_t index, File& file) {
   sums_[index] = writer.finish();
 }
 
-// Ranks begin with different files: a file system lets one write into a file at a time.
+// Ranks begin with different files: a file system lets only one rank at a time write into a file.
 std::string Save::write() {
   std::vector<File> files;
   const std::size_t count = plan_.files.size();
@@ -327,7 +328,7 @@ std::string Save::write() {
   return message;
 }
 
-// Every rank's checksums to their places.
+// Puts every rank's checksums in their places.
 void Save::collect(const std::vector<std::string>& sums) {
   if (!is_first()) return;
   std::vector<std::size_t> next(sums.size(), 0);
@@ -382,7 +383,7 @@ class StepDestination final : public Destination {
   StepDestination(fs::path dir, std::int64_t step, std::string save_id, const SaveOptions& options)
       : dir_(std::move(dir)), step_(step), save_id_(std::move(save_id)), options_(options) {}
   void prepare(std::uint64_t needed_bytes) override {
-    // Another run's save takes as long as its disk; the lock of one that died is gone.
+    // Another run's save may take as long as its disk; the lock of a dead run is gone.
     const bool for_ever = options_.stall_timeout.count() == 0;
     pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line,
                      for_ever ? std::chrono::hours(24) : options_.stall_timeout);

@@ -1,4 +1,4 @@
-// A save as an object: what save(), asynchronous saves and exports have in common.
+// A save as an object: the common part of save(), asynchronous saves and exports.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,26 @@
 
 namespace tessera::checkpoint {
 
-// Where rank 0 puts a save's files until they are complete, and what makes them so. Undone by the
-// destructor unless it was committed.
+// The place of a save's files on rank 0 until they are complete, and their commit. The destructor
+// rolls back unless it was committed.
 class Destination {
  public:
   virtual ~Destination() = default;
-  // Makes the folder that files are written to, which has room for `needed_bytes`.
+  // Makes the folder for the files, and checks that it has room for `needed_bytes`.
   virtual void prepare(std::uint64_t needed_bytes) = 0;
-  // Returns what the other ranks should know of it: Saved's line and warnings, as JSON, or nothing.
+  // Returns what the other ranks need: Saved's line and warnings, as JSON, or empty.
   virtual std::string commit(Manifest manifest) = 0;
-  // Removes what is there; returns why it could not, or nothing.
+  // Removes the files; returns the reason if it could not, or empty.
   virtual std::string roll_back() noexcept = 0;
 };
 
 struct SaveJob {
-  std::filesystem::path target;  // what comes to be
+  std::filesystem::path target;  // the final path
   std::int64_t step = 0;         // of the manifest
   State state;
-  bool with_optimizer = true;  // else no file for it, not even an empty one
+  bool with_optimizer = true;  // otherwise there is not even an empty file for it
   SaveOptions options;
-  // Where the ranks write, by the save's id, which all ranks have agreed on.
+  // The folder that the ranks write to, by the save's id, on which all ranks have agreed.
   std::function<std::filesystem::path(const std::string& save_id)> partial;
   std::function<std::unique_ptr<Destination>(const std::string& save_id)> destination;
   // Called when this rank has read all of its state; may be empty.
@@ -43,7 +43,7 @@ struct SaveJob {
 SaveJob step_job(const std::filesystem::path& dir, std::int64_t step, State state,
                  const SaveOptions& options);
 
-// Collective. What checkpoint::save() promises.
+// Collective. Has the guarantees of checkpoint::save().
 Saved run_save(comm::Communicator& communicator, SaveJob job);
 
 }  // namespace tessera::checkpoint

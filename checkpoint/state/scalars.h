@@ -1,4 +1,5 @@
-// What a program keeps in a checkpoint beside tensors: named numbers, truths and texts.
+// The values that a program keeps in a checkpoint beside tensors: named numbers, booleans and
+// texts.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace tessera {
 
-// A value: copies share nothing. A name may hold groups, as in "position/samples"; the manifest
-// keeps them as nested objects.
+// Has value semantics: copies are independent. A name may contain groups, as in "position/samples";
+// the manifest keeps them as nested objects.
 class Scalars {
  public:
   Scalars();
@@ -20,8 +21,8 @@ class Scalars {
   ~Scalars();
   bool operator==(const Scalars& other) const;
 
-  // Adds or replaces. A name that is empty, or that runs through something other than a group, is a
-  // std::logic_error. Returns *this.
+  // Adds or replaces. Throws std::logic_error for an empty name, or one that runs through a value
+  // that is not a group. Returns *this.
   Scalars& set(std::string_view name, bool value);
   Scalars& set(std::string_view name, std::int64_t value);
   Scalars& set(std::string_view name, std::uint64_t value);
@@ -32,11 +33,11 @@ class Scalars {
 
   [[nodiscard]] bool contains(std::string_view name) const;
 
-  // T is bool, std::int64_t, std::uint64_t, double or std::string. Missing, of another type or out
-  // of range: Error(checkpoint).
+  // T is bool, std::int64_t, std::uint64_t, double or std::string. Throws Error(checkpoint) if the
+  // value is missing, of another type or out of range.
   template <class T>
   [[nodiscard]] T get(std::string_view name) const;
-  // The fallback where there is nothing of that name.
+  // Returns the fallback if the name does not exist.
   template <class T>
   [[nodiscard]] T get(std::string_view name, const T& fallback) const {
     return contains(name) ? get<T>(name) : fallback;

@@ -1,4 +1,4 @@
-// The JSON inside Scalars, for what writes and reads manifests.
+// The JSON inside Scalars, for the code that writes and reads manifests.
 #pragma once
 
 #include <nlohmann/json.hpp>

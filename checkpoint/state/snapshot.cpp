@@ -24,14 +24,15 @@ namespace {
 
 constexpr std::size_t piece_alignment = 64;
 
-// What is fetched ahead of what is copied. Past the end of the memory nothing happens.
+// Distance of the prefetch before the copy. A prefetch past the end of the memory has no effect.
 constexpr std::size_t bytes_ahead = 512;
 
-// What a thread copies at a time.
+// Bytes that a thread copies at a time.
 constexpr std::size_t block_bytes = std::size_t{4} << 20;
 
-// The copy is far larger than any cache: written past them, its lines are not read first. Every
-// x86-64 has these instructions, and wider ones are no faster: the memory is what takes the time.
+// The copy is far larger than any cache. Non-temporal stores avoid reading its lines first. Every
+// x86-64 processor has these instructions; wider ones are not faster, because memory bandwidth is
+// the limit.
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
   std::size_t done = 0;
 #if defined(__SSE2__)
@@ -58,7 +59,7 @@ struct Copy {
   std::size_t bytes = 0;
 };
 
-// By all of the rank's threads: one does not use all that the memory gives.
+// Uses all of the rank's threads: one thread does not use the whole memory bandwidth.
 void copy_all(const std::vector<Copy>& copies) {
   std::vector<Copy> blocks;
   for (const Copy& copy : copies) {
@@ -76,7 +77,7 @@ void copy_all(const std::vector<Copy>& copies) {
                });
 }
 
-// The dtype of a tensor's copy: the file's, where that is smaller and the processor makes it.
+// The dtype of a tensor's copy: the file's if it is smaller and the CPU makes the copy.
 DType copied_dtype(const LogicalTensor& tensor, bool is_model, DType model_dtype) {
   const bool on_the_cpu = std::all_of(
       tensor.pieces.begin(), tensor.pieces.end(),

@@ -1,4 +1,4 @@
-// The values that a state has at one moment, for somebody who saves them while they change.
+// The values of a state at one moment, to save while training changes them.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +12,26 @@
 
 namespace tessera::checkpoint {
 
-// Memory of its own, made once and used again. On a GPU it is page-locked host memory.
+// Owns memory that is allocated once and reused. For a GPU it is page-locked host memory.
 class Snapshot {
  public:
-  // What such a state takes: all of its pieces but those in files, which stay there.
+  // The bytes of a state's copy: all of its pieces except those in files, which stay there.
   static std::size_t bytes_of(const State& state);
 
-  // Makes the memory on the calling thread, counted by its pool as `other`, of a GPU as the host's.
-  // Does nothing when there is enough.
+  // Allocates the memory on the calling thread, counted by its pool as `other` (for a GPU, by the
+  // host's pool). Does nothing if there is enough.
   void reserve(const State& state, Device device);
 
-  // The same tensors and scalars, whose pieces lie in this memory, those of the model's floating
-  // tensors as `model_dtype`, the file's, where that is smaller and they lie on the CPU. On the CPU
-  // the values are there when it returns. On a GPU the copies are in the calling thread's current
-  // queue, before what is put there from now on, and await() waits for them. Pieces in files are
-  // not copied: until release(), whoever would write into these files waits (StateFile::Hold).
+  // Returns the same tensors and scalars with pieces in this memory. The model's floating tensors
+  // have `model_dtype`, the file's, if that is smaller and they lie on the CPU. On the CPU the
+  // values are there on return. On a GPU the copies are in the calling thread's current queue,
+  // before all later work, and await() waits for them. Pieces in files are not copied: until
+  // release(), writers of these files wait (StateFile::Hold).
   State take(const State& state, Device device, DType model_dtype);
 
   // Any thread.
   void await() const;
-  // Ends the hold on files. May be called by any thread, at any time, more than once.
+  // Ends the hold on files. Any thread may call it, at any time, more than once.
   [[nodiscard]] std::function<void()> release() const;
 
  private:

@@ -1,4 +1,4 @@
-// What a checkpoint is made of: logical tensors and scalars. Neither belongs to a world size or a
+// The contents of a checkpoint: logical tensors and scalars. Both are independent of world size and
 // strategy.
 #pragma once
 
@@ -15,8 +15,8 @@
 namespace tessera::checkpoint {
 
 // A contiguous run of elements of a tensor in row-major order, in this rank's memory of `device`. A
-// save or load uses the calling thread's current queue there: what was put into it before is saved,
-// and what is put into it after sees what was loaded.
+// save or load uses the calling thread's current queue there: it saves the results of earlier work,
+// and later work sees the loaded values.
 struct Piece {
   std::int64_t first = 0;
   std::int64_t count = 0;
@@ -25,17 +25,18 @@ struct Piece {
   FilePlace file = {};  // instead of `data`: offloaded state
 };
 
-// One logical tensor as one rank sees it. The pieces of all ranks cover the tensor (saving: exactly
-// once each element; loading: what each rank wants, overlaps allowed). Memory holds `dtype`; a file
-// may hold another floating dtype, converted on the way.
+// One logical tensor as one rank sees it. The pieces of all ranks cover the tensor (saving: each
+// element exactly once; loading: what each rank wants, overlaps allowed). Memory holds `dtype`; a
+// file may hold another floating dtype, converted during the transfer.
 struct LogicalTensor {
   std::string name;
   DType dtype = DType::float32;
   std::vector<std::int64_t> shape;
   std::vector<Piece> pieces;
+  bool optional = false;  // loading: it may be missing in the checkpoint
 };
 
-// Everything a training run needs to go on.
+// Everything that a training run needs to continue.
 struct State {
   std::vector<LogicalTensor> model;  // Hugging Face names
   std::vector<LogicalTensor>

@@ -1,4 +1,5 @@
-// Slices through the staging buffers; equal dtypes in host memory go straight to and from the file.
+// Moves slices through the staging buffers; equal dtypes in host memory go straight to and from the
+// file.
 #include "checkpoint/state/transfer.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ bool is_host(Device device) {
   return device.type == DeviceType::cpu;
 }
 
-// Elements that fit into a buffer whatever side they are on.
+// Elements that fit into a buffer in either dtype.
 std::int64_t slice_of(DType from, DType to) {
   return Staging::bytes / static_cast<std::int64_t>(std::max(size_of(from), size_of(to)));
 }

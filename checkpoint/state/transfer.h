@@ -1,4 +1,4 @@
-// Moving elements between memory of any device and files, converting their dtype, through bounded
+// Moves elements between memory of any device and files, and converts their dtype, through bounded
 // staging buffers.
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace tessera::checkpoint {
 
-// Whether elements stored as one dtype may be loaded as another: floating ones in any combination,
-// else equal ones.
+// True if elements stored as one dtype may be loaded as another: any two floating dtypes, or equal
+// dtypes.
 constexpr bool can_convert(DType from, DType to) {
   return from == to || (is_floating(from) && is_floating(to));
 }
 
-// Used by one thread. Conversion happens on the host, so the bytes are the same from every device.
+// Used by one thread. The host converts, so the bytes are the same from every device.
 class Staging {
  public:
   static constexpr std::int64_t bytes = std::int64_t{4} << 20;  // of each of its two buffers
@@ -33,8 +33,8 @@ class Staging {
   // The same with elements in a file of offloaded state.
   void store(const FilePlace& in, std::int64_t count, DType from, DType to, const Put& put);
 
-  // Calls get(offset, data, bytes) for the elements in `from` and leaves them at `out` on `device`,
-  // in `to`.
+  // Calls get(offset, data, bytes) for the elements in `from`, and writes them in `to` at `out` on
+  // `device`.
   using Get = std::function<void(std::uint64_t offset, void* data, std::size_t bytes)>;
   void load(std::byte* out, Device device, std::int64_t count, DType from, DType to,
             const Get& get);

@@ -1,4 +1,4 @@
-// From a partial folder to a committed step, and from old steps to free space. At every moment
+// Turns a partial folder into a committed step, and frees the space of old steps. At every moment
 // either the old or the new state is on disk: a step appears by one rename and disappears by one
 // rename.
 #include "checkpoint/steps/commit.h"
@@ -29,13 +29,14 @@ bool is_real_folder(const fs::path& path) {
   return fs::is_directory(fs::symlink_status(path, error));
 }
 
-// The manifest goes first: a folder that has one is complete.
+// Removes the manifest first: a folder with a manifest is complete.
 void remove_step(const fs::path& folder) {
   remove_tree(folder / manifest_name);
   remove_tree(folder);
 }
 
-// A manifest that reads well, and every file of its size: written, fsynced, and only not renamed.
+// True if the manifest is valid and every file has its size: the step was written and fsynced, but
+// not renamed.
 bool is_complete(const fs::path& folder) {
   try {
     const Manifest manifest = read_manifest(folder);
@@ -54,7 +55,7 @@ bool has_manifest(const fs::path& folder) {
   return fs::exists(fs::symlink_status(folder / manifest_name, error));
 }
 
-// Whether the step in this place is the save of this id.
+// True if the step at this path is the save with this id.
 bool holds_save(const fs::path& step, const std::string& save_id) {
   try {
     return read_manifest(step).save_id == save_id;
@@ -93,7 +94,7 @@ bool is_leftover_name(std::string_view name) {
 
 std::vector<std::string> settle_leftovers(const fs::path& dir, bool clear) {
   std::vector<std::string> trouble;
-  // By rising name: of one step the new one (.partial-) comes before the one it was to replace
+  // In ascending order of names: a new step (.partial-) comes before the step that it replaces
   // (.removed-).
   for (const std::string& name : names_in_folder(dir)) {
     const fs::path path = dir / name;
@@ -126,8 +127,7 @@ std::vector<std::string> recover_for_reading(const fs::path& dir) {
     const FolderLock lock(dir);
     return settle_leftovers(dir, false);
   } catch (const Error& error) {
-    return {fmt::format("a complete step that was not renamed in the end stays as it is: {}",
-                        error.what())};
+    return {fmt::format("a complete step that was never renamed stays as it is: {}", error.what())};
   }
 }
 
@@ -161,7 +161,7 @@ PendingStep::PendingStep(const fs::path& dir, std::int64_t step, const std::stri
   owns_partial_ = true;
 }
 
-// Whose the step is.
+// Determines the run that the step belongs to.
 void PendingStep::place(const Line& line) {
   Lineage& lineage = saved_.lineage;
   lineage.commit = listing_.last_commit() + 1;
@@ -201,7 +201,7 @@ std::string PendingStep::roll_back() noexcept {
   }
 }
 
-// What another run has under this name goes to a name of its own first.
+// First moves another run's step with this name to another name.
 void PendingStep::take_name(const std::string& run_there) {
   const fs::path aside = free_name(dir_, saved_.step, run_there);
   rename_path(saved_.path, aside);
@@ -209,11 +209,11 @@ void PendingStep::take_name(const std::string& run_there) {
   try {
     rename_path(partial_, saved_.path);
   } catch (const Error&) {
-    // If not even this works, it is found under its new name.
+    // If this fails as well, readers find the step under its new name.
     system_calls().rename(aside.c_str(), saved_.path.c_str());
     throw;
   }
-  warnings_.push_back(fmt::format("'{}' was of another run, whose step is now '{}'",
+  warnings_.push_back(fmt::format("'{}' belonged to another run; its step is now '{}'",
                                   saved_.path.string(), aside.filename().string()));
 }
 
@@ -256,7 +256,7 @@ void PendingStep::apply_retention(const Retention& retention) {
     if (!is_real_folder(old.path)) continue;
     attempt([&] {
       const fs::path aside = dir_ / fmt::format("{}.removed-{}", step_name(old.step), old.save_id);
-      rename_path(old.path, aside);  // never half a step under a step's name
+      rename_path(old.path, aside);  // no partial step may remain under a step's name
       sync_folder(dir_);             // not after a power failure either
       remove_step(aside);
     });

@@ -1,4 +1,4 @@
-// The folder of checkpoints: step folders by name, and the commit of a new step. Rank 0's work.
+// The folder of checkpoints: step folders by name, and the commit of a new step. Runs on rank 0.
 #pragma once
 
 #include <chrono>
@@ -19,23 +19,23 @@
 namespace tessera::checkpoint {
 
 std::string partial_name(std::int64_t step, const std::string& save_id);  // "step-12.partial-<id>"
-// Whether a name is one that an unfinished save or deletion of ours leaves behind.
+// True if the name is one that an unfinished save or deletion of Tessera leaves behind.
 bool is_leftover_name(std::string_view name);
 
-// With the folder's lock held: leftovers that are complete (a process died between two renames, or
-// just before the one) become steps again where no step has their name; the others are removed
-// when `clear` says so. A line for each that would not go.
+// Requires the folder's lock. Complete leftovers (the process died between two renames, or just
+// before the only one) become steps again if no step has their name. The others are removed if
+// `clear` is set. Returns a line for each that could not be removed.
 std::vector<std::string> settle_leftovers(const std::filesystem::path& dir, bool clear);
-// The same for a reader, which clears nothing: only when there is something to bring back, and
-// when no save is running. Returns a line for what it could not.
+// The same for a reader, which removes nothing. Runs only if there is something to recover and no
+// save is running. Returns a line for each failure.
 std::vector<std::string> recover_for_reading(const std::filesystem::path& dir);
 
-// A save in progress: holds DIR's lock, owns the partial folder, and removes it when it is not
+// A save in progress: holds DIR's lock, owns the partial folder, and removes it if it is not
 // committed.
 class PendingStep {
  public:
-  // Creates DIR, takes the lock (another save into DIR is waited for as long as `patience`, and
-  // then an Error), settles what dead saves left, checks that `needed_bytes` are free, creates the
+  // Creates DIR, takes the lock (waits up to `patience` for another save into DIR, then throws an
+  // Error), settles the leftovers of dead saves, checks that `needed_bytes` are free, creates the
   // partial folder.
   PendingStep(const std::filesystem::path& dir, std::int64_t step, const std::string& save_id,
               std::uint64_t needed_bytes, const Line& line = {},
@@ -51,13 +51,13 @@ class PendingStep {
     int keep = 0;       // newest steps of the run; 0: all
     int keep_best = 0;  // and those with the lowest scores
   };
-  // The manifest, the rename, `latest`, retention. A step of the same run in its place is replaced,
-  // one of another run moved aside. Throws while nothing is committed, and when the new name could
-  // not be made durable; then it says that the step is complete. Trouble after that comes back as
-  // lines, with what earlier calls had to say.
+  // Writes the manifest, renames, updates `latest` and applies retention. Replaces a step of the
+  // same run with this name, and moves one of another run aside. Throws if nothing is committed, or
+  // if the new name could not be made durable; then the error says that the step is complete. Later
+  // problems are returned as lines, with those of earlier calls.
   std::vector<std::string> commit(std::string_view manifest, const Retention& retention,
                                   std::optional<double> score = {});
-  // Removes the partial folder; returns why it could not, or nothing.
+  // Removes the partial folder; returns the reason if it could not, or empty.
   std::string roll_back() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Reading whose the steps of a folder are, and what follows from it for fall-back and retention.
+// Finds the runs of a folder's steps, and their consequences for fall-back and retention.
 #include "checkpoint/steps/lineage.h"
 
 #include <fmt/format.h>
@@ -27,14 +27,14 @@ bool holds_manifest(const fs::path& step_folder) {
   return fs::exists(fs::symlink_status(step_folder / manifest_name, error));
 }
 
-// Whether `step` lies between `later` and the save that `later` came from: the run had fallen back
+// True if `step` lies between `later` and the save that `later` came from: the run had fallen back
 // behind it.
 bool jumped_over(const CommittedStep& step, const CommittedStep& later) {
   return !later.lineage.parent.empty() && later.lineage.parent_commit < step.lineage.commit &&
          step.lineage.commit < later.lineage.commit;
 }
 
-// The steps of saved's run, saved first, then by falling commit.
+// The steps of saved's run: `saved` first, then by falling commit.
 std::vector<const CommittedStep*> own_steps(const StepListing& listing,
                                             const CommittedStep& saved) {
   std::vector<const CommittedStep*> own = {&saved};
@@ -44,7 +44,7 @@ std::vector<const CommittedStep*> own_steps(const StepListing& listing,
   return own;
 }
 
-// By rising score, of equal ones the newest first; steps without a score are left out.
+// By rising score; among equal scores the newest first. Steps without a score are left out.
 std::vector<const CommittedStep*> ranking(std::vector<const CommittedStep*> own) {
   std::erase_if(own, [](const CommittedStep* step) { return !step->score; });
   std::stable_sort(own.begin(), own.end(), [](const CommittedStep* a, const CommittedStep* b) {

@@ -1,4 +1,4 @@
-// Writing manifests, and reading them with everything checked that the rest of the code relies on.
+// Writes manifests, and reads them with checks of everything that the rest of the code relies on.
 #include "checkpoint/steps/manifest.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int format_version = 2;
-constexpr int oldest_version = 1;  // whose files have no cuts
+constexpr int oldest_version = 1;  // its files have no cuts
 constexpr std::uint64_t manifest_limit = std::uint64_t{64} << 20;
 
 json to_json(const Section& section, StateDictType type) {
@@ -72,13 +72,13 @@ FileRecord file_from_json(const std::string& name, const json& in) {
   return file;
 }
 
-// The pieces of all files hold each element of each tensor exactly once.
+// Checks that the pieces of all files hold each element of each tensor exactly once.
 void check_pieces(const Section& section) {
   std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> runs(section.tensors.size());
   for (const auto& of_file : section.pieces) {
     for (const PieceRecord& piece : of_file) {
       TESSERA_CHECK(piece.tensor < runs.size() && piece.first >= 0 && piece.count >= 0,
-                    ErrorCode::checkpoint, "piece [{}, {}, {}] is of no tensor", piece.tensor,
+                    ErrorCode::checkpoint, "piece [{}, {}, {}] belongs to no tensor", piece.tensor,
                     piece.first, piece.count);
       runs[piece.tensor].emplace_back(piece.first, piece.count);
     }
@@ -185,11 +185,11 @@ Manifest from_json(const json& in) {
   return manifest;
 }
 
-// Describes a folder that has no manifest, and says what the user can do.
+// Describes a folder that has no manifest, with a way out for the user.
 std::string describe_instead(const std::filesystem::path& folder) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (!fs::exists(folder, error)) return "there is no such folder";
+  if (!fs::exists(folder, error)) return "the folder does not exist";
   if (!fs::is_directory(folder, error)) return "it is a file";
   const std::string name = (folder / "").parent_path().filename();
   if (parse_step_name(name.substr(0, name.find('.')))) {
@@ -284,8 +284,7 @@ bool is_plain_name(const std::string& name) {
   for (std::size_t i = 0; i < name.size(); ++i) {
     const auto byte = static_cast<unsigned char>(name[i]);
     const auto next = static_cast<unsigned char>(i + 1 < name.size() ? name[i + 1] : 0);
-    // By a control character, of ASCII or of Latin-1, a name could write over what a terminal
-    // shows.
+    // With a control character, of ASCII or of Latin-1, a name could overwrite text on a terminal.
     const bool is_control =
         byte < 0x20 || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next < 0xa0);
     if (is_control || byte == '/' || byte == '\\') return false;

@@ -1,4 +1,4 @@
-// manifest.json: what a committed step folder holds, with a checksum of itself.
+// manifest.json: the contents of a committed step folder, with a checksum of itself.
 // docs/checkpoint-format.md.
 #pragma once
 
@@ -29,7 +29,7 @@ struct PieceRecord {
 // The model's or the optimizer's part of a checkpoint.
 struct Section {
   std::vector<std::string> files;
-  // Of sharded checkpoints only; a full one's files say it themselves.
+  // Only in sharded checkpoints; a full one's files contain them.
   std::vector<TensorSpec> tensors;
   std::vector<std::vector<PieceRecord>> pieces;  // for each file
 };
@@ -42,13 +42,13 @@ struct Manifest {
   std::vector<FileRecord> files;  // every file of the folder but the manifest
   Section model, optimizer;
   Scalars scalars;
-  Lineage lineage;              // of a manifest without one: commit 0 of the unnamed run
-  std::optional<double> score;  // the lower the better: validation loss
+  Lineage lineage;              // without one in the manifest: commit 0 of the unnamed run
+  std::optional<double> score;  // validation loss: lower is better
 
   [[nodiscard]] const FileRecord& file(const std::string& name) const;
 };
 
-// Throws Error(checkpoint) when it would be larger than a reader accepts.
+// Throws Error(checkpoint) if it would be larger than a reader accepts.
 std::string to_text(const Manifest& manifest);
 // Throws Error(checkpoint) that begins with `source`.
 Manifest parse_manifest(std::string_view text, const std::string& source);
@@ -59,10 +59,10 @@ Manifest read_manifest(const std::filesystem::path& step_folder);
 std::string piece_name(const std::string& tensor, std::int64_t first);
 // A file's own name, without folders, not "." or "..".
 bool is_plain_name(const std::string& name);
-// Of a file of a step folder: a plain name, or one in a folder of it ("1_Pooling/config.json").
+// A file of a step folder: a plain name, or one in a folder of it ("1_Pooling/config.json").
 bool is_member_name(const std::string& name);
-// What stands before the names of a file's tensors: nothing, or "2_Dense." for the files of the
-// folder 2_Dense.
+// The prefix of the names of a file's tensors: empty, or "2_Dense." for the files of the folder
+// 2_Dense.
 std::string tensor_prefix(const std::string& file);
 
 }  // namespace tessera::checkpoint

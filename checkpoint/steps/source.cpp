@@ -1,4 +1,4 @@
-// Opening step folders.
+// Opens step folders.
 #include "checkpoint/steps/source.h"
 
 #include <fmt/format.h>
@@ -14,8 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What a damaged range holds, by a header that may be damaged itself: better than nothing, and said
-// to be so.
+// Describes a damaged range by a header that may be damaged itself, and says so.
 VerifiedFile::Describe describe_by_header(const fs::path& path) {
   return [path](std::uint64_t begin, std::uint64_t end) -> std::string {
     try {

@@ -1,4 +1,4 @@
-// A committed step folder opened for reading: which tensors there are, and verified reads of them.
+// A committed step folder opened for reading: its tensors, and verified reads of them.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ class VerifiedTensors {
   std::shared_ptr<const SafetensorsHeader> header_;
 };
 
-// Elements [first, first + count) of a tensor lie in the file under the name `key`.
+// Elements [first, first + count) of a tensor, which lie in the file under the name `key`.
 struct Extent {
   std::string file;
   std::string key;
@@ -46,8 +46,8 @@ using Catalogue = std::map<std::string, StoredTensor>;
 Catalogue read_catalogue(const std::filesystem::path& folder, const Manifest& manifest,
                          const Section& section);
 
-// Verifies every chunk of the parts whose running number is `share` modulo `shares`, and with share
-// 0 the headers against the manifest as well.
+// Verifies every chunk of the parts whose number is `share` modulo `shares`. Share 0 also verifies
+// the headers against the manifest.
 void verify_share(const std::filesystem::path& folder, std::size_t share, std::size_t shares,
                   LoadParts parts = LoadParts::everything);
 

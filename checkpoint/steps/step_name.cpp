@@ -1,4 +1,4 @@
-// Composing and reading names of steps.
+// Composes and parses names of steps.
 #include "checkpoint/steps/step_name.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// `tessera bench`: strategies compared by measurement, with the plan beside it.
+// `tessera bench`: measures strategies against each other, and compares them with the plan.
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 constexpr int regression_code = 9;
 
-// For the files of the runs; goes when the comparison ends.
+// A folder for the files of the runs; removed at the end.
 class BenchFolder {
  public:
   BenchFolder() {
@@ -67,11 +67,12 @@ struct BenchCommand : BenchOptions {
     try {
       return run(folder, processes);
     } catch (const Stopped& stopped) {
-      fmt::print(stderr, "tessera: stopped by signal {}{}\n", stopped.signal,
-                 json.empty() ? "; --json FILE keeps what is measured, and goes on from there"
-                              : fmt::format("; {} has what was measured, and the same command goes "
-                                            "on from there",
-                                            json));
+      fmt::print(
+          stderr, "tessera: stopped by signal {}{}\n", stopped.signal,
+          json.empty()
+              ? "; --json FILE keeps the measurements and continues from them"
+              : fmt::format("; {} has the measurements, and the same command continues from them",
+                            json));
       return 128 + stopped.signal;
     }
   }
@@ -81,8 +82,8 @@ struct BenchCommand : BenchOptions {
     check_peers(peers);
     check_modes();
     TESSERA_CHECK(!fill_cores || peers.empty(), ErrorCode::usage,
-                  "--fill-cores: copies run beside rows of Tessera alone, so that peers would have "
-                  "more of the machine; leave out --peer");
+                  "--fill-cores: only rows of Tessera get copies, so peers would have more cores "
+                  "to themselves; leave out --peer");
     if (!device_memory.empty()) {
       settings.device_memory = read_memory_size("--device-memory", device_memory);
     }
@@ -121,7 +122,7 @@ struct BenchCommand : BenchOptions {
     outputs.add("--html " + html, html, is_html_report);
   }
 
-  // All of them, and then the first failure: what was measured is printed in any case.
+  // Writes all files and returns the first failure: the measurements are printed in any case.
   [[nodiscard]] std::exception_ptr write_files(BenchFile& output, const BenchJson& report) const {
     std::exception_ptr failure;
     const auto attempt = [&](const auto& write) {
@@ -132,7 +133,7 @@ struct BenchCommand : BenchOptions {
       }
     };
     attempt([&] { output.write(report); });
-    if (!html.empty())  // read back, as any bytes have become UTF-8 then
+    if (!html.empty())  // parsed again, because all bytes are UTF-8 then
       attempt([&] { write_html_report(BenchJson::parse(json_text(report)), html); });
     return failure;
   }
@@ -140,14 +141,12 @@ struct BenchCommand : BenchOptions {
   void check_partners(const std::vector<BenchRow>& rows, const BenchJson& old) const {
     const bool any = std::any_of(rows.begin(), rows.end(),
                                  [&](const BenchRow& row) { return has_measured(old, row.id); });
-    TESSERA_CHECK(
-        any, ErrorCode::configuration,
-        "--compare {}: none of these rows is measured there, so nothing could be compared; "
-        "use the options of its command, {}",
-        compare, json_text(old.value("command", BenchJson())));
+    TESSERA_CHECK(any, ErrorCode::configuration,
+                  "--compare {}: has none of these rows; use the options of its command, {}",
+                  compare, json_text(old.value("command", BenchJson())));
   }
 
-  // What stands in the way of every row is an error, not a table.
+  // If every row is refused, that is an error, not a table.
   static void refuse_all(const std::vector<BenchRow>& rows) {
     const auto refused = [](const BenchRow& row) { return !row.refused.empty(); };
     if (!std::all_of(rows.begin(), rows.end(), refused)) return;
@@ -156,7 +155,7 @@ struct BenchCommand : BenchOptions {
 
   void check_modes() const {
     TESSERA_CHECK(peer_modes.empty() || !peers.empty(), ErrorCode::usage,
-                  "--peer-modes {}: of which --peer?", fmt::join(peer_modes, ","));
+                  "--peer-modes {}: requires --peer", fmt::join(peer_modes, ","));
     const std::vector<std::string> known = all_peer_modes(peers);
     for (const std::string& mode : peer_modes) {
       TESSERA_CHECK(std::find(known.begin(), known.end(), mode) != known.end(), ErrorCode::usage,
@@ -168,7 +167,7 @@ struct BenchCommand : BenchOptions {
   [[nodiscard]] BenchJson old_report() const {
     std::error_code ignored;
     TESSERA_CHECK(json.empty() || !fs::equivalent(compare, json, ignored), ErrorCode::usage,
-                  "--compare {}: is the file of --json; name a copy of it, or another --json",
+                  "--compare {}: is also the file of --json; name a copy of it, or another --json",
                   compare);
     BenchJson old = read_bench_file("--compare", compare);
     TESSERA_CHECK(!old.is_null(), ErrorCode::configuration,
@@ -176,19 +175,19 @@ struct BenchCommand : BenchOptions {
     return old;
   }
 
-  // What an earlier run measured, of the same recipe on the same machine.
+  // The rows of an earlier run of the same recipe on the same machine.
   [[nodiscard]] BenchJson kept_report(const BenchGrid& grid) const {
     BenchJson kept = read_bench_file("--json", json);
     if (kept.is_null()) return {};
     TESSERA_CHECK(kept["recipe"] == file, ErrorCode::configuration,
-                  "--json {}: compares {}; name another file for {}", json,
+                  "--json {}: is a report of {}; name another file for {}", json,
                   json_text(kept["recipe"]), file);
     for (const char* what : {"processor", "cores", "device", "tessera"}) {
       const BenchJson before = kept["machine"].value(what, BenchJson());
       if (again && before != grid.machine.at(what)) return {};
       TESSERA_CHECK(before == grid.machine.at(what), ErrorCode::configuration,
-                    "--json {}: was measured where {} is {}, and here it is {}; name another file, "
-                    "or --again to replace it",
+                    "--json {}: was measured with {} {}, but this node has {}; name another file, "
+                    "or give --again to replace it",
                     json, what, json_text(before), json_text(grid.machine.at(what)));
     }
     return kept;
@@ -211,8 +210,8 @@ struct BenchCommand : BenchOptions {
     grid.world_sizes = lists.world_sizes.empty() ? usual_world_sizes(gpus) : lists.world_sizes;
     for (const std::int64_t ranks : grid.world_sizes) {
       TESSERA_CHECK(ranks >= 1 && ranks <= comm::max_ranks_on_host, ErrorCode::usage,
-                    "--world-sizes {}: must be numbers of ranks from 1 to {}, those of one host",
-                    ranks, comm::max_ranks_on_host);
+                    "--world-sizes {}: must be numbers of ranks from 1 to {}, on one node", ranks,
+                    comm::max_ranks_on_host);
     }
     grid.threads_per_rank = threads(grid);
     grid.fill_cores = fill_cores;
@@ -220,7 +219,7 @@ struct BenchCommand : BenchOptions {
     return grid;
   }
 
-  // The groups of HYBRID_* differ from FULL_SHARD's world where the recipe says so.
+  // HYBRID_* differs from FULL_SHARD if the recipe sets a group size.
   static std::vector<std::string> usual_strategies(const Recipe& recipe) {
     std::vector<std::string> names = {"none",          "dp",        "NO_SHARD", "SHARD_OPTIMIZER",
                                       "SHARD_GRAD_OP", "FULL_SHARD"};
@@ -244,7 +243,7 @@ struct BenchCommand : BenchOptions {
     return {1, devices};
   }
 
-  // The same for every row, so that a rank has as much of the machine in each: a core or more.
+  // The same for every row, so that a rank always has the same number of cores: one or more.
   [[nodiscard]] int threads(const BenchGrid& grid) const {
     if (threads_per_rank > 0) return threads_per_rank;
     for (const char* name : {"TESSERA_NUM_THREADS", "OMP_NUM_THREADS"}) {
@@ -284,7 +283,7 @@ struct BenchCommand : BenchOptions {
                                             : 0};
   }
 
-  // As a shell reads it.
+  // Quotes a word for a shell.
   static std::string shell_word(const std::string& text) {
     constexpr const char* plain =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/%@";
@@ -294,7 +293,7 @@ struct BenchCommand : BenchOptions {
     return quoted + "'";
   }
 
-  // With all that decides what is measured, and how.
+  // With all options that affect the measurement.
   [[nodiscard]] std::string command_text() const {
     std::vector<std::string> words = {"tessera bench", shell_word(file)};
     const auto list = [&](const char* option, const auto& values) {
@@ -336,7 +335,7 @@ struct BenchCommand : BenchOptions {
     return fmt::format("{}", fmt::join(words, " "));
   }
 
-  // Whether something is worse beyond the noise.
+  // Returns true if a row is worse beyond the noise.
   [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old,
                                       std::size_t asked) const {
     const BenchComparison comparison = compare_reports(report, old, asked);
@@ -354,7 +353,7 @@ Command describe_bench() {
   return {.arguments = bench_arguments(*command),
           .run = [command](const std::vector<std::string>&) { return command->run(); },
           .footer =
-              "Exit code 9: --compare found a row that is worse beyond the noise. Else the "
+              "Exit code 9: --compare found a row that is slower beyond the noise. Otherwise the "
               "code of the first row that could not be measured (docs/errors.md), or 0."};
 }
 

@@ -24,7 +24,7 @@ struct BenchOptions {
   bool again = false, peer_compile = false, fill_cores = false;
 };
 
-// Into `options`, which must outlive them.
+// The targets are in `options`, which must outlive them.
 std::vector<Argument> bench_arguments(BenchOptions& options);
 
 }  // namespace tessera::cli

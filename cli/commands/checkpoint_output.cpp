@@ -20,7 +20,7 @@ constexpr auto byte_redraw_interval = std::chrono::milliseconds(100);
 constexpr std::size_t byte_bar_width = 24;
 
 void write_stderr(const std::string& text) {
-  // Nobody who watches is no error.
+  // It is not an error if the terminal is gone.
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t got = ::write(STDERR_FILENO, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;

@@ -1,5 +1,4 @@
-// What convert, inspect and verify have in common: their progress line, their JSON, tensors in
-// words.
+// Shared by convert, inspect and verify: the progress line, the JSON, and the text for a tensor.
 #pragma once
 
 #include <chrono>
@@ -12,8 +11,7 @@
 
 namespace tessera::cli {
 
-// A bar that is drawn again on a terminal, and nothing otherwise: the work is one command, whose
-// end is its report.
+// A bar that is redrawn on a terminal; otherwise nothing, because the command ends with a report.
 class ByteProgress {
  public:
   ByteProgress();

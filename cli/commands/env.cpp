@@ -11,7 +11,7 @@ namespace tessera::cli {
 
 Command describe_environment() {
   const auto json = std::make_shared<bool>(false);
-  return {.arguments = {{"--json", json.get(), "One JSON object instead of text"}},
+  return {.arguments = {{"--json", json.get(), "Print one JSON object instead of text"}},
           .run = [json](const std::vector<std::string>&) {
             const nlohmann::ordered_json environment = environment_report();
             fmt::print("{}", *json ? environment.dump(2) + "\n" : environment_text(environment));

@@ -1,4 +1,5 @@
-// `tessera generate`: text, or logits, from a checkpoint or a Hugging Face folder.
+// `tessera generate`: continues a text, or writes its logits, with a model from a checkpoint or a
+// Hugging Face folder.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
@@ -61,7 +62,7 @@ struct GenerateCommand {
   void continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const;
 };
 
-// The folder's; bytes for a folder without one whose ids can be bytes.
+// The folder's tokenizer; without one, bytes if the model's vocabulary allows it.
 std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
                                               const models::LanguageModel& model) {
   if (tokenizers::is_tokenizer_folder(folder)) {
@@ -72,7 +73,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
   }
   auto bytes = make_tokenizer("bytes");
   TESSERA_CHECK(model.vocabulary() == bytes->vocabulary_size(), ErrorCode::usage,
-                "{}: there is no tokenizer (tokenizer.json, vocab.txt, tokenizer.model) for this "
+                "{}: no tokenizer (tokenizer.json, vocab.txt, tokenizer.model) for this "
                 "model's vocabulary of {}; put it there, or give --prompt-ids",
                 folder, model.vocabulary());
   return bytes;
@@ -93,7 +94,7 @@ Ids end_of_text(const std::string& folder) {
     Ids ids;
     for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
       TESSERA_CHECK(id.is_number_integer(), ErrorCode::configuration,
-                    "{}: eos_token_id is {}; a token id or a list of them is wanted", folder,
+                    "{}: eos_token_id is {}; must be a token id or a list of them", folder,
                     eos->dump());
       ids.push_back(id.get<std::int64_t>());
     }
@@ -102,10 +103,10 @@ Ids end_of_text(const std::string& folder) {
   return {};
 }
 
-// Prints a text that grows token by token: a character that is not whole yet waits.
+// Prints a text that grows token by token; an incomplete character waits for its other tokens.
 class GrowingText {
  public:
-  // What the prompt's ids say is there already: how a token reads may depend on the one before.
+  // The text of the prompt's ids is not printed again, but later tokens may depend on it.
   GrowingText(const Tokenizer& tokenizer, const Ids& prompt)
       : tokenizer_(tokenizer), ids_(prompt.begin(), prompt.end()) {
     printed_ = tokenizer_.decode(ids_).size();
@@ -132,7 +133,7 @@ class GrowingText {
   std::size_t printed_ = 0;
 };
 
-// What --stats prints.
+// Measures the numbers for --stats.
 class Stopwatch {
  public:
   void token() {
@@ -170,7 +171,7 @@ void GenerateCommand::check_logits_file() const {
 
 void GenerateCommand::check_request() const {
   TESSERA_CHECK(!chat, ErrorCode::usage,
-                "--chat: chat templates are not built; write the template's own words around the "
+                "--chat: chat templates are not supported; write the template's text around the "
                 "message in --prompt");
   TESSERA_CHECK(prompt.size() <= 1, ErrorCode::usage,
                 "--prompt is given {} times; --prompts FILE takes several, one on each line",
@@ -185,7 +186,7 @@ void GenerateCommand::check_request() const {
                 "or several as --prompts FILE");
   TESSERA_CHECK(options.sampling.top_p > 0, ErrorCode::usage, "--top-p must be above 0");
   TESSERA_CHECK(logits_file.empty() || prompts_file.empty(), ErrorCode::usage,
-                "--logits is of one prompt; give --prompt or --prompt-ids");
+                "--logits takes one prompt; give --prompt or --prompt-ids");
 }
 
 std::vector<std::string> GenerateCommand::read_prompts() const {
@@ -225,7 +226,7 @@ void GenerateCommand::write_logits(models::LanguageModel& model, const Ids& ids)
   write_output("--logits " + logits_file, logits_file, file);
 }
 
-// The prompt comes with the first token: one that the model refuses is not printed.
+// The prompt is printed with the first token: a prompt that the model refuses is not printed.
 void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer* tokenizer,
                                    const Ids& ids) const {
   bool begun = false;
@@ -253,7 +254,7 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
   if (stats) watch.report(ids.size());
 }
 
-// One JSON object a prompt, in their order.
+// Prints one JSON object per prompt, in their order.
 void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const {
   const std::vector<std::string> texts = read_prompts();
   std::vector<Ids> prompts;
@@ -296,7 +297,7 @@ int GenerateCommand::run() {
     for (const std::int64_t id : end_of_text(loaded.folder)) options.stop_tokens.push_back(id);
   }
   std::shared_ptr<const Tokenizer> tokenizer;
-  // A step with an adapter has the tokenizer that it was trained with.
+  // A step with an adapter has its own tokenizer.
   const bool own = !loaded.adapter.empty() && tokenizers::is_tokenizer_folder(loaded.adapter);
   if (prompt_ids.empty()) tokenizer = tokenizer_of(own ? loaded.adapter : loaded.folder, model);
   if (!prompts_file.empty()) {
@@ -310,31 +311,32 @@ int GenerateCommand::run() {
 }
 
 std::vector<Argument> prompt_arguments(GenerateCommand& command) {
-  return {
-      {.name = "folder",
-       .target = &command.folder,
-       .help = "A checkpoint, a folder of checkpoints, a Hugging Face folder, or an adapter's",
-       .type = "FOLDER",
-       .required = true},
-      {.name = "--base",
-       .target = &command.base,
-       .help = "The base model of an adapter, where it is not where adapter_config.json says",
-       .type = "FOLDER"},
-      {.name = "--prompt",
-       .target = &command.prompt,
-       .help = "How the text begins",
-       .type = "TEXT"},
-      {.name = "--prompt-ids",
-       .target = &command.prompt_ids,
-       .help = "The same as token ids, as in 1,2,3",
-       .type = "IDS",
-       .separator = ','},
-      {.name = "--prompts",
-       .target = &command.prompts_file,
-       .help = "Several: a file with one on each line, or - for standard input; each text is "
-               "printed as a line of JSON",
-       .type = "FILE"},
-      {.name = "--chat", .target = &command.chat, .help = "Refused: chat templates are not built"}};
+  return {{.name = "folder",
+           .target = &command.folder,
+           .help = "A checkpoint, a folder of checkpoints, a Hugging Face folder, or an adapter's",
+           .type = "FOLDER",
+           .required = true},
+          {.name = "--base",
+           .target = &command.base,
+           .help = "The base model of an adapter, if it is not at the place in adapter_config.json",
+           .type = "FOLDER"},
+          {.name = "--prompt",
+           .target = &command.prompt,
+           .help = "The beginning of the text",
+           .type = "TEXT"},
+          {.name = "--prompt-ids",
+           .target = &command.prompt_ids,
+           .help = "The same as token ids, as in 1,2,3",
+           .type = "IDS",
+           .separator = ','},
+          {.name = "--prompts",
+           .target = &command.prompts_file,
+           .help = "Several prompts: a file with one on each line, or - for standard input; each "
+                   "text is printed as a line of JSON",
+           .type = "FILE"},
+          {.name = "--chat",
+           .target = &command.chat,
+           .help = "Refused: chat templates are not supported"}};
 }
 
 std::vector<Argument> sampling_arguments(GenerateCommand& command) {
@@ -342,7 +344,7 @@ std::vector<Argument> sampling_arguments(GenerateCommand& command) {
   return {
       {.name = "--max-new-tokens",
        .target = &options.max_new_tokens,
-       .help = "How many tokens to add",
+       .help = "The number of tokens to add",
        .shows_default = true,
        .least = 0},
       {.name = "--temperature",
@@ -363,7 +365,7 @@ std::vector<Argument> sampling_arguments(GenerateCommand& command) {
        .most = 1},
       {.name = "--seed",
        .target = &options.sampling.seed,
-       .help = "Of the draws",
+       .help = "The seed of the draws",
        .shows_default = true},
       {.name = "--stop",
        .target = &options.stop_tokens,
@@ -372,18 +374,18 @@ std::vector<Argument> sampling_arguments(GenerateCommand& command) {
        .separator = ','},
       {.name = "--ignore-eos",
        .target = &command.ignore_eos,
-       .help = "Go on behind the model's eos_token_id"}};
+       .help = "Go on after the model's eos_token_id"}};
 }
 
 std::vector<Argument> computing_arguments(GenerateCommand& command) {
   return {{.name = "--dtype",
            .target = &command.dtype,
-           .help = "Of weights and computation",
+           .help = "The dtype of weights and computation",
            .type = "fp32|bf16",
            .shows_default = true},
           {.name = "--device",
            .target = &command.device,
-           .help = "Where to compute; auto takes a GPU where there is one",
+           .help = "The device; auto: a GPU if there is one",
            .type = "auto|cpu|cuda",
            .shows_default = true},
           {.name = "--logits",

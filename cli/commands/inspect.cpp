@@ -1,4 +1,4 @@
-// `tessera inspect`: what is in a checkpoint of any format.
+// `tessera inspect`: lists the contents of a checkpoint of any format.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -48,8 +48,8 @@ std::vector<std::string> names_of_files(const Contents& contents) {
   return names;
 }
 
-// A line for each value, groups joined by slashes; long lists and the counts that stand for every
-// parameter in short.
+// A line for each value, with slashes between groups; long lists, and counts that hold for every
+// parameter, are shortened.
 void print_scalars(const nlohmann::json& value, const std::string& path) {
   if (value.is_object() && value.size() <= 16) {
     for (const auto& [key, child] : value.items()) {
@@ -167,7 +167,7 @@ Command describe_inspect() {
                          .required = true},
                         {.name = "--json",
                          .target = &options->json,
-                         .help = "Write it there as well, as JSON",
+                         .help = "Write the list as JSON to this file",
                          .type = "FILE"}},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }

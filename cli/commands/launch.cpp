@@ -29,8 +29,8 @@ int ranks_from(const char* option, const std::string& text) {
     const Backend& gpus = backend_of(DeviceType::cuda);
     const int count = gpus.device_count();
     TESSERA_CHECK(count > 0 || text == "auto", ErrorCode::usage,
-                  "{} gpu: there is no GPU to start ranks for ({}); use a number, or "
-                  "cpu for a rank for each core",
+                  "{} gpu: found no GPU to start ranks for ({}); use a number, or cpu for one rank "
+                  "for each core",
                   option, gpus.unavailable_reason());
     return count > 0 ? count : usable_cores();
   }
@@ -44,7 +44,7 @@ int ranks_from(const char* option, const std::string& text) {
   return ranks;
 }
 
-// As execvp() looks for it.
+// Searches as execvp() does.
 bool is_on_path(const std::string& name) {
   const char* const path = std::getenv("PATH");
   std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
@@ -72,7 +72,7 @@ struct LaunchCommand {
   int master_port = -1;  // not given
   bool standalone = false;
   bool no_python = false;
-  bool has_address = false;  // from the configuration file
+  bool has_address = false;  // in the configuration file
   LaunchNodes nodes;
   LaunchOptions launch;
 
@@ -89,10 +89,10 @@ struct LaunchCommand {
     nodes.take_endpoint(launch, address.empty(), master_port < 0);
     nodes.settle(launch, has_address || !address.empty() || nodes.has_endpoint());
     if (!all_ranks.empty()) {
-      // A word counts what this host has.
+      // auto, gpu and cpu count the cores or GPUs of this node.
       TESSERA_CHECK(launch.nodes == 1 || !counts_this_host(all_ranks), ErrorCode::usage,
-                    "--num-processes {}: counts the ranks of all {} hosts, which this one cannot "
-                    "see; write --nproc-per-node {}",
+                    "--num-processes {}: counts the ranks of all {} nodes, but this node only "
+                    "knows its own; write --nproc-per-node {}",
                     all_ranks, launch.nodes, all_ranks);
       launch.ranks = nodes.share_of(ranks_from("--num-processes", all_ranks), "--num-processes");
     }
@@ -103,14 +103,13 @@ struct LaunchCommand {
   }
 
  private:
-  // A program that is not on PATH is this one where it has its name.
+  // `tessera` means this program unless another one is on PATH.
   static std::vector<std::string> found(std::vector<std::string> program) {
     std::string& name = program.front();
     if (name.find('/') != std::string::npos || is_on_path(name)) return program;
     for (const Subcommand& subcommand : subcommands()) {
       TESSERA_CHECK(subcommand.name != name, ErrorCode::usage,
-                    "cannot run {0}: there is no program of this name; did you mean tessera {0}?",
-                    name);
+                    "cannot run {0}: no program has this name; did you mean tessera {0}?", name);
     }
     if (name == "tessera") name = std::filesystem::read_symlink("/proc/self/exe").string();
     return program;
@@ -125,10 +124,10 @@ struct LaunchCommand {
                   "tessera train recipe.yaml");
     const std::string& name = program.front();
     TESSERA_CHECK(!name.ends_with(".py") || ::access(name.c_str(), X_OK) == 0, ErrorCode::usage,
-                  "{} is no program but a file for Python; write python3 {}", name, name);
+                  "{} is a Python file that cannot be executed; write python3 {}", name, name);
     const bool recipe = name.ends_with(".yaml") || name.ends_with(".yml");
     TESSERA_CHECK(!recipe || ::access(name.c_str(), X_OK) == 0, ErrorCode::usage,
-                  "{} is no program but a recipe; write tessera train {}", name, name);
+                  "{} is a recipe, not a program; write tessera train {}", name, name);
     TESSERA_CHECK(threads.empty() || is_training(program), ErrorCode::usage,
                   "--threads {}: starts the ranks of tessera train; other programs start theirs "
                   "with ts::launch (docs/cpp-api.md)",
@@ -138,18 +137,18 @@ struct LaunchCommand {
                   threads, ranks.empty() ? all_ranks : ranks);
     TESSERA_CHECK(ranks.empty() || all_ranks.empty(), ErrorCode::usage,
                   "--nproc-per-node {} and --num-processes {}: the first counts the ranks of a "
-                  "host, the second those of all; keep one",
+                  "node, the second the ranks of all nodes; keep one",
                   ranks, all_ranks);
   }
 
-  // The command line goes before the file.
+  // The command line overrides the file.
   void take_configuration() {
     if (config_file.empty()) return;
     const AccelerateConfig config = read_accelerate_config(config_file);
     nodes.take_configuration(config);
     const bool said = !ranks.empty() || !all_ranks.empty() || !threads.empty();
     TESSERA_CHECK(config.processes || said, ErrorCode::usage,
-                  "{} does not say num_processes; give --nproc-per-node", config_file);
+                  "{} has no num_processes; give --nproc-per-node", config_file);
     if (config.processes && !said) {
       launch.ranks = nodes.share_of(*config.processes, config_file + ": num_processes:");
     }
@@ -173,16 +172,16 @@ std::vector<Argument> rank_arguments(LaunchCommand& command) {
   return {
       {.name = "--nproc-per-node",
        .target = &command.ranks,
-       .help = "Ranks to start on this host, by default 1; gpu: one for each GPU; cpu: for each "
-               "core; auto: for each GPU, or core where there is none",
+       .help = "Ranks to start on this node (default: 1); gpu: one for each GPU; cpu: one for each "
+               "core; auto: one for each GPU, or for each core without GPUs",
        .type = "N|auto|gpu|cpu"},
       {.name = "--num-processes",
        .target = &command.all_ranks,
-       .help = "Instead, as Accelerate counts: the ranks of all hosts",
+       .help = "Instead, as in Accelerate: the ranks of all nodes together",
        .type = "N|auto|gpu|cpu"},
       {.name = "--threads",
        .target = &command.threads,
-       .help = "Instead: the ranks of tessera train as threads of one process",
+       .help = "Instead: run the ranks of tessera train as threads of one process",
        .type = "N|auto|gpu|cpu"},
       {.name = "--config-file",
        .target = &command.config_file,
@@ -191,18 +190,19 @@ std::vector<Argument> rank_arguments(LaunchCommand& command) {
        .type = "FILE"},
       {.name = "--max-restarts",
        .target = &options.max_restarts,
-       .help = "Times to start all ranks again after a failure",
+       .help = "Number of restarts of all ranks after a failure",
        .shows_default = true,
        .least = 0,
        .most = 1'000'000},
       {.name = "--log-dir",
        .target = &options.output.folder,
-       .help = "What each rank prints goes to DIR/rank-N.log",
+       .help = "Write the output of each rank to DIR/rank-N.log",
        .type = "DIR"},
       {.name = "-t,--tee",
        .target = &command.tee,
-       .help = "Print whole lines behind [rank N]:, of stdout (1), stderr (2) or both (3, when "
-               "nothing follows), or by rank as 0:1,1:2; with --log-dir beside the files",
+       .help =
+           "Print each line with [rank N]: before it, for stdout (1), stderr (2) or both (3, also "
+           "without a value), or by rank as in 0:1,1:2; with --log-dir in addition to the files",
        .type = "STREAMS",
        .implied = "3"}};
 }
@@ -213,56 +213,71 @@ std::vector<Argument> meeting_arguments(LaunchCommand& command) {
   return {
       {.name = "--nnodes,--num-machines",
        .target = &nodes.count,
-       .help = "Hosts, by default 1; on each, a launcher with the same options and its number"},
+       .help = "Nodes (default: 1); start a launcher on each, with the same options and its own "
+               "--node-rank"},
       {.name = "--node-rank,--machine-rank",
        .target = &nodes.rank,
-       .help = "This host's number, from 0"},
+       .help = "The number of this node, from 0"},
       {.name = "--master-addr,--main-process-ip",
        .target = &command.address,
-       .help = "Where rank 0 is, by default 127.0.0.1: host 0, as the others reach it"},
+       .help = "The address of node 0, where rank 0 runs, as the other nodes reach it (default: "
+               "127.0.0.1)"},
       {.name = "--master-port,--main-process-port",
        .target = &command.master_port,
-       .help = "Rank 0's port; 0: a free one, which is the default on one host; on several it is "
-               "29500, and the launchers meet at the next one",
+       .help = "The port of rank 0; 0: a free one. Default: 0 on one node, 29500 on several. The "
+               "launchers use the next port",
        .type = "PORT",
        .least = 0,
        .most = 65535},
       {.name = "--job-key-file",
        .target = &nodes.key_file,
-       .help = "The secret that ranks and launchers of several hosts prove to know; else "
-               "TESSERA_JOB_KEY has it",
+       .help = "A file with the secret of the job, which ranks and launchers of several nodes need "
+               "to connect (default: the variable TESSERA_JOB_KEY)",
        .type = "FILE"},
       {.name = "--no-job-key",
        .target = &nodes.without_key,
-       .help = "Several hosts without one, on a network without strangers"},
+       .help = "Run on several nodes without authentication (trusted network only)"},
       {.name = "--run-id,--rdzv-id",
        .target = &options.run_id,
-       .help = "The job's name; made up when not given"},
-      {.name = "--role", .target = &command.role, .help = "ROLE_NAME of the ranks"},
+       .help = "The name of the job (default: generated)"},
+      {.name = "--role", .target = &command.role, .help = "The variable ROLE_NAME of the ranks"},
       {.name = "--standalone",
        .target = &command.standalone,
-       .help = "torchrun's: always so, on one machine"},
+       .help = "torchrun's, without effect",
+       .hidden = true},
       {.name = "--no-python",
        .target = &command.no_python,
-       .help = "torchrun's: always so, programs are started as they are"},
-      {.name = "--rdzv-backend", .target = &nodes.backend, .help = "torchrun's: no use"},
+       .help = "torchrun's, without effect: programs are started as they are",
+       .hidden = true},
+      {.name = "--rdzv-backend",
+       .target = &nodes.backend,
+       .help = "torchrun's, without effect",
+       .hidden = true},
       {.name = "--rdzv-endpoint",
        .target = &nodes.endpoint,
-       .help = "torchrun's: on several hosts another way to say --master-addr and --master-port",
+       .help = "torchrun's name for --master-addr and --master-port on several nodes",
        .type = "HOST:PORT"},
       {.name = "--rdzv-conf",
        .target = &nodes.configuration,
-       .help = "torchrun's: join_timeout=SECONDS, for the hosts to come (600); the rest is of no "
-               "use"},
+       .help = "torchrun's; join_timeout=SECONDS: the time for all nodes to connect (600); the "
+               "rest has no effect"},
       {.name = "--monitor-interval",
        .target = &command.monitor_interval,
-       .help = "torchrun's: no use, a rank's end is seen at once"},
-      {.name = "--start-method", .target = &command.start_method, .help = "torchrun's: no use"},
+       .help = "torchrun's, without effect: the launcher sees a rank's end at once",
+       .hidden = true},
+      {.name = "--start-method",
+       .target = &command.start_method,
+       .help = "torchrun's, without effect",
+       .hidden = true},
       {.name = "-r,--redirects",
        .target = &command.redirects,
-       .help = "torchrun's: --log-dir has both streams",
-       .implied = "3"},
-      {.name = "-m,--module", .target = &command.module, .help = "Refused: write python3 -m"}};
+       .help = "torchrun's, without effect: --log-dir takes both streams",
+       .implied = "3",
+       .hidden = true},
+      {.name = "-m,--module",
+       .target = &command.module,
+       .help = "torchrun's, refused: write python3 -m",
+       .hidden = true}};
 }
 
 }  // namespace
@@ -275,10 +290,9 @@ Command describe_launch() {
       .arguments = std::move(arguments),
       .run = [command](const std::vector<std::string>& program) { return command->run(program); },
       .footer =
-          "The program and its arguments follow, behind -- or without it. On several hosts the "
-          "same "
-          "command runs on each: --node-rank differs, --master-addr names host 0 for all, and all "
-          "have one key (docs/several-hosts.md)."};
+          "The program and its arguments follow, with or without -- before them. On several nodes, "
+          "start the same command on each: only --node-rank differs, --master-addr names node 0, "
+          "and all nodes have the same key (docs/several-hosts.md)."};
 }
 
 }  // namespace tessera::cli

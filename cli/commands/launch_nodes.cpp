@@ -1,4 +1,5 @@
-// One host needs nothing of this; several need an address, a port, a number each and a key.
+// One node needs none of these options; several nodes need an address, a port, a number for each
+// node, and a key.
 #include "cli/commands/launch_nodes.h"
 
 #include <fmt/format.h>
@@ -39,7 +40,7 @@ std::optional<int> join_timeout(const std::string& configuration) {
     if (!item.starts_with(name)) continue;
     const std::optional<int> seconds = number_in(item.substr(name.size()));
     TESSERA_CHECK(seconds && *seconds > 0 && *seconds <= 1'000'000, ErrorCode::usage,
-                  "--rdzv-conf {}: a number of seconds is wanted", item);
+                  "--rdzv-conf {}: must be a number of seconds", item);
     return seconds;
   }
   return std::nullopt;
@@ -50,24 +51,24 @@ std::optional<int> join_timeout(const std::string& configuration) {
 int LaunchNodes::nodes() const {
   if (count.empty()) return 1;
   std::string_view text = count;
-  // torchrun's range of hosts: of one number, since no host may come or go.
+  // torchrun's range of nodes: only a range of one number, because nodes cannot join or leave.
   const std::size_t colon = text.find(':');
   const std::optional<int> least = number_in(text.substr(0, colon));
   const std::optional<int> most =
       colon == std::string_view::npos ? least : number_in(text.substr(colon + 1));
   TESSERA_CHECK(least && most && *least >= 1 && *least <= most_nodes && *most >= *least,
-                ErrorCode::usage, "--nnodes {}: a number of hosts from 1 to {} is wanted", count,
+                ErrorCode::usage, "--nnodes {}: must be a number of nodes from 1 to {}", count,
                 most_nodes);
   TESSERA_CHECK(*least == *most, ErrorCode::usage,
-                "--nnodes {}: hosts that come and go are not available; give one number", count);
+                "--nnodes {}: nodes that join and leave are not supported; give one number", count);
   return *least;
 }
 
 int LaunchNodes::node_rank() const {
   const std::optional<int> number = rank.empty() ? 0 : number_in(rank);
   TESSERA_CHECK(number && *number >= 0 && *number < nodes(), ErrorCode::usage,
-                "--node-rank {}: of {} {} the numbers are 0 to {}", rank, nodes(),
-                nodes() == 1 ? "host" : "hosts", nodes() - 1);
+                "--node-rank {}: the numbers of {} {} are 0 to {}", rank, nodes(),
+                nodes() == 1 ? "node" : "nodes", nodes() - 1);
   return *number;
 }
 
@@ -81,10 +82,13 @@ void LaunchNodes::take_endpoint(LaunchOptions& launch, bool wants_address, bool 
   const std::string host = endpoint.substr(0, colon);
   if (nodes() == 1) {
     TESSERA_CHECK(is_here(host), ErrorCode::usage,
-                  "--rdzv-endpoint {}: the ranks of one host meet on it; give --nnodes for several",
+                  "--rdzv-endpoint {}: is another host, but the ranks run on one node; give "
+                  "--nnodes for several nodes",
                   endpoint);
     if (backend != "static" || !endpoint.empty() || !configuration.empty()) {
-      fmt::print(stderr, "tessera: --rdzv-* has no use: ranks of one machine meet without it\n");
+      fmt::print(
+          stderr,
+          "tessera: --rdzv-* has no effect: the ranks of one node find each other without it\n");
     }
     return;
   }
@@ -93,7 +97,7 @@ void LaunchNodes::take_endpoint(LaunchOptions& launch, bool wants_address, bool 
   if (colon == std::string::npos || !wants_port) return;
   const std::optional<int> port = number_in(std::string_view(endpoint).substr(colon + 1));
   TESSERA_CHECK(port && *port > 0 && *port < last_port, ErrorCode::usage,
-                "--rdzv-endpoint {}: HOST:PORT is wanted", endpoint);
+                "--rdzv-endpoint {}: must be HOST:PORT", endpoint);
   launch.master_port = *port;
 }
 
@@ -107,9 +111,8 @@ comm::control::JobKey LaunchNodes::key() const {
   if (key.given() || key.declined()) return key;
   TESSERA_CHECK(
       nodes() == 1, ErrorCode::configuration,
-      "--nnodes {}: ranks on several hosts need a key that strangers on the network do "
-      "not have: give all launchers the same {} or --job-key-file (`openssl rand -hex 32` "
-      "makes one), or --no-job-key on a network without strangers",
+      "--nnodes {}: ranks on several nodes need a secret key: give all launchers the same {} or "
+      "--job-key-file (`openssl rand -hex 32` makes one), or --no-job-key on a trusted network",
       nodes(), comm::control::job_key_variable);
   return JobKey::made();
 }
@@ -123,16 +126,16 @@ void LaunchNodes::settle(LaunchOptions& launch, bool has_address) const {
 
 void LaunchNodes::settle_meeting(LaunchOptions& launch, bool has_address) const {
   TESSERA_CHECK(has_address, ErrorCode::usage,
-                "--nnodes {}: give --master-addr, host 0's name or address as the others reach it",
+                "--nnodes {}: give --master-addr, node 0's name or address as the others reach it",
                 launch.nodes);
   TESSERA_CHECK(!rank.empty(), ErrorCode::usage,
-                "--nnodes {}: give each host its --node-rank, 0 to {}", launch.nodes,
+                "--nnodes {}: give each node its --node-rank, 0 to {}", launch.nodes,
                 launch.nodes - 1);
   if (launch.master_port == 0) launch.master_port = usual_port;
-  TESSERA_CHECK(launch.master_port < last_port, ErrorCode::usage,
-                "--master-port {}: the launchers of several hosts meet at the port after it; use "
-                "one below {}",
-                launch.master_port, last_port);
+  TESSERA_CHECK(
+      launch.master_port < last_port, ErrorCode::usage,
+      "--master-port {}: the launchers of several nodes use the port after it; use one below {}",
+      launch.master_port, last_port);
   if (const auto seconds = join_timeout(configuration)) {
     launch.meeting = std::chrono::seconds(*seconds);
   }
@@ -140,8 +143,8 @@ void LaunchNodes::settle_meeting(LaunchOptions& launch, bool has_address) const 
 
 int LaunchNodes::share_of(int ranks, const std::string& what) const {
   TESSERA_CHECK(ranks % nodes() == 0, ErrorCode::usage,
-                "{} {}: these are the ranks of all hosts, and do not divide by {}; use "
-                "--nproc-per-node on each host",
+                "{} {}: these are the ranks of all nodes, but {} does not divide them; use "
+                "--nproc-per-node on each node",
                 what, ranks, nodes());
   return ranks / nodes();
 }

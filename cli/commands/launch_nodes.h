@@ -1,4 +1,4 @@
-// What `tessera launch` is told about hosts, in torchrun's and Accelerate's words.
+// The options of `tessera launch` about nodes, under torchrun's and Accelerate's names.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace tessera::cli {
 
-// As given; empty: not given.
+// As given; empty if not given.
 struct LaunchNodes {
   std::string count, rank;
   std::string backend = "static";
@@ -17,14 +17,14 @@ struct LaunchNodes {
   std::string key_file;
   bool without_key = false;
 
-  // What the command line does not say.
+  // Takes the values that the command line does not have.
   void take_configuration(const AccelerateConfig& config);
   void take_endpoint(LaunchOptions& launch, bool wants_address, bool wants_port) const;
   [[nodiscard]] bool has_endpoint() const { return !endpoint.empty(); }
   // Checks all of it, and sets the options' nodes, port and key. Throws Error(usage), and
-  // Error(configuration) for a key that is none.
+  // Error(configuration) for a key that is not valid.
   void settle(LaunchOptions& launch, bool has_address) const;
-  // Of so many ranks of all hosts those of this one; `what` says where the number comes from.
+  // This node's part of the ranks of all nodes; `what` names the origin of the number.
   [[nodiscard]] int share_of(int ranks, const std::string& what) const;
   void check_threads(const std::string& threads) const;
 

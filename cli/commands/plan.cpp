@@ -1,4 +1,4 @@
-// `tessera plan`: what a rank of a world would hold and move, without the world.
+// `tessera plan`: computes the memory and the traffic of a rank of a world, without the world.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -65,7 +65,7 @@ struct PlanCommand {
     std::optional<Cluster> cluster;
     if (!cluster_name.empty()) cluster = find_cluster(cluster_name);
     TESSERA_CHECK(cluster || (sweep.empty() && !asked.none && !asked.dp), ErrorCode::usage,
-                  "{} compares times: name the machine with --cluster",
+                  "{} compares times: name the cluster with --cluster",
                   sweep.empty() ? "--strategy none or dp" : "--sweep");
     std::optional<std::uint64_t> memory = memory_bytes();
     if (!memory && cluster) memory = cluster->memory;
@@ -75,7 +75,7 @@ struct PlanCommand {
  private:
   [[nodiscard]] int measure() const {
     TESSERA_CHECK(file.empty(), ErrorCode::usage,
-                  "--calibrate measures this machine and plans nothing: leave the recipe out");
+                  "--calibrate only measures this node: leave out the recipe");
     const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
     TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
                   "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
@@ -132,7 +132,7 @@ struct PlanCommand {
     return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
 
-  // Ranks on CPUs that nobody named a memory for: those of this machine, as it is now.
+  // CPU ranks without a given memory use the free memory of this node.
   static MemoryBudget take_this_machine(PlanReport& report) {
     const auto free = free_memory_of_host();
     if (!free) return {};
@@ -142,8 +142,8 @@ struct PlanCommand {
     return budget;
   }
 
-  // Every combination by itself: the recipe and the world as they are without one need not be
-  // possible. What is said of a world as a whole is the first combination's.
+  // Plans every combination separately: the recipe and the world without a combination may be
+  // invalid. Texts about the whole world are those of the first combination.
   [[nodiscard]] int plan_sweep(const AskedStrategies& asked, const Cluster& cluster,
                                std::optional<std::uint64_t> memory) const {
     const std::vector<SweepPoint> points = sweep_points(sweep, world_size);
@@ -156,7 +156,8 @@ struct PlanCommand {
                             .advice = {},
                             .least = {}};
     const std::vector<TimedRow> rows = swept_rows(points, cluster, asked);
-    // What stands alone is an error; in a comparison it is a row.
+    // If every row is refused, the first reason is an error; a single refused row stays in the
+    // table.
     const bool any = std::any_of(rows.begin(), rows.end(),
                                  [](const TimedRow& timed) { return timed.row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
@@ -216,7 +217,7 @@ struct PlanCommand {
     if (asked.dp) rows.push_back(row_of_data_parallel(world, recipe, cluster));
   }
 
-  // None: the recipe's.
+  // Empty: the recipe's strategy.
   [[nodiscard]] AskedStrategies strategies() const {
     return strategy.empty() ? AskedStrategies() : strategies_named(strategy, "--strategy");
   }
@@ -226,7 +227,7 @@ struct PlanCommand {
     return read_memory_size("--device-memory", device_memory);
   }
 
-  // Every strategy may be asked for, whatever the recipe's is.
+  // Any strategy may be requested, not only the recipe's.
   void check_group(const Recipe& recipe) const {
     const auto group = recipe.sharding.group_size;
     TESSERA_CHECK(!group || world_size % *group == 0, ErrorCode::configuration,
@@ -256,7 +257,8 @@ struct PlanCommand {
     for (const Strategy one : chosen) {
       report.plans.push_back(plan_strategy(recipe, report.world, one));
     }
-    // What stands alone is an error; in a comparison it is a row.
+    // If every row is refused, the first reason is an error; a single refused row stays in the
+    // table.
     const bool any = std::any_of(report.plans.begin(), report.plans.end(),
                                  [](const StrategyPlan& row) { return row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", report.plans.front().refused);
@@ -289,27 +291,27 @@ Command describe_plan() {
                 .most = most_planned_ranks},
                {.name = "--group-size",
                 .target = &options->group_size,
-                .help = "HYBRID_*: ranks that share one copy; the same as "
-                        "sharding.group_size; by default 8, or what divides the world",
+                .help = "HYBRID_*: ranks that share one copy; the same as sharding.group_size "
+                        "(default: 8, or the largest divisor of the world below 8)",
                 .least = 1},
                {.name = "--strategy",
                 .target = &options->strategy,
-                .help = "A sharding strategy, or all of them; by default the recipe's",
+                .help = "A sharding strategy, or all of them (default: the recipe's)",
                 .type = "all|none|dp|" + strategy_names("|")},
                {.name = "--device",
                 .target = &options->device,
-                .help = "Where ranks would compute; the same as train.device",
+                .help = "The device of the ranks; the same as train.device",
                 .type = "auto|cpu|cuda"},
                {.name = "--device-memory",
                 .target = &options->device_memory,
-                .help = "What a rank may take, as in 80GB: says whether it fits, and what "
-                        "would make it; of CPU ranks by default what this machine has free, "
-                        "divided by their number",
+                .help = "Memory of one rank, as in 80GB: reports if the plan fits, and the changes "
+                        "that would make it fit. Default for CPU ranks: the free memory of this "
+                        "node, divided by their number",
                 .type = "BYTES"},
                {.name = "--cluster",
                 .target = &options->cluster_name,
-                .help = "The machine to predict a step's time for, by name or by its file "
-                        "(docs/cluster.md); its memory is the default of --device-memory",
+                .help = "The cluster to predict the time of a step for: a name or a file "
+                        "(docs/cluster.md). Its memory is the default of --device-memory",
                 .type = shipped_cluster_names("|") + "|FILE"},
                {.name = "--sweep",
                 .target = &options->sweep,
@@ -319,21 +321,21 @@ Command describe_plan() {
                 .type = "KEY=VALUES"},
                {.name = "--calibrate",
                 .target = &options->calibrate_file,
-                .help = "Measure this machine's CPUs and write its cluster file there: a "
-                        "minute or two in which nothing else should run",
+                .help = "Measure the CPUs of this node and write its cluster file. Takes a minute "
+                        "or two; nothing else should run at the same time",
                 .type = "FILE"},
                {.name = "--html",
                 .target = &options->html,
-                .help = "Write the plan there as well, as a page",
+                .help = "Write the plan as an HTML page to this file",
                 .type = "FILE"},
                {.name = "--json",
                 .target = &options->json,
-                .help = "Write the plan there as well, as JSON",
+                .help = "Write the plan as JSON to this file",
                 .type = "FILE"}},
           .run = [options](const std::vector<std::string>&) { return options->run(); },
           .footer =
-              "Exit code 6: nothing that was planned fits into --device-memory, or into this "
-              "machine."};
+              "Exit code 6: no planned strategy fits into --device-memory, or into the memory of "
+              "this node."};
 }
 
 }  // namespace tessera::cli

@@ -26,7 +26,7 @@ struct RecipeCommand {
       return 0;
     }
     TESSERA_CHECK(!file.empty(), ErrorCode::usage,
-                  "name a recipe, or --keys to list what one may contain");
+                  "name a recipe, or give --keys to list the keys");
     const Recipe recipe = load_recipe(file, overrides, chosen_config_file(config_file));
     validate(recipe, world_size);
     for (const std::string& note : recipe.notes)
@@ -49,7 +49,7 @@ Command describe_recipe() {
                config_file_argument(&options->config_file),
                {.name = "--world-size",
                 .target = &options->world_size,
-                .help = "Ranks to check it for",
+                .help = "The number of ranks to check the recipe for",
                 .shows_default = true,
                 .least = 1,
                 .most = 1 << 20},

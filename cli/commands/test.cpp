@@ -1,5 +1,5 @@
-// `tessera test`: proves an installation by running it: ranks that meet and add up, every strategy,
-// ranks as threads, a save and a resume, a GPU where there is one.
+// `tessera test`: checks an installation by running it: collectives, every strategy, ranks as
+// threads, a save and a resume, and a GPU if there is one.
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -30,14 +30,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// ---- what a rank of the first check does
+// ---- the work of a rank in the first check
 
 void expect(bool holds, const Context& context, std::string_view what) {
   TESSERA_CHECK(holds, ErrorCode::runtime, "rank {}: {} gave another sum than expected",
                 context.rank(), what);
 }
 
-// Shares of different contents, gathered, and their sums, scattered and whole.
+// Shards with different contents, all-gathered, and their sums, reduce-scattered and all-reduced.
 void check_collectives(const Context& context) {
   constexpr std::int64_t share = 1024;
   const int ranks = context.world_size();
@@ -93,7 +93,7 @@ class Folder {
     std::string pattern = (fs::temp_directory_path() / "tessera-test-XXXXXX").string();
     TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr,
                   full_disk_or(errno, ErrorCode::configuration),
-                  "{} cannot be made: {}; set TMPDIR to a folder that can be written", pattern,
+                  "{} cannot be created: {}; set TMPDIR to a writable folder", pattern,
                   describe_errno("mkdtemp", errno));
     path_ = pattern;
   }
@@ -107,7 +107,7 @@ class Folder {
     return (path_ / name).string();
   }
 
-  // It stays, for whoever looks for what went wrong.
+  // The folder stays, so that the user can look for the cause of an error.
   const Folder& keep() const {
     kept_ = true;
     return *this;
@@ -118,7 +118,7 @@ class Folder {
   mutable bool kept_ = false;
 };
 
-// Of each step the number, the loss and the gradient's norm, with every digit.
+// For each step: its number, the loss and the gradient norm, with every digit.
 std::vector<std::string> steps_in(const std::string& path) {
   std::vector<std::string> lines;
   std::ifstream stream(path);
@@ -141,7 +141,7 @@ class Installation {
 
   void ranks_meet() const { start({"test", "--rank"}, ranks_, false); }
 
-  // All strategies at one world size have the same bits; those of the first are kept.
+  // All strategies at one world size give the same bits; the losses of the first are kept.
   void strategies_agree() {
     for (const StrategyRow& row : strategy_table) {
       const std::string name(row.name);
@@ -170,7 +170,7 @@ class Installation {
                   "a run that was saved and resumed has other losses than one that was not");
   }
 
-  // One rank each; their losses agree as two kinds of arithmetic do.
+  // One rank each; their losses agree within the rounding of two kinds of arithmetic.
   void gpu_agrees() const {
     const auto on = [&](const std::string& device) {
       return train(device, {"train.device=" + device}, 1, false);
@@ -234,7 +234,7 @@ class Installation {
     TESSERA_CHECK(code != out_of_room, ErrorCode::checkpoint,
                   "ended with code {}: TMPDIR {} has no room; name another folder", code,
                   fs::temp_directory_path().string());
-    TESSERA_CHECK(code == 0, ErrorCode::runtime, "ended with code {}; what the ranks said: {}",
+    TESSERA_CHECK(code == 0, ErrorCode::runtime, "ended with code {}; the output of the ranks: {}",
                   code, folder_.keep() / "log");
   }
 
@@ -300,17 +300,19 @@ struct TestCommand {
 
 Command describe_test() {
   const auto options = std::make_shared<TestCommand>();
-  return {.arguments = {{.name = "--ranks",
-                         .target = &options->ranks,
-                         .help = "Ranks to start",
-                         .shows_default = true,
-                         .least = 2,
-                         .most = 64},
-                        {.name = "--rank",
-                         .target = &options->rank,
-                         .help = "What a rank of the first check does; for programs that start "
-                                 "ranks in another way"}},
-          .run = [options](const std::vector<std::string>&) { return options->run(); }};
+  return {
+      .arguments =
+          {{.name = "--ranks",
+            .target = &options->ranks,
+            .help = "Ranks to start",
+            .shows_default = true,
+            .least = 2,
+            .most = 64},
+           {.name = "--rank",
+            .target = &options->rank,
+            .help =
+                "Run one rank of the first check; for programs that start ranks in another way"}},
+      .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
 
 }  // namespace tessera::cli

@@ -1,5 +1,4 @@
-// `tessera tokenize`: a text as token ids, in a stream that training reads, or line by line as
-// JSON.
+// `tokenize`: turns a text into token ids, as a stream for training, or line by line as JSON.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,8 +31,8 @@ void stop_where_asked() {
   if (InterruptionWatch::signal() != 0) throw TokenizeStopped();
 }
 
-// The text's lines, without their ends; what follows the last line's end is one only if it is
-// something.
+// The text's lines, without their ends. Text after the last line's end is a line if it is not
+// empty.
 std::vector<std::string_view> lines_of(std::string_view text) {
   std::vector<std::string_view> lines;
   for (std::size_t at = 0; at < text.size();) {
@@ -50,7 +49,7 @@ bool is_list_of_ids(std::string_view beginning) {
          beginning.find_first_not_of("[]0123456789,\n") == std::string_view::npos;
 }
 
-// Runs parts of [0, count) on so many threads, each part's results in its own place.
+// Runs parts of [0, count) on `workers` threads; each part has its own place for results.
 template <class Body>
 void on_workers(std::size_t count, int workers, const Body& body) {
   const std::size_t threads = std::min(count, static_cast<std::size_t>(workers));
@@ -159,36 +158,37 @@ struct TokenizeCommand {
 Command describe_tokenize() {
   const auto options = std::make_shared<TokenizeCommand>();
   return {
-      .arguments = {{.name = "text",
-                     .target = &options->text,
-                     .help = "The text, in UTF-8",
-                     .type = "FILE",
-                     .required = true},
-                    {.name = "--tokenizer",
-                     .target = &options->tokenizer,
-                     .help = "tokenizer.json, vocab.txt, a SentencePiece .model, a folder with one "
-                             "of them, or 'bytes'",
-                     .type = "PATH"},
-                    {.name = "--out",
-                     .target = &options->out,
-                     .help = "Write a stream of the whole text's tokens there, for data.train",
-                     .type = "FILE"},
-                    {.name = "--lines",
-                     .target = &options->lines,
-                     .help = "Each line is a text of its own; write a list of ids for each"},
-                    {.name = "--json",
-                     .target = &options->json,
-                     .help = "Where --lines writes: a JSON list of lists",
-                     .type = "FILE"},
-                    {.name = "--special-tokens",
-                     .target = &options->special,
-                     .help = "With --lines: put the tokenizer's special tokens around each line"},
-                    {.name = "--workers",
-                     .target = &options->workers,
-                     .help = "Threads that encode; the ids do not depend on it",
-                     .shows_default = true,
-                     .least = 1,
-                     .most = 1024}},
+      .arguments =
+          {{.name = "text",
+            .target = &options->text,
+            .help = "The text, in UTF-8",
+            .type = "FILE",
+            .required = true},
+           {.name = "--tokenizer",
+            .target = &options->tokenizer,
+            .help = "tokenizer.json, vocab.txt, a SentencePiece .model, a folder with one "
+                    "of them, or 'bytes'",
+            .type = "PATH"},
+           {.name = "--out",
+            .target = &options->out,
+            .help = "Write the tokens of the whole text to this file, as a stream for data.train",
+            .type = "FILE"},
+           {.name = "--lines",
+            .target = &options->lines,
+            .help = "Treat each line as a separate text, and write a list of ids for each"},
+           {.name = "--json",
+            .target = &options->json,
+            .help = "The file for --lines: a JSON list of lists",
+            .type = "FILE"},
+           {.name = "--special-tokens",
+            .target = &options->special,
+            .help = "With --lines: put the tokenizer's special tokens around each line"},
+           {.name = "--workers",
+            .target = &options->workers,
+            .help = "Threads that encode; the ids do not depend on it",
+            .shows_default = true,
+            .least = 1,
+            .most = 1024}},
       .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
 

@@ -1,4 +1,5 @@
-// `tessera train`: a recipe from its first step, or from where its checkpoints stand, to its last.
+// `tessera train`: runs a recipe from its first step, or from its last checkpoint, to its last
+// step.
 #include <fmt/format.h>
 
 #include <memory>
@@ -44,7 +45,7 @@ struct TrainCommand {
     for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
     const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(recipe)
                                                                   : nullptr);
-    // Before the first word, so that a refusal is the only one.
+    // Before the first note, so that an error is printed alone.
     RunLogs logs(recipe, training);
 
     Progress progress({.first_step = training.position().steps,
@@ -106,7 +107,7 @@ struct TrainCommand {
       const bool saves = due || (every > 0 && (interrupted || training.save_requested()));
       const bool evaluation =
           recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;
-      // Whoever asked to stop waits for no evaluation of keep_best's.
+      // A run that must stop does not evaluate for keep_best.
       const bool ranked = due && recipe.checkpoint.keep_best > 0 && !interrupted;
       std::optional<tasks::Evaluation> found;
       if (training.evaluates() && (last || evaluation || ranked)) {
@@ -116,7 +117,8 @@ struct TrainCommand {
         for (const std::string& note : training.save(found)) progress.note(note);
         saved_at = step.step;
       } else if (training.save_requested()) {
-        progress.note("a save was asked for; nothing saved, since " + why_nothing_is_saved(recipe));
+        progress.note("a save was requested; nothing saved, because " +
+                      why_nothing_is_saved(recipe));
       }
       for (const std::string& note :
            last || interrupted ? training.finish_save() : training.finished_save()) {
@@ -196,7 +198,7 @@ Command describe_train() {
                          .type = "KEY=VALUE"},
                         {.name = "--device",
                          .target = &options->device,
-                         .help = "Where to compute; the same as train.device",
+                         .help = "The device; the same as train.device",
                          .type = "auto|cpu|cuda"},
                         config_file_argument(&options->config_file)},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};

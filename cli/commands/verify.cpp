@@ -1,5 +1,5 @@
-// `tessera verify`: checksums and coverage of a checkpoint, or of every step of a run; what is
-// damaged, and what that costs.
+// `tessera verify`: checks the checksums and the coverage of a checkpoint, or of every step of a
+// run, and reports the damage and its effect.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,19 +29,19 @@ struct Verdict {
   std::string path;
   std::string format = "unknown";
   std::size_t tensors = 0;
-  std::uint64_t bytes = 0;  // of tensors
+  std::uint64_t bytes = 0;  // of its tensors
   std::vector<std::string> damages;
   std::uint64_t damaged_bytes = 0;
   std::set<std::string> damaged_tensors;
-  bool readable = true;  // false: nothing in it can be used
-  bool found = true;     // false: it is none, and nothing says that it ever was
+  bool readable = true;  // false: nothing in it is usable
+  bool found = true;     // false: it is not a checkpoint and shows no sign of one
 };
 
 // Ends verify() between two blocks.
 struct Stopped : std::exception {};
 
-// Whether a path that no format takes for its own was a checkpoint's: its name says so, or a
-// manifest is there that cannot be read.
+// True if a path that no format recognises was a checkpoint: its name shows it, or it has a
+// manifest that cannot be read.
 bool was_checkpoint(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
@@ -149,7 +149,7 @@ struct VerifyCommand {
   }
 
  private:
-  // Every step of a folder of steps.
+  // All steps of a folder of steps.
   [[nodiscard]] std::vector<std::filesystem::path> paths() const {
     std::vector<std::filesystem::path> steps = checkpoint::steps_of_run(path);
     if (!steps.empty()) return steps;
@@ -168,13 +168,12 @@ Command describe_verify() {
                          .required = true},
                         {.name = "--json",
                          .target = &options->json,
-                         .help = "Write the findings there as well, as JSON",
+                         .help = "Write the results as JSON to this file",
                          .type = "FILE"}},
           .run = [options](const std::vector<std::string>&) { return options->run(); },
           .footer =
-              "Exit code 5: something is damaged, or no checkpoint is there. Formats without "
-              "checksums are read whole "
-              "and their structure checked."};
+              "Exit code 5: a checkpoint is damaged or missing. Formats without checksums are read "
+              "completely, and their structure is checked."};
 }
 
 }  // namespace tessera::cli

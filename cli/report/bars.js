@@ -1,4 +1,5 @@
-// Bars: a length is its number's share of the longest, from zero. What failed has a reason in the place of a bar.
+// Bars: the length of a bar is proportional to its number, from zero. A failed row has a reason in
+// place of a bar.
 
 function nameButton(row) {
   return element("button", {
@@ -16,7 +17,7 @@ function fault(row) {
   return element("div", { class: "fault" }, tagOf(row), row.reason || "no reason was given");
 }
 
-// A bar of `value` of `longest`, in parts where these are known.
+// A bar of `value` relative to `longest`, in parts if these are known.
 function bar(kind, value, longest, parts) {
   const stacked = parts && parts.length > 0;
   const node = element("div", {
@@ -39,7 +40,7 @@ function spreadLine(spread, longest) {
     "width%": (100 * (spread.high - spread.low)) / longest });
 }
 
-// The rows in their groups: a heading for each world where there are several.
+// The rows in their groups: a heading for each world if there are several.
 function grouped(rows, list) {
   const worlds = [...new Set(rows.map((row) => row.world))];
   if (worlds.length < 2) return [list(rows)];
@@ -75,7 +76,7 @@ function throughputBars(rows, measure, byValue) {
   })));
 }
 
-// Planned beside measured, by kind where the kinds are known.
+// Planned and measured memory side by side, by kind if the kinds are known.
 function memoryBars(rows, limit) {
   const some = rows.filter(hasMemory);
   const longest = Math.max(limit ?? 0, ...some.flatMap(memoryTotals));
@@ -99,7 +100,7 @@ function memoryBars(rows, limit) {
   })));
 }
 
-// What a step waits for, by phase.
+// The waiting time of a step, by phase.
 function exposedBars(rows) {
   const some = rows.filter((row) => row.good && Object.keys(row.exposed).length > 0);
   const longest = Math.max(...some.map((row) => sumOf(row.exposed)));

@@ -1,4 +1,5 @@
-// What differs between two rows: chosen by clicking on names or in the two lists, or read by pointing.
+// The differences between two rows: the user clicks on names, chooses in the two lists, or points
+// at a row.
 
 let chosen = []; // at most two rows
 let showComparison = () => {};
@@ -17,7 +18,7 @@ const quantities = [
   ["MFU", (row) => row.mfu, "share"],
 ];
 
-// Keys come from the report: none of them may mean what objects have of their own.
+// Keys come from the report: they must not collide with properties that objects have anyway.
 const bare = (entries) => Object.assign(Object.create(null), entries);
 
 function settingsOf(row) {
@@ -42,7 +43,7 @@ function movedOf(row) {
   return moved;
 }
 
-// {label: [number, how]} of all that is known of a row.
+// {label: [number, how]} of all known numbers of a row.
 function numbersOfRow(row) {
   const all = bare({});
   for (const [label, value, how] of quantities) if (numberOf(value(row)) !== null) all[label] = [value(row), how];
@@ -54,7 +55,7 @@ function numbersOfRow(row) {
   return all;
 }
 
-// [{label, a, b, ratio}] of what differs, settings first; and the names of settings that are the same.
+// [{label, a, b, ratio}] of the differences, settings first; and the names of equal settings.
 function differences(a, b) {
   const differing = [];
   const same = [];
@@ -83,7 +84,7 @@ function comparisonTable(a, b) {
     element("td", { class: "text" }, line.a), element("td", { class: "text" }, line.b),
     element("td", {}, line.ratio === null ? "" : write.times(line.ratio))));
   return [
-    scrolling("What differs between the two rows",
+    scrolling("Differences between the two rows",
       element("table", { class: "compare" }, element("thead", {}, head), element("tbody", {}, lines))),
     same.length > 0 ? note(`The same in both: ${same.join(", ")}.`) : "",
   ];
@@ -105,7 +106,7 @@ function compareSection(rows) {
   for (const select of [first, second]) select.addEventListener("change", draw);
   draw();
   const controls = [element("label", {}, "first", first), element("label", {}, "second", second)];
-  return section("compare", "What differs between two rows", controls, result);
+  return section("compare", "Differences between two rows", controls, result);
 }
 
 function speedOf(row) {
@@ -127,12 +128,12 @@ function choose(row) {
   const clear = () => { while (chosen.length > 0) choose(chosen[0]); };
   const button = element("button", { type: "button", class: "quiet", onclick: clear }, "Clear");
   const names = chosen.map((one) => one.name).join(" and ");
-  const hint = "point at another row, or choose it, to see what differs.";
+  const hint = "point at another row, or choose it, to see the differences.";
   if (chosen.length === 1) tray.replaceChildren(`${names}: ${hint}`, button);
-  if (chosen.length === 2) tray.replaceChildren(names, element("a", { href: "#compare" }, "What differs"), button);
+  if (chosen.length === 2) tray.replaceChildren(names, element("a", { href: "#compare" }, "Differences"), button);
 }
 
-// What a tip says of a row: against the chosen one where there is one, else its main figures.
+// The tip of a row: compared with the chosen row if there is one, else its main figures.
 function tipOf(row) {
   const against = chosen.find((one) => one !== row);
   const lines = against ? differences(against, row).differing.slice(0, 9).map(differenceLine) : mainFigures(row);
@@ -159,10 +160,10 @@ function mainFigures(row) {
   ].filter(([, text]) => text);
 }
 
-// One tip for all rows; Escape puts it away.
+// One tip for all rows; Escape hides it.
 function watchRows(rows) {
   const tip = document.getElementById("tip");
-  // Emptied as well: rows name it as their description.
+  // The text is removed as well: rows refer to it as their description.
   const hide = () => {
     tip.hidden = true;
     tip.replaceChildren();

@@ -1,11 +1,11 @@
 // Curves over the number of ranks: speed-up against the ideal, and a plan's sweep on logarithmic scales.
 
-// Rows that differ in nothing but the number of ranks.
+// Rows that differ only in the number of ranks.
 function seriesOf(rows, value) {
   const series = new Map();
   for (const row of rows) {
     if (!row.good || row.world === null || value(row) === null) continue;
-    // Of a peer, what was chosen: its rows have figures of their own there as well.
+    // For a peer only the chosen settings: its rows also have figures there.
     const { name, mode, backend, compile } = row.peer || {};
     const key = JSON.stringify([row.strategy, row.precision, row.axes, name, mode, backend, compile,
       row.planned ? null : row.group]);
@@ -16,7 +16,8 @@ function seriesOf(rows, value) {
   return nameSeries([...series.values()]);
 }
 
-// A series' name is its strategy, and what tells it from the others of the same strategy.
+// A series is named by its strategy, and by the difference from other series with the same
+// strategy.
 function nameSeries(all) {
   const parts = (one) => {
     const row = one.first;
@@ -29,7 +30,7 @@ function nameSeries(all) {
   return all;
 }
 
-// Moves labels apart that would lie over each other, keeping their order.
+// Moves labels apart that would overlap, and keeps their order.
 function apart(labels, least, top, bottom) {
   labels.sort((a, b) => a.y - b.y);
   for (let i = 1; i < labels.length; ++i) labels[i].y = Math.max(labels[i].y, labels[i - 1].y + least);
@@ -52,7 +53,7 @@ function logScale(least, most, from, to, base, count) {
   const ticks = [];
   const first = Math.ceil(low - 1e-9);
   const every = Math.max(1, Math.ceil((high - first + 1) / count));
-  // Less than two decades have 1, 2 and 5 of each.
+  // A range below two decades gets 1, 2 and 5 in each.
   const within = base === 10 && high - low < 2 ? [1, 2, 5] : [1];
   for (let power = base === 2 ? first : first - 1; power <= high + 1e-9; power += every) {
     ticks.push(...within.map((times) => times * base ** power));
@@ -79,7 +80,7 @@ function axes(svg, x, y, box, how) {
 
 const pathOf = (points) => points.map((point, index) => `${index ? "L" : "M"}${point.join(" ")}`).join("");
 
-// `start` is a row of another series that the curve begins at, or null.
+// `start` is a row of another series where the curve begins, or null.
 function curve(svg, one, x, y, value, how, start) {
   const at = (row) => [x.place(row.world), y.place(value(row))];
   const kind = one.peer ? " peer" : "";
@@ -138,7 +139,7 @@ function curvePlot(rows, plot) {
       curve(svg, one, x, y, plot.value, plot.how, plot.start ? plot.start(one) : null);
       const last = one.rows[one.rows.length - 1];
       const end = { y: y.place(plot.value(last)), text: one.name, colour: one.colour };
-      // One that ends before the others is named where it ends.
+      // A series that ends before the others is named at its end.
       if (last.world === most || !beside) ends.push(end);
       else svg.append(drawn("text", { x: x.place(last.world) + 9, y: end.y + 14 }, end.text));
     }
@@ -161,7 +162,7 @@ function scalingSection(report) {
   const value = (row) => row.speedup;
   const worlds = new Set(report.rows.filter((row) => row.good && row.speedup !== null).map((row) => row.world));
   if (report.planned || worlds.size < 2) return null;
-  // One rank has no strategy: what ran on several begins where it stands.
+  // One rank has no strategy: the curves of several ranks begin at its point.
   const single = report.rows.filter((row) => row.good && row.world === 1 && row.speedup !== null);
   const start = (one) => (one.rows[0].world === 1 ? null
     : single.find((row) => row.precision === one.first.precision && !row.peer === !one.peer) || null);

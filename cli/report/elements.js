@@ -1,4 +1,5 @@
-// Elements and units. Whatever a report says becomes text, here and nowhere else; nothing becomes markup.
+// Elements and units. All text of a report becomes text nodes here and nowhere else; none of it
+// becomes markup.
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -25,7 +26,7 @@ const dotOf = (row) => element("span", { class: row.peer ? "dot peer" : "dot", "
 const keyOf = (kind, tint, name) =>
   element("li", {}, element("span", { class: `swatch ${kind}`, "--tint": tint, ...hidden }), name);
 
-// A table that scrolls by itself where it is wider than the page.
+// A table with its own scroll bar if it is wider than the page.
 const scrolling = (label, ...content) =>
   element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...content);
 
@@ -33,7 +34,8 @@ function drawn(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-// Three significant digits, or more where they stand before the point: 2,724; 36.7; 0.0123; 162 M.
+// Three significant digits, or more if they are before the decimal point: 2,724; 36.7; 0.0123; 162
+// M.
 function digits(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
@@ -62,7 +64,7 @@ function textWidth(text) {
   return ruler.measureText(text).width;
 }
 
-// Cut to `room` characters; the end says more than the beginning where names have a common one.
+// Cut to `room` characters; if names have a common beginning, the end is more useful.
 const cutEnd = (text, room) => (text.length > room ? `${text.slice(0, room - 1)}…` : text);
 const cutStart = (text, room) => (text.length > room ? `…${text.slice(1 - room)}` : text);
 
@@ -82,7 +84,7 @@ const write = {
   text: (value) => String(value),
 };
 
-// What stands for a number that is not known.
+// Shown in place of an unknown number.
 const unknown = "–";
 function known(value, how) {
   return value === null || value === undefined ? unknown : write[how](value);
@@ -108,7 +110,7 @@ function drawnToWidth(node, draw) {
       draw(width);
     }
   };
-  // In a frame of its own: a drawing that changes the height would call the observer from within itself.
+  // In its own frame: a drawing that changes the height would call the observer recursively.
   new ResizeObserver(() => requestAnimationFrame(update)).observe(node);
   return () => {
     last = 0;

@@ -1,4 +1,4 @@
-// The report's JSON goes into the page as data; it becomes text there and never markup.
+// The report's JSON goes into the page as data; the page shows it as text and never as markup.
 #include "cli/report/html_report.h"
 
 #include <string_view>
@@ -10,9 +10,9 @@
 namespace tessera::cli {
 namespace {
 
-// JSON that an HTML parser takes for text whatever its strings hold: these characters stand in
-// strings alone, where \u spells them too. Bytes that are no UTF-8 become U+FFFD, NaN and infinity
-// null.
+// JSON that an HTML parser reads as text, whatever its strings contain: these characters occur only
+// in strings, where \u can spell them too. Bytes that are not UTF-8 become U+FFFD, NaN and infinity
+// become null.
 std::string json_for_markup(const nlohmann::ordered_json& report) {
   const std::string json =
       report.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);

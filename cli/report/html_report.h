@@ -1,5 +1,5 @@
-// A comparison or a plan as one HTML file with plots that needs nothing else: no network, no other
-// file. The page itself is in cli/report/.
+// A comparison or a plan as one HTML file with plots. It needs no network and no other file. The@//
+// page itself is in cli/report/.
 #pragma once
 
 #include <filesystem>
@@ -13,8 +13,8 @@ namespace tessera::cli {
 bool is_html_report(std::string_view beginning);
 
 // Draws what `tessera bench --json` and `tessera plan --json` write: "format" is "tessera-bench" or
-// "tessera-plan", anything else is misuse; what a row lacks is shown as unknown. The file is
-// written as write_output() writes (engine/storage/output_file.h).
+// "tessera-plan", anything else is misuse; missing values of a row are shown as unknown. The file
+// is written as write_output() writes (engine/storage/output_file.h).
 void write_html_report(const nlohmann::ordered_json& report, const std::filesystem::path& file);
 
 // The text of that file.

@@ -32,16 +32,16 @@ function recommendationSection(report) {
     facts(all.map(({ world, text }) => [world === null ? "ranks unknown" : ranksText(world), text])));
 }
 
-// What the numbers say, in a sentence or two.
+// A summary of the numbers in one or two sentences.
 function summaryOf(report) {
-  // A plan's worlds are each other's alternatives, not its choices: the largest is spoken of.
+  // The worlds of a plan are alternatives: the summary is about the largest one.
   const world = report.planned ? report.worlds[report.worlds.length - 1] : null;
   const asked = report.rows.filter((row) => !report.planned || row.world === world);
   const good = asked.filter((row) => row.good && speedOf(row) > 0);
   const bad = report.rows.length - report.rows.filter((row) => row.good).length;
   const lines = [];
   const recommended = recommendationsOf(report);
-  if (recommended.length === 1) lines.push(`Recommended is ${recommended[0].text}.`);
+  if (recommended.length === 1) lines.push(`Recommended: ${recommended[0].text}.`);
   if (good.length > 0) {
     const fastest = good.reduce((best, row) => (speedOf(row) > speedOf(best) ? row : best));
     const { tokens, samples, step } = fastest;
@@ -58,7 +58,7 @@ function summaryOf(report) {
     lines.push(`${least.name} takes the least memory of a rank: ${write.bytes(memory(least))}.`);
   }
   const has = bad === 1 ? "has" : "have";
-  if (bad > 0) lines.push(`${bad} of ${report.rows.length} rows ${has} no result; each says why.`);
+  if (bad > 0) lines.push(`${bad} of ${report.rows.length} rows ${has} no result; each row gives the reason.`);
   if (report.rows.length === 0) lines.push("The report has no rows.");
   return lines.join(" ");
 }
@@ -122,7 +122,8 @@ function exposedSection(rows) {
     ...exposedBars(rows), legendOf([...phases], phaseOrder));
 }
 
-// Bars of many worlds would be a wall, and those of a plan's smallest nothing: one world at a time then.
+// Bars of many worlds are too many, and those of a plan's smallest world are not useful: then the
+// page shows one world at a time.
 const mostBars = 24;
 const mostWorlds = 3;
 

@@ -1,4 +1,4 @@
-// The report as the plots want it: both formats in one form, and what is missing as null.
+// The report in the form that the plots need: both formats in one form, missing values as null.
 
 const strategyOrder = [
   "none", "dp", "NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2",
@@ -37,11 +37,11 @@ function memoryOf(value) {
   const memory = {
     planned: numberOf(planned) ?? numberOf(total) ?? (measured === undefined && sum > 0 ? sum : null),
     measured: numberOf(measured),
-    resident: numberOf(resident), // of the process, with all that is not the engine's
+    resident: numberOf(resident), // of the process, including memory outside of the engine
     kinds: sum > 0 ? parts : null,
     kindsOf: null,
   };
-  // The kinds are those of the total that they add up to.
+  // The kinds belong to the total that they add up to.
   const distance = (of) => (memory[of] === null ? Infinity : Math.abs(sum - memory[of]) / memory[of]);
   const nearest = distance("planned") < distance("measured") ? "planned" : "measured";
   if (memory.kinds && distance(nearest) < 0.05) memory.kindsOf = nearest;
@@ -64,7 +64,7 @@ function timelineOf(value) {
   return some ? { step: numberOf(value.step), ranks } : null;
 }
 
-// What a row was measured or planned with: a bench's object, or a plan's list of "key=value".
+// The settings of a row's measurement or plan: a bench's object, or a plan's list of "key=value".
 function axesOf(source) {
   if (isObject(source.axes)) return source.axes;
   const settings = listOf(source.settings).map(textOf);
@@ -100,10 +100,10 @@ function rowOf(source, index, planned) {
     moved: listOf(source.bytes_moved ?? source.collectives), timeline: timelineOf(source.timeline),
   };
   delete row.exposed.total;
-  const ratio = objectOf(source.tessera); // a peer's row: what ours of the same settings has of it
+  const ratio = objectOf(source.tessera); // a peer's row: our row's part of it, with the same settings
   row.ours = { speed: numberOf(ratio.tokens_per_s), memory: numberOf(ratio.memory) };
   row.good = ["measured", "predicted"].includes(row.status);
-  if (!row.good) row.tokens = row.samples = row.step = null; // what did not end well has no figure
+  if (!row.good) row.tokens = row.samples = row.step = null; // a row that did not end well has no figures
   if (!row.name) {
     const settings = Object.entries(row.axes).map(([key, text]) => `${key.split(".").pop()} ${textOf(text)}`);
     const groups = row.group ? `groups of ${row.group}` : "";
@@ -140,7 +140,7 @@ const statusText = {
 const tagOf = (row) => element("span", { class: "tag" }, statusOf(row));
 const statusOf = (row) => (Object.hasOwn(statusText, row.status) ? statusText[row.status] : plain(row.status));
 
-// Phases and kinds in the order of a step, darkest first where much is usual.
+// Phases and kinds in the order of a step; the usually largest ones are darkest.
 const kindOrder = ["parameters", "gradients", "optimizer", "communication", "activations", "other"];
 const memoryTotals = ({ memory: { planned, measured, resident } }) =>
   [planned, measured, resident].filter((bytes) => bytes !== null);
@@ -148,7 +148,7 @@ const hasMemory = (row) => memoryTotals(row).length > 0;
 const phaseOrder = ["gather_forward", "gather_backward", "reduce", "all_reduce", "transfer", "other"];
 const tints = [100, 76, 58, 42, 29, 18];
 
-// [name, number, tint] of what is there, in that order and then as it comes.
+// [name, number, tint] of the existing parts, first in that order, then in the order of the report.
 function partsOf(numbers, order) {
   const others = Object.keys(numbers).filter((name) => !order.includes(name));
   const names = [...order.filter((name) => Object.hasOwn(numbers, name)), ...others];

@@ -1,4 +1,4 @@
-// All rows with their status, and how they were measured.
+// All rows with their status, and the settings of the measurement.
 
 const columns = [
   ["Launcher", (row) => row.launcher && element("code", {}, row.launcher), "text"],
@@ -37,7 +37,7 @@ function tableSection(report) {
     element("thead", {}, head), element("tbody", {}, report.rows.map(line)))));
 }
 
-// Labels of the facts that are there.
+// Labels of the known facts.
 function facts(pairs) {
   return element("dl", { class: "facts" }, pairs.filter(([, text]) => text)
     .map(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]));

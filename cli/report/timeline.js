@@ -7,7 +7,8 @@ const phaseTints = {
   exchange: "22%", data: "14%", other: "14%", wait: "0%",
 };
 
-// Phases that the table above does not name take what tint is left, in the order of their first span.
+// Phases that the table above does not name get the remaining tints, in the order of their first
+// span.
 function tintsOf(lanes) {
   const phases = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span.phase)))];
   const rest = phases.filter((phase) => !Object.hasOwn(phaseTints, phase));
@@ -34,7 +35,7 @@ function spanText(lane, span, start) {
   return `${rank}${lane.name}: ${what}, ${length}, begins at ${begin}`;
 }
 
-// What waiting looks like: nothing is done.
+// Waiting is drawn as stripes.
 function stripes() {
   const placed = { patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
   return drawn("defs", {}, drawn("pattern", { id: "wait", width: 5, height: 5, ...placed },
@@ -42,7 +43,8 @@ function stripes() {
     drawn("rect", { width: 1.5, height: 5, class: "wait-line" })));
 }
 
-// One time line as SVG; `longest` seconds fill the width. show(text) tells of a span.
+// One time line as SVG; `longest` seconds fill the width. show(text) displays the description of a
+// span.
 function timelineDrawing(row, width, longest, show) {
   const lanes = lanesOf(row.timeline);
   const tints = tintsOf(lanes);
@@ -130,7 +132,7 @@ function readable(svg, marks, show) {
   });
 }
 
-// A row, and a second one beneath it on the same scale.
+// A row, and a second one below it on the same scale.
 function timelineSection(rows) {
   const some = rows.filter((row) => row.timeline);
   if (some.length === 0) return null;

@@ -1,4 +1,4 @@
-// Which backend connects a world: the first row that takes it.
+// Selects the backend that connects a world: the first matching row.
 #include <algorithm>
 #include <array>
 
@@ -31,7 +31,7 @@ std::shared_ptr<Communicator> connect_alone(const World& /*world*/, const Connec
   return process.world_of(process.job_of(0));
 }
 
-// A new backend is a folder with its connect function, and a row before the one that takes all.
+// A new backend is a folder with its connect function, and a row before the one that matches all.
 struct Row {
   bool (*takes)(const World&, const ConnectOptions&);
   Connect* connect;
@@ -55,7 +55,7 @@ std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& 
   require_device(options.device);
   TESSERA_CHECK(world.size >= 1 && world.rank >= 0 && world.rank < world.size,
                 ErrorCode::configuration,
-                "RANK={} is no rank of a world of {}: ranks go from 0 to WORLD_SIZE - 1",
+                "RANK={} is not a rank of a world of {}: ranks go from 0 to WORLD_SIZE - 1",
                 world.rank, world.size);
   TESSERA_CHECK(options.hosts_backend != HostsBackend::mpi ||
                     options.device.type != DeviceType::cuda || options.device.is_planned(),

@@ -1,5 +1,5 @@
-// From a world to its communicator over several hosts: the control plane first, over which the
-// ranks tell each other where they are; then each host's memory; then the connections for data.
+// Connects a world over several nodes: first the control plane, over which the ranks exchange their
+// locations; then each node's memory; then the connections for data.
 #include "comm/connect/hosts.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@
 namespace tessera::comm {
 namespace {
 
-// The control plane names who does not come: this host's own waits end after it has spoken.
+// The control plane names the ranks that do not come: this node's own waits end after that.
 constexpr std::chrono::milliseconds lead_of_control{30'000};
 
 constexpr const char* backend_variable = "TESSERA_BACKEND";
@@ -48,7 +48,7 @@ constexpr std::array<NetworkRow, 2> networks{{
      }},
 }};
 
-// TCP is everywhere, and authenticates: mpirun alone is no reason to leave it.
+// TCP works everywhere and authenticates, so a start by mpirun alone does not select MPI.
 std::unique_ptr<Network> make_network(const World& world, HostsBackend backend) {
   if (backend == HostsBackend::automatic) backend = HostsBackend::tcp;
   const auto row = std::find_if(networks.begin(), networks.end(), [backend](const NetworkRow& one) {
@@ -57,7 +57,7 @@ std::unique_ptr<Network> make_network(const World& world, HostsBackend backend) 
   return row->make(world);
 }
 
-// What each rank says of itself.
+// Each rank's description of itself.
 std::string describe_self(const World& world, const Network& network) {
   std::random_device random;
   control::Writer writer;
@@ -86,14 +86,14 @@ std::vector<HostsJob::Member> members_of(const std::vector<std::string>& descrip
     secrets.push_back(reader.number<std::uint64_t>());
     member.contact = reader.text();
     TESSERA_CHECK(other == backend, ErrorCode::configuration,
-                  "{} has backend {} and {} {}: set {} alike on all hosts", members.front().name,
-                  backend, member.name, other, backend_variable);
+                  "{} has backend {} and {} {}: set {} to the same value on all hosts",
+                  members.front().name, backend, member.name, other, backend_variable);
   }
   return members;
 }
 
-// This host's part of the world, as a world of its own. The name under which its ranks meet is one
-// that only this job's ranks know.
+// This node's part of the world, as a separate world. Only this job's ranks know the name under
+// which its ranks meet.
 World world_of_host(const World& world, const std::vector<HostsJob::Member>& members,
                     const std::vector<std::uint64_t>& secrets, std::vector<int>& ranks_here) {
   const int host = members[static_cast<std::size_t>(world.rank)].host;
@@ -109,7 +109,7 @@ World world_of_host(const World& world, const std::vector<HostsJob::Member>& mem
   return result;
 }
 
-// All ranks have the network or none has.
+// Either all ranks get the network or none does.
 void start_network(Network& network, const std::vector<HostsJob::Member>& members,
                    control::ControlGroup& group) {
   std::vector<std::string> contacts;
@@ -135,7 +135,7 @@ HostsBackend hosts_backend(const ConnectOptions& options) {
   if (name == "shm+tcp") return HostsBackend::tcp;
   if (name == "shm+mpi") return HostsBackend::mpi;
   fail(ErrorCode::configuration,
-       "environment variable {} is '{}': auto, shm+tcp or shm+mpi wanted, for ranks on CPUs of "
+       "environment variable {} is '{}': use auto, shm+tcp or shm+mpi, for ranks on CPUs of "
        "several hosts",
        backend_variable, name);
 }
@@ -143,7 +143,8 @@ HostsBackend hosts_backend(const ConnectOptions& options) {
 std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOptions& options) {
   const auto timeout = collective_timeout(options);
   const HostsBackend backend = hosts_backend(options);
-  // MPI starts once in a process: before the ranks meet by it, or else when all are there.
+  // MPI starts only once in a process: before the ranks find each other through it, or else when
+  // all have come.
   std::unique_ptr<Network> network;
   if (backend == HostsBackend::mpi) network = make_network(world, backend);
   const auto plane = std::make_shared<control::ControlPlane>(
@@ -151,9 +152,9 @@ std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOpt
                                              .collective = timeout,
                                              .standstill = standstill_timeout(options)}));
   control::RankControl& control = *plane->control;
-  std::vector<std::int32_t> everybody;
-  for (int rank = 0; rank < world.size; ++rank) everybody.push_back(rank);
-  control::ControlGroup group(plane->control, everybody, 1, "world");
+  std::vector<std::int32_t> all_ranks;
+  for (int rank = 0; rank < world.size; ++rank) all_ranks.push_back(rank);
+  control::ControlGroup group(plane->control, all_ranks, 1, "world");
   try {
     if (network == nullptr) network = make_network(world, backend);
     Call call(Op::exchange, {.phase = Phase::setup});
@@ -175,7 +176,7 @@ std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOpt
         std::static_pointer_cast<SharedCommunicator>(make_world(local.job, local.world_group));
     const auto job =
         std::make_shared<HostsJob>(plane, std::move(network), std::move(members), timeout);
-    std::vector<int> world_ranks(everybody.begin(), everybody.end());
+    std::vector<int> world_ranks(all_ranks.begin(), all_ranks.end());
     return make_shared_at_home<HostsCommunicator>(job, std::move(group), std::move(world_ranks),
                                                   std::move(of_host));
   } catch (const Error& error) {

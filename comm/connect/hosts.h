@@ -1,5 +1,5 @@
-// Ranks that are processes of several hosts, on CPUs: shared memory inside a host, TCP or MPI
-// between hosts (backends `shm+tcp` and `shm+mpi`).
+// Ranks that are processes on the CPUs of several nodes: shared memory inside a node, TCP or MPI
+// between nodes (backends `shm+tcp` and `shm+mpi`).
 #pragma once
 
 #include <memory>
@@ -9,10 +9,11 @@
 
 namespace tessera::comm {
 
-// What the options say, else TESSERA_BACKEND. Throws Error(configuration) for another word.
+// The backend of the options, else of TESSERA_BACKEND. Throws Error(configuration) for an unknown
+// value.
 HostsBackend hosts_backend(const ConnectOptions& options);
 
-// As connect() (world.h) says.
+// As connect() (world.h).
 std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOptions& options);
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// A build without CUDA has no NCCL either.
+// A build without CUDA does not have NCCL either.
 #include "base/error.h"
 #include "comm/nccl.h"
 

@@ -39,7 +39,7 @@ bool is_set(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
-// This host as others reach it.
+// This node's address, as other nodes reach it.
 std::string own_address(const World& world) {
   if (world.local_size == world.size) return "127.0.0.1";
   if (is_set("TESSERA_HOST_ADDRESS")) return std::getenv("TESSERA_HOST_ADDRESS");
@@ -80,7 +80,7 @@ Address from_text(const std::string& text, std::string_view source) {
   return address;
 }
 
-// Whole or not at all: readers look at any time.
+// Writes the file whole or not at all: other ranks may read it at any time.
 void write_address(const std::filesystem::path& path, const std::string& text) {
   const std::filesystem::path partial = path.string() + ".partial";
   {
@@ -94,7 +94,7 @@ void write_address(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::rename(partial, path);
 }
 
-// What stands in the file now: nothing, or an earlier job's, as long as rank 0 has not written.
+// The present content of the file: nothing, or an earlier job's address, until rank 0 has written.
 std::optional<Address> read_address(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -102,12 +102,12 @@ std::optional<Address> read_address(const std::filesystem::path& path) {
   return from_text(line, path.string());
 }
 
-// Goes through the ports until the job's hub answers at one.
+// Tries the ports until the job's hub answers at one.
 std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>& where,
                                   const std::string& place, const World& world, const JobKey& key,
                                   const Patience& patience) {
   const auto deadline = Clock::now() + patience.rendezvous;
-  std::string last = "nobody listens there";
+  std::string last = "no process listens there";
   WaitNotice notice(patience.rendezvous);
   do {
     const Address address = where().value_or(Address{});
@@ -128,7 +128,7 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
        place, std::chrono::duration<double>(patience.rendezvous).count(), last);
 }
 
-// What TESSERA_BOOTSTRAP says; without it, ranks of mpirun that are not told where rank 0 is ask
+// The value of TESSERA_BOOTSTRAP; without it, ranks of mpirun that have no address of rank 0 use
 // MPI.
 std::string way_to_meet(bool one_host) {
   if (is_set("TESSERA_BOOTSTRAP")) return std::getenv("TESSERA_BOOTSTRAP");
@@ -151,24 +151,23 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience,
                                    const JobKey& key) {
   const bool one_host = world.local_size == world.size;
   TESSERA_CHECK(one_host || key.given() || key.declined(), ErrorCode::configuration,
-                "a job over several hosts needs a key that strangers on the network do not have: "
-                "give all hosts the same {} (`openssl rand -hex 32` makes one) or {}, or say {}={} "
-                "on a network without strangers",
+                "a job over several hosts needs a secret key: give all hosts the same {} (`openssl "
+                "rand -hex 32` makes one) or {}, or set {}={} on a trusted network",
                 job_key_variable, job_key_file_variable, job_key_variable, no_job_key);
   const std::string way = way_to_meet(one_host);
   constexpr std::string_view file_prefix = "file:";
   const bool by_file = way.starts_with(file_prefix) && way.size() > file_prefix.size();
   TESSERA_CHECK(way == "tcp" || way == "mpi" || by_file, ErrorCode::configuration,
-                "TESSERA_BOOTSTRAP is '{}': tcp, mpi or file:PATH wanted", way);
+                "TESSERA_BOOTSTRAP is '{}': use tcp, mpi or file:PATH", way);
   const std::filesystem::path path = by_file ? way.substr(file_prefix.size()) : "";
 
   ControlPlane plane;
   Address address{world.master_address, world.master_port, ports_tried};
   std::string announced;
   if (world.rank == 0) {
-    // The other hosts' ranks will not find what this one cannot.
+    // If this rank cannot resolve the name, the other nodes' ranks cannot either.
     if (way == "tcp" && !one_host) require_address(world.master_address);
-    // The ranks of one host come by its loopback, if MASTER_ADDR says nothing else.
+    // The ranks of one node connect over its loopback, unless MASTER_ADDR names another address.
     FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0,
                                           one_host && is_loopback(world.master_address));
     if (way != "tcp") announced = as_text(world, listener.get());

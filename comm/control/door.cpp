@@ -23,7 +23,7 @@ constexpr std::uint64_t most_bytes_of_a_stranger = 2048;
 constexpr std::string_view host_label = "tessera control plane, host";
 constexpr std::string_view caller_label = "tessera control plane, caller";
 
-// The first two never change, so that any two versions can tell each other apart.
+// The first two fields never change, so that any two versions can tell each other apart.
 struct Knock {
   std::uint32_t protocol = protocol_version;
   std::uint32_t has_key = 0;
@@ -46,19 +46,19 @@ std::string_view bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof(value)};
 }
 
-// Of the bytes that come no more is taken than belong to the frame: what follows is another's.
+// Receives only the bytes of the frame: the bytes after it belong to another reader.
 void receive_before(int socket, char* to, std::size_t bytes,
                     std::chrono::steady_clock::time_point deadline) {
   while (bytes > 0) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd wanted{socket, POLLIN, 0};
     if (left.count() <= 0 || ::poll(&wanted, 1, static_cast<int>(left.count())) == 0) {
-      throw NotOurHub(ErrorCode::rank_failed, "whoever listens in rank 0's place does not answer");
+      throw NotOurHub(ErrorCode::rank_failed, "the process there does not answer");
     }
     const ssize_t count = recv(socket, to, bytes, MSG_DONTWAIT);
     if (count < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) continue;
     if (count <= 0) {
-      throw NotOurHub(ErrorCode::rank_failed, "whoever listens in rank 0's place hung up");
+      throw NotOurHub(ErrorCode::rank_failed, "the process there closed the connection");
     }
     to += count;
     bytes -= static_cast<std::size_t>(count);
@@ -70,7 +70,7 @@ Frame await_frame(int socket, std::chrono::steady_clock::time_point deadline) {
   receive_before(socket, reinterpret_cast<char*>(&frame.header), sizeof(frame.header), deadline);
   if (frame.header.magic != FrameHeader::magic_number ||
       frame.header.bytes > most_bytes_of_a_stranger) {
-    throw NotOurHub(ErrorCode::rank_failed, "another program listens in rank 0's place");
+    throw NotOurHub(ErrorCode::rank_failed, "another program listens there");
   }
   frame.payload.resize(frame.header.bytes);
   receive_before(socket, frame.payload.data(), frame.payload.size(), deadline);
@@ -94,12 +94,12 @@ void check_challenge(const Meeting& meeting, const Knock& knock, const Challenge
     }
     throw NotOurHub(
         ErrorCode::configuration,
-        fmt::format("whoever listens there does not know this job's key ({}): give all "
+        fmt::format("the process there does not know this job's key ({}): give all "
                     "hosts the same {}",
                     challenge.has_key != 0 ? "it has another" : "it has none", job_key_variable));
   }
   TESSERA_CHECK(challenge.has_key == 0, ErrorCode::configuration,
-                "rank 0 asks for the job's key, and there is none here: give all hosts the same {} "
+                "rank 0 requires the job's key, and this rank has none: give all hosts the same {} "
                 "or {}",
                 job_key_variable, job_key_file_variable);
 }
@@ -107,7 +107,7 @@ void check_challenge(const Meeting& meeting, const Knock& knock, const Challenge
 }  // namespace
 
 Meeting meeting_of(std::string_view purpose, std::string_view name, JobKey key) {
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a: a name, no proof
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a: identifies, does not authenticate
   for (const std::string_view part : {purpose, std::string_view("\0", 1), name}) {
     for (const char character : part) {
       hash = (hash ^ static_cast<unsigned char>(character)) * 1099511628211u;
@@ -124,13 +124,13 @@ std::string introduce(int socket, const Meeting& meeting, std::string_view intro
   send_to_host(socket, FrameKind::knock, bytes_of(knock));
   Frame frame = await_frame(socket, deadline);
   if (frame.header.kind == FrameKind::refusal && meeting.key.given()) {
-    throw NotOurHub(ErrorCode::configuration, frame.payload);  // by somebody unknown
+    throw NotOurHub(ErrorCode::configuration, frame.payload);  // the sender has not proven itself
   }
   TESSERA_CHECK(frame.header.kind != FrameKind::refusal, ErrorCode::configuration, "{}",
                 frame.payload);
   if (frame.header.kind != FrameKind::challenge ||
       frame.payload.size() != sizeof(ChallengeOfHost)) {
-    throw NotOurHub(ErrorCode::rank_failed, "whoever listens there speaks another protocol");
+    throw NotOurHub(ErrorCode::rank_failed, "the process there uses another protocol");
   }
   ChallengeOfHost challenge;
   std::memcpy(&challenge, frame.payload.data(), sizeof(challenge));
@@ -195,32 +195,32 @@ bool Door::drops(Stranger& stranger, std::vector<Caller>& callers) {
     return report(stranger, error.what());
   }
   if (stranger.stream.ended()) {
-    // One that only looks whether somebody listens is not worth a line.
+    // A connection that only tests the port is not worth a line.
     return stranger.knocked && meeting_.key.given()
-               ? report(stranger, "it hung up when it was asked for the job's key")
+               ? report(stranger, "it closed the connection when the job's key was required")
                : true;
   }
   if (Clock::now() < stranger.deadline) return false;
-  return report(stranger, fmt::format("it did not say who it is within {} s",
+  return report(stranger, fmt::format("it did not identify itself within {} s",
                                       std::chrono::duration<double>(options_.patience).count()));
 }
 
 bool Door::take_knock(Stranger& stranger, const Frame& frame) {
   Reader reader(frame.payload);
-  if (frame.header.kind != FrameKind::knock) return report(stranger, "it does not knock");
+  if (frame.header.kind != FrameKind::knock) return report(stranger, "it sent no handshake");
   const auto protocol = reader.number<std::uint32_t>();
   if (protocol != protocol_version) {
     stranger.stream.send({.kind = FrameKind::refusal},
                          fmt::format("rank 0 runs Tessera {}, and this rank another version: use "
-                                     "one on all hosts",
+                                     "the same on all hosts",
                                      version()));
-    return report(stranger, fmt::format("it speaks version {} of the protocol, and this is {}",
+    return report(stranger, fmt::format("it uses version {} of the protocol, and this is {}",
                                         protocol, protocol_version));
   }
-  if (frame.payload.size() != sizeof(Knock)) return report(stranger, "it does not knock");
+  if (frame.payload.size() != sizeof(Knock)) return report(stranger, "it sent no handshake");
   Knock knock;
   std::memcpy(&knock, frame.payload.data(), sizeof(knock));
-  if (knock.meeting != meeting_.id) return true;  // another job's: to it, this is not the place
+  if (knock.meeting != meeting_.id) return true;  // a caller of another job
   stranger.knocked = true;
   stranger.its = knock.nonce;
   const ChallengeOfHost challenge{
@@ -233,7 +233,7 @@ bool Door::take_knock(Stranger& stranger, const Frame& frame) {
 
 bool Door::take_hello(Stranger& stranger, const Frame& frame, std::vector<Caller>& callers) {
   if (frame.header.kind != FrameKind::hello || frame.payload.size() < sizeof(Proof)) {
-    return report(stranger, "it does not say who it is");
+    return report(stranger, "it did not identify itself");
   }
   Reader reader(frame.payload);
   const auto proof = reader.number<Proof>();
@@ -249,8 +249,8 @@ bool Door::take_hello(Stranger& stranger, const Frame& frame, std::vector<Caller
 bool Door::report(const Stranger& stranger, std::string_view what) {
   if (std::exchange(reported_, true)) return true;
   const std::string line =
-      fmt::format("{} turned a connection from {} away: {} (said once; the job goes on)", host_,
-                  stranger.address, what);
+      fmt::format("{} turned a connection from {} away: {} (reported once; the job continues)",
+                  host_, stranger.address, what);
   if (options_.report) {
     options_.report(line);
   } else {

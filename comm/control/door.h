@@ -1,13 +1,13 @@
 // How a connection of the control plane begins: both ends prove to each other that they know the
-// job's key before either says who it is.
+// job's key before either identifies itself.
 //
-//   caller: knock      which meeting it looks for, and a nonce
+//   caller: knock      the id of the meeting, and a nonce
 //   host:   challenge  a nonce, and its proof over both
-//   caller: hello      its proof over both, and who it is
-//   host:   hello      who it is; or a refusal that says why not
+//   caller: hello      its proof over both, and its introduction
+//   host:   hello      its introduction; or a refusal with the reason
 //
-// Without a key the proofs are empty, and everybody who knows the meeting comes in. The key proves
-// who is at the other end when a connection begins; what passes later is neither encrypted nor
+// Without a key the proofs are empty, and any caller that knows the meeting's id is admitted. The
+// key authenticates the two ends when a connection begins; later traffic is neither encrypted nor
 // signed (SECURITY.md).
 #pragma once
 
@@ -28,51 +28,51 @@ struct pollfd;
 
 namespace tessera::comm::control {
 
-// Whoever listens is not the host of this meeting. With ErrorCode::configuration it may be one that
+// The listener is not the host of this meeting. With ErrorCode::configuration it may be one that
 // has another key or version.
 class NotOurHub : public Error {
   using Error::Error;
 };
 
-// Who may come to a door: those who look for the same and have the same key.
+// Identifies the callers that a door admits: those with the same id and the same key.
 struct Meeting {
   std::uint64_t id = 0;
   JobKey key;
 };
-// `purpose` tells doors of one job apart, `name` the jobs.
+// `purpose` distinguishes the doors of one job, `name` the jobs.
 Meeting meeting_of(std::string_view purpose, std::string_view name, JobKey key);
 
-// The caller's side: returns what the host says of itself. Throws NotOurHub, or
-// Error(configuration) with the host's reason when it has proven itself and refuses.
+// The caller's side: returns the host's introduction. Throws NotOurHub, or Error(configuration)
+// with the host's reason when it has proven itself and refuses.
 std::string introduce(int socket, const Meeting& meeting, std::string_view introduction,
                       std::chrono::milliseconds patience);
 
-// The host's side, for a thread that serves other connections too: nothing here waits.
+// The host's side, for a thread that also serves other connections: no function here waits.
 //
-// A stranger that sends something else, or does not get through in time, is dropped. Those that
-// have not proven themselves are bounded in number and memory: the others wait in the listening
-// socket's queue. The first stranger is a line on stderr, further ones are not.
+// A caller that sends something else, or does not finish in time, is dropped. The number and memory
+// of callers that have not proven themselves are limited: further ones wait in the listening
+// socket's queue. The first dropped caller is reported on stderr, later ones are not.
 class Door {
  public:
   struct Options {
-    std::size_t strangers = 64;  // at a time
+    std::size_t strangers = 64;  // unproven callers at a time
     std::chrono::milliseconds patience{6'000};
     std::function<void(const std::string&)> report = {};  // the line; empty: to stderr
   };
-  // Somebody who has come in.
+  // A caller that was admitted.
   struct Caller {
     FileDescriptor connection;  // blocking
     std::string introduction;
   };
 
-  // `host` names this end in the line about a stranger.
+  // `host` names this end in the report of a dropped caller.
   Door(FileDescriptor listener, Meeting meeting, std::string host, Options options);
 
-  // Appends what poll() is to watch.
+  // Appends the descriptors that poll() must watch.
   void add_to(std::vector<pollfd>& watched) const;
-  // Those who have come in since. A caller waits for answer() or refuse().
+  // Returns the callers admitted since the last call. A caller waits for answer() or refuse().
   std::vector<Caller> serve();
-  // A connection that somebody else has accepted.
+  // Takes a connection that the calling code has accepted itself.
   void take(FileDescriptor connection);
   [[nodiscard]] std::size_t strangers() const { return strangers_.size(); }
 
@@ -90,7 +90,7 @@ class Door {
   };
 
   void accept_all();
-  // Moves a stranger on; true when it is to be dropped.
+  // Advances a caller's handshake; true when the connection must be dropped.
   bool drops(Stranger& stranger, std::vector<Caller>& callers);
   bool take_knock(Stranger& stranger, const Frame& frame);
   bool take_hello(Stranger& stranger, const Frame& frame, std::vector<Caller>& callers);

@@ -1,4 +1,4 @@
-// Frames in pieces.
+// Sending and assembling frames in pieces.
 #include "comm/control/frame_stream.h"
 
 #include <linux/sockios.h>
@@ -17,7 +17,7 @@ namespace tessera::comm::control {
 namespace {
 
 constexpr std::size_t piece_bytes = std::size_t{1} << 16;
-// Of one connection before the others have their turn.
+// The most that one connection may send before the others have their turn.
 constexpr std::size_t most_bytes_a_turn = std::size_t{1} << 20;
 
 [[noreturn]] void broke(const char* call, int error) {
@@ -37,7 +37,7 @@ void FrameAssembler::add(std::string_view bytes) {
 std::optional<Frame> FrameAssembler::next() {
   const std::string_view there = std::string_view(bytes_).substr(begin_);
   Frame frame;
-  // Another program's first bytes are enough to tell.
+  // The first bytes are enough to recognise another program.
   const std::size_t begun = std::min(there.size(), sizeof(frame.header.magic));
   TESSERA_CHECK(std::memcmp(there.data(), &frame.header.magic, begun) == 0, ErrorCode::rank_failed,
                 "a control connection carries something else: another program is at its end");

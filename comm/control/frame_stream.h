@@ -1,4 +1,4 @@
-// Frames for a thread that serves many connections: nothing here waits.
+// Frames for a thread that serves many connections: no function here waits.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,23 @@
 
 namespace tessera::comm::control {
 
-// Puts frames together from what arrives in pieces. Memory is taken for what has come, not for what
-// a header promises.
+// Assembles frames from bytes that arrive in pieces. Memory grows with the bytes that have arrived,
+// not with the size that a header announces.
 class FrameAssembler {
  public:
   explicit FrameAssembler(std::uint64_t most_bytes = max_frame_bytes) : most_bytes_(most_bytes) {}
 
   void add(std::string_view bytes);
-  // The next whole frame. Throws Error(rank_failed) for what is none of ours.
+  // The next whole frame. Throws Error(rank_failed) when the bytes are not a frame of this
+  // protocol.
   std::optional<Frame> next();
-  // Part of a frame is there.
+  // A part of a frame has arrived.
   [[nodiscard]] bool in_the_middle() const { return begin_ < bytes_.size(); }
 
  private:
   std::uint64_t most_bytes_;
   std::string bytes_;
-  std::size_t begin_ = 0;  // of what next() has not given
+  std::size_t begin_ = 0;  // of the bytes that next() has not returned
 };
 
 // One end of a connection.
@@ -41,22 +42,23 @@ class FrameStream {
   [[nodiscard]] int socket() const { return socket_.get(); }
   [[nodiscard]] bool open() const { return socket_.get() >= 0; }
   void close() { socket_.reset(); }
-  // The socket, blocking again.
+  // Returns the socket, set to blocking again.
   FileDescriptor release();
 
-  // Takes what has arrived; false when nothing has. Throws Error(rank_failed) when the connection
-  // breaks, in the middle of a frame too; ended() is true when the other end has closed it.
+  // Reads the bytes that have arrived; false when there were none. Throws Error(rank_failed) when
+  // the connection breaks, also in the middle of a frame; ended() is true when the other end has
+  // closed it.
   bool receive();
   [[nodiscard]] bool ended() const { return ended_; }
-  // The next whole frame of what was received.
+  // The next whole frame of the received bytes.
   std::optional<Frame> next() { return assembler_.next(); }
 
-  // Sends, and keeps what the socket does not take for flush(). Throws as receive().
+  // Sends, and keeps the bytes that the socket does not take for flush(). Throws as receive() does.
   void send(FrameHeader header, std::string_view payload);
-  // Sends of what was kept; true when something went.
+  // Sends from the kept bytes; true when some were sent.
   bool flush();
   [[nodiscard]] bool has_unsent() const { return !unsent_.empty(); }
-  // What the other end's host has not acknowledged counts as well.
+  // Bytes that the other end's system has not acknowledged count as well.
   [[nodiscard]] bool has_undelivered() const;
 
  private:

@@ -21,13 +21,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds poll_interval{50};
 constexpr std::chrono::milliseconds look_interval{20};
-// Ranks that come at one moment are all strangers.
+// Ranks that come at the same moment all count as strangers.
 constexpr std::size_t more_strangers = 64;
 constexpr std::size_t first_rank = 1;  // of what is watched
 
 }  // namespace
 
-// A hub that was stopped itself has heard nobody: its steps are counted up to a few polls.
+// A hub that was stopped itself must not count that time as silence of ranks: each of its steps
+// counts at most a few polls.
 HubServer::HubServer(FileDescriptor listener, const World& world, const JobKey& key,
                      const Hub::Options& options)
     : options_(options),
@@ -68,8 +69,8 @@ void HubServer::stop() {
   (void)!write(wake_.get(), &one, sizeof(one));
 }
 
-// A rank that was stopped will not leave: when the job has failed it is not waited for. One that a
-// slow link leads to is, as long as something goes there.
+// A stopped rank will not leave: after a failure of the job the hub does not wait for it. It does
+// wait for a rank behind a slow link, as long as data moves there.
 bool HubServer::over() {
   const auto deadline = stop_at_.load();
   if (deadline == 0) return false;
@@ -110,7 +111,7 @@ void HubServer::let_in() {
     try {
       introduce(std::move(caller));
     } catch (const Error&) {
-      // The connection is gone; a rank that was behind it is missed at the deadline.
+      // The connection is gone; the deadline reports a rank that was behind it.
     }
   }
 }
@@ -148,7 +149,7 @@ std::string HubServer::reason_to_refuse(const Introduction& its) const {
                        its.library_version(), own_.library_version());
   }
   if (its.size != own_.size || its.rank < 0 || its.rank >= own_.size) {
-    return fmt::format("rank {} of a world of {} wants to join a world of {}", its.rank, its.size,
+    return fmt::format("rank {} of a world of {} tries to join a world of {}", its.rank, its.size,
                        own_.size);
   }
   if (rank_at(its.rank).present) {
@@ -161,7 +162,7 @@ std::string HubServer::reason_to_refuse(const Introduction& its) const {
 void HubServer::receive_from(std::int32_t number) {
   Rank& rank = rank_at(number);
   try {
-    // Part of a long message is a sign of life as well.
+    // A part of a long message is a sign of life as well.
     if (rank.connection.receive()) rank.heard = clock_.time();
     while (rank.connection.open()) {
       const std::optional<Frame> frame = rank.connection.next();
@@ -200,11 +201,11 @@ void HubServer::take_frame(std::int32_t number, const Frame& frame) {
       rank.left = true;
       return;
     default:
-      fail_job(fmt::format("{} sent a message that makes no sense", name_of_rank(number)));
+      fail_job(fmt::format("{} sent a message of an unknown kind", name_of_rank(number)));
   }
 }
 
-// What does not fit into a socket is kept: a slow link to one rank holds up no other.
+// Bytes that do not fit into a socket are kept: a slow link to one rank delays no other rank.
 void HubServer::flush_to(std::int32_t number) {
   Rank& rank = rank_at(number);
   try {
@@ -212,9 +213,9 @@ void HubServer::flush_to(std::int32_t number) {
     if (clock_.time() - rank.took < options_.standstill) return;
     rank.connection.close();
     fail_job(with_histories(
-        fmt::format("{} has stopped: it takes no messages any more", name_of_rank(number))));
+        fmt::format("{} has stopped: it no longer receives messages", name_of_rank(number))));
   } catch (const Error&) {
-    // Its end of the connection says the same to poll(), where it is reported.
+    // poll() reports the same failure at the rank's end of the connection.
   }
 }
 
@@ -232,7 +233,7 @@ void HubServer::take_group(std::int32_t number, std::uint64_t id, GroupOfRanks g
 
 void HubServer::take_post(std::int32_t number, const FrameHeader& header,
                           std::string_view payload) {
-  if (!failure_.empty()) return;  // every rank has been told; nobody gets an answer any more
+  if (!failure_.empty()) return;  // every rank knows; the hub answers no more
   const auto found = groups_.find(header.group);
   if (found == groups_.end()) {
     fail_job(fmt::format("{} posts in a group that it did not name", name_of_rank(number)));
@@ -278,7 +279,7 @@ void HubServer::send_to(std::int32_t rank, const FrameHeader& header, std::strin
     if (!rank_at(rank).connection.has_unsent()) rank_at(rank).took = clock_.time();
     rank_at(rank).connection.send(header, payload);
   } catch (const Error&) {
-    // Its end of the connection says the same to poll(), where it is reported.
+    // poll() reports the same failure at the rank's end of the connection.
   }
 }
 
@@ -289,7 +290,7 @@ void HubServer::beat() {
   }
   last_beat_ = clock_.time();
   for (std::size_t rank = 0; rank < ranks_.size() && failure_.empty(); ++rank) {
-    // A rank that has something to take hears this host by that.
+    // A rank with unsent data receives it as a sign of life.
     const FrameStream& connection = ranks_[rank].connection;
     if (ranks_[rank].left || !connection.open() || connection.has_unsent()) continue;
     send_to(static_cast<std::int32_t>(rank), {.kind = FrameKind::beat}, {});
@@ -308,7 +309,7 @@ void HubServer::tell_failure(Rank& rank) {
   try {
     rank.connection.send({.kind = FrameKind::failure}, failure_);
   } catch (const Error&) {
-    // It is gone as well.
+    // The rank is gone as well.
   }
 }
 

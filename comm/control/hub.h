@@ -1,5 +1,5 @@
-// Rank 0's part of the control plane: it brings the ranks' messages together, compares what they
-// call, listens to their heartbeats, and tells everybody the job's first failure.
+// Rank 0's part of the control plane: it combines the ranks' messages, compares their calls,
+// receives their heartbeats, and sends the job's first failure to all ranks.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@ namespace tessera::comm::control {
 
 class HubServer;
 
-// Serves on a thread of its own from construction until every rank has left, or its connection is
-// gone, or the destructor has waited for that for `patience` after the last message was delivered.
+// Serves on its own thread from construction until every rank has left or its connection is gone,
+// or until the destructor has waited for that for `patience` after the last message was delivered.
 class Hub {
  public:
   struct Options {

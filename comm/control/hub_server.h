@@ -1,5 +1,5 @@
-// The hub's state and its thread's work: hub.cpp serves the connections, hub_watch.cpp judges who
-// is missing, and why.
+// The hub's state and the work of its thread: hub.cpp serves the connections, hub_watch.cpp finds
+// out which ranks are missing, and why.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ class HubServer {
   void stop();
 
  private:
-  using Time = std::chrono::nanoseconds;                     // in which this process ran
+  using Time = std::chrono::nanoseconds;                     // while this process ran
   using RoundKey = std::pair<std::uint64_t, std::uint64_t>;  // group, round
 
   struct Rank {
@@ -41,7 +41,7 @@ class HubServer {
     bool present = false;  // has come
     bool left = false;
     Time heard{0};  // when it last sent anything
-    Time took{0};   // when it last took something of what waits for it
+    Time took{0};   // when it last took bytes that wait for it
     BeatOfRank beat;
     std::deque<HistoryEntry> history;
   };
@@ -79,8 +79,8 @@ class HubServer {
   void look_for_stopped_ranks(const RoundKey& key, const Round& round);
   void report_standstill();
   [[nodiscard]] bool is_silent(std::int32_t rank);
-  // The call that a rank waits in: its own in a round that others have not joined for the limit.
-  // Null when it does not wait, as far as can be told.
+  // The call that a rank waits in: its own call in a round that others have not joined within the
+  // limit. Null when the rank does not wait, as far as the hub knows.
   [[nodiscard]] const Post* waits_in(std::int32_t rank, std::string* group_name) const;
   [[nodiscard]] std::vector<std::int32_t> missing_in(const RoundKey& key, const Round& round) const;
   // "rank(s) 2, 3 of 4".

@@ -1,4 +1,5 @@
-// Who does not come, and why: stopped, in a dead-lock, gone, late, or all in one circle.
+// Finds the ranks that do not come, and the reason: stopped, in a deadlock, gone, late, or all in
+// one circle.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -54,7 +55,7 @@ void HubServer::look_at_round(const RoundKey& key, const Round& round) {
   }
 }
 
-// Whoever waits for such a rank may do so inside of NCCL, of which the hub knows nothing.
+// A rank that waits for a silent one may do so inside of NCCL, which the hub does not see.
 void HubServer::look_for_silent_ranks() {
   std::string text;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -71,7 +72,7 @@ void HubServer::look_for_silent_ranks() {
                                  "(TESSERA_STANDSTILL_TIMEOUT=SECONDS waits longer)"));
 }
 
-// They live, do not move, and wait for nobody.
+// Ranks that live, do not move, and wait for no other rank.
 void HubServer::look_for_stopped_ranks(const RoundKey& key, const Round& round) {
   const std::chrono::milliseconds limit = options_.standstill;
   if (clock_.time() - round.began < limit) return;
@@ -97,7 +98,7 @@ void HubServer::look_for_stopped_ranks(const RoundKey& key, const Round& round) 
 bool HubServer::is_silent(std::int32_t number) {
   Rank& rank = rank_at(number);
   const Time silence = clock_.time() - rank.heard;
-  // Somebody looks at it, with a debugger.
+  // A user looks at it with a debugger.
   if (silence >= options_.standstill / 2 && is_traced_here(rank.introduction)) {
     rank.heard = clock_.time();
   }
@@ -118,8 +119,8 @@ const Post* HubServer::waits_in(std::int32_t number, std::string* group_name) co
 }
 
 // Every rank waits, for messages or for its device, in a round that another has not joined: none
-// will ever go on. Ranks that make their calls in one order never come to this: the first call that
-// some have not made is awaited by ranks that wait for nobody.
+// can continue. Ranks that make their calls in one order never reach this state: the ranks that
+// have not made the first such call wait for no other rank.
 void HubServer::report_standstill() {
   std::string text;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {

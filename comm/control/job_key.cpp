@@ -1,4 +1,4 @@
-// The key's sources, and HMAC-SHA-256 by libsodium.
+// The sources of the key, and HMAC-SHA-256 by libsodium.
 #include "comm/control/job_key.h"
 
 #include <fcntl.h>
@@ -58,7 +58,7 @@ JobKey JobKey::from_text(std::string_view text, std::string_view source) {
   TESSERA_CHECK(text.size() >= shortest && text.size() <= longest &&
                     std::all_of(text.begin(), text.end(), is_visible),
                 ErrorCode::configuration,
-                "{} holds no job key: {} to {} visible ASCII characters without spaces are wanted, "
+                "{} holds no job key: {} to {} visible ASCII characters without spaces are needed, "
                 "such as those of `openssl rand -hex 32`",
                 source, shortest, longest);
   JobKey key;
@@ -67,17 +67,17 @@ JobKey JobKey::from_text(std::string_view text, std::string_view source) {
 }
 
 JobKey JobKey::from_file(const std::filesystem::path& path) {
-  // Not blocked by a FIFO, which is refused like everything that is no file.
+  // O_NONBLOCK: a FIFO must not block the open; it is refused like everything that is not a file.
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   TESSERA_CHECK(file.get() >= 0, ErrorCode::configuration, "the job key's file {}: {}",
                 path.string(), describe_errno("open", errno));
   struct stat status {};
   TESSERA_SYSTEM(::fstat(file.get(), &status));
   TESSERA_CHECK(S_ISREG(status.st_mode), ErrorCode::configuration,
-                "the job key's file {} is no regular file", path.string());
+                "the job key's file {} is not a regular file", path.string());
   TESSERA_CHECK((status.st_mode & (S_IRWXG | S_IRWXO)) == 0, ErrorCode::configuration,
                 "the job key's file {} is open to others than its owner (mode {:04o}): chmod 600 "
-                "{}, and make another key if somebody may have read it",
+                "{}, and make another key if another user may have read it",
                 path.string(), status.st_mode & 07777U, path.string());
   std::array<char, longest + 2> text{};
   std::size_t length = 0;

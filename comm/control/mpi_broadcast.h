@@ -1,13 +1,13 @@
-// One message by MPI, where mpirun started the program.
+// One message through MPI, in a program that mpirun started.
 #pragma once
 
 #include <string>
 
 namespace tessera::comm::control {
 
-// Rank 0's text on every rank. MPI is loaded when this is called. A program that uses MPI
-// itself has initialised it before; else it is initialised and finalised here, as mpirun wants it
-// of every program. Throws Error(configuration) where it cannot be loaded.
+// Returns rank 0's text on every rank. This call loads MPI. A program that uses MPI itself has
+// already initialised it; else this function initialises and finalises it, because mpirun requires
+// that of every program. Throws Error(configuration) when MPI cannot be loaded.
 std::string broadcast_by_mpi(const std::string& text, int rank);
 
 }  // namespace tessera::comm::control

@@ -1,4 +1,4 @@
-// Payloads as bytes.
+// Encodes payloads as bytes.
 #include "comm/control/payloads.h"
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
-// What the frames of the control plane carry.
+// The payloads of the control plane's frames.
 //
-// A call is announced for every collective by every rank, so its frame is small: who is in a group
-// is told once, and so is the name of each of its buffers.
+// Every rank announces every collective, so such a frame is small: the members of a group and the
+// names of its buffers are sent only once.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@
 
 namespace tessera::comm::control {
 
-// What a rank says first, and the hub's answer, which is rank 0's own.
+// The first message of a rank, and the hub's answer, which describes rank 0.
 struct Introduction {
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -32,11 +32,11 @@ struct Introduction {
 Introduction introduction_of(const World& world);
 std::string encode(const Introduction& introduction);
 Introduction decode_introduction(std::string_view payload);
-// Where the ranks of a job come together.
+// The meeting of a job's ranks.
 Meeting meeting_of_ranks(const World& world, const JobKey& key);
 // "rank 1 (pid 4711 on node3)".
 std::string name_of(const Introduction& introduction);
-// Whether a debugger has the process, as far as this host can tell.
+// True when a debugger is attached to the process, as far as this node can see.
 bool is_traced_here(const Introduction& introduction);
 
 // A group of ranks, before its first post.
@@ -50,10 +50,10 @@ GroupOfRanks decode_group(std::string_view payload);
 // A rank's part of a round.
 struct Post {
   Call call;
-  bool wants_answer = false;  // it waits for the others' messages
+  bool wants_answer = false;  // the rank waits for the others' messages
   std::string message;
 };
-// Names that one side has sent, or the other side knows, in a group: by their hashes.
+// Names that one side has sent, or that the other side knows, in a group, by their hashes.
 using SentNames = std::set<std::uint64_t>;
 using KnownNames = std::map<std::uint64_t, std::array<char, 40>>;
 std::string encode(const Post& post, SentNames& names);
@@ -62,17 +62,17 @@ Post decode_post(std::string_view payload, KnownNames& names);
 // A rank's heartbeat.
 struct Beat {
   std::int64_t still = 0;             // milliseconds in which none of its threads moved
-  std::int64_t device_still = 0;      // in which no collective on its device ended that should have
+  std::int64_t device_still = 0;      // in which no expected collective on its device ended
   std::uint8_t waits_for_others = 0;  // all of its threads that work do
 };
 struct BeatOfRank {
   Beat beat;
-  std::string wait;  // what its own thread waits in while it is still
+  std::string wait;  // the wait of its own thread while it is still
 };
 std::string encode(const BeatOfRank& beat);
 BeatOfRank decode_beat(std::string_view payload);
 
-// How often both sides beat when ranks are named after `limit`.
+// The interval of heartbeats of both sides when silent ranks are named after `limit`.
 std::chrono::milliseconds beat_interval(std::chrono::milliseconds limit);
 
 }  // namespace tessera::comm::control

@@ -18,9 +18,10 @@
 namespace tessera::comm::control {
 namespace {
 
-// The hub ends a wait that is over time; a rank that hears nothing of it waits this much longer.
+// The hub ends a wait that exceeds its limit; a rank that hears nothing from it waits this much
+// longer.
 constexpr std::chrono::milliseconds hub_lead{15'000};
-// For whoever listens to say that it is the hub.
+// The time for the listener to prove that it is the hub.
 constexpr std::chrono::milliseconds introduction_patience{5'000};
 
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
@@ -51,7 +52,7 @@ RankControl::RankControl(FileDescriptor connection, const World& world, const Jo
                 rank_, std::chrono::duration<double>(patience.rendezvous).count());
   TESSERA_CHECK(frame->header.kind == FrameKind::welcome, ErrorCode::rank_failed, "rank {}: {}",
                 rank_, frame->payload);
-  // A hub that stops in the middle of a frame is noticed as well.
+  // This also detects a hub that stops in the middle of a frame.
   set_receive_timeout(connection_.get(), patience.standstill);
   set_send_timeout(connection_.get(), patience.standstill);
   reader_ = start_watcher("messages", [this] { read_on(); });
@@ -75,7 +76,7 @@ RankControl::~RankControl() {
       const std::lock_guard lock(sending_);
       send_frame(connection_.get(), {.kind = FrameKind::leave}, {});
     } catch (const Error&) {
-      // Nobody is there to be told.
+      // The hub is gone already.
     }
   }
   shutdown(connection_.get(), SHUT_RDWR);  // ends the reader's wait
@@ -112,13 +113,13 @@ void RankControl::read_on() {
     fail_with(fmt::format("{}: {}", name_of(hub_), error.what()));
     return;
   }
-  fail_with("rank 0, which brings the ranks' messages together, ended without leaving");
+  fail_with("rank 0, which combines the ranks' messages, ended without leaving");
 }
 
 bool RankControl::hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& heard) {
   const std::chrono::nanoseconds now = clock.look();
   if (now - heard < patience_.standstill) return false;
-  if (is_traced_here(hub_)) {  // somebody looks at it
+  if (is_traced_here(hub_)) {  // a user looks at it with a debugger
     heard = now;
     return false;
   }
@@ -133,7 +134,7 @@ void RankControl::fail_with_silence() {
       "or its host cannot be reached; find out who stopped it, and start the job again "
       "(TESSERA_STANDSTILL_TIMEOUT=SECONDS waits longer)",
       name_of(hub_), std::chrono::duration<double>(patience_.standstill).count());
-  // The other ranks' are where nobody answers.
+  // The histories of the other ranks are at the hub, which does not answer.
   const std::string own = describe_histories({{rank_, history_.get()}});
   fail_with(own.empty() ? text : text + "; of this rank, " + own);
 }
@@ -163,7 +164,7 @@ void RankControl::beat_on() {
       const std::lock_guard sending(sending_);
       send_frame(connection_.get(), {.kind = FrameKind::beat}, encode(beat));
     } catch (const Error&) {
-      return;  // the reader notices why
+      return;  // the reader finds the reason
     }
     lock.lock();
   }
@@ -202,7 +203,7 @@ void RankControl::abort(std::string_view reason) noexcept {
     const std::lock_guard lock(sending_);
     send_frame(connection_.get(), {.kind = FrameKind::failure}, reason);
   } catch (const std::exception&) {
-    // The connection is gone, and with it the job: everybody knows.
+    // The connection is gone, and the job with it: all ranks notice that.
   }
 }
 
@@ -220,7 +221,7 @@ void RankControl::post(const HistoryEntry& entry, const std::string& payload) {
     send_frame(connection_.get(),
                {.kind = FrameKind::post, .group = entry.channel, .round = entry.round}, payload);
   } catch (const Error&) {
-    check_soon(entry.call, std::chrono::seconds(1));  // why nobody takes it
+    check_soon(entry.call, std::chrono::seconds(1));  // the hub's reason
     throw;
   }
 }

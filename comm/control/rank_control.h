@@ -28,18 +28,19 @@
 
 namespace tessera::comm::control {
 
-// How long a rank waits: for all to come, for a peer in a call, and for one that does not move.
+// Timeouts of a rank: for all to come, for a peer in a call, and for a rank that does not move.
 struct Patience {
   std::chrono::milliseconds rendezvous{60'000};
   std::chrono::milliseconds collective{300'000};
   std::chrono::milliseconds standstill{5'000};
 };
 
-// The connection to the hub, over which this rank beats as long as its process runs. Thread-safe.
+// The connection to the hub, over which this rank sends heartbeats as long as its process runs.
+// Thread-safe.
 class RankControl {
  public:
   // Introduces this rank and waits until all have come. The calling thread is the rank's own.
-  // Throws NotOurHub when whoever listens is not this job's hub.
+  // Throws NotOurHub when the listener is not this job's hub.
   RankControl(FileDescriptor connection, const World& world, const JobKey& key,
               const Patience& patience);
   ~RankControl();  // leaves in good order, unless an exception is on its way
@@ -50,21 +51,23 @@ class RankControl {
   [[nodiscard]] bool failed() const;
   // Throws Error(rank_failed) with the job's first failure, if there is one.
   void check(const Call& call) const;
-  // The same, for whoever has seen a consequence: the cause may be on its way, and is waited for.
+  // The same after a consequence of a failure: waits for the cause, which may be on its way.
   void check_soon(const Call& call, std::chrono::milliseconds wait) const;
-  // This rank gives up; every rank is told.
+  // This rank gives up; the hub informs every rank.
   void abort(std::string_view reason) noexcept;
 
-  // Tells of a group that this rank will post in.
+  // Announces a group that this rank will post in.
   void introduce(std::uint64_t group, const GroupOfRanks& ranks);
   // Posts a part of a round. With an answer: waits for all parts, in the order of the members.
   void post(const HistoryEntry& entry, const std::string& payload);
   std::vector<std::string> await(std::uint64_t group, std::uint64_t round, std::size_t members,
                                  const Call& call);
 
-  // What the rank's threads do; its own and its workers' waits in await() are known.
+  // The watch over the rank's threads; waits of its own thread and its workers in await() are
+  // included.
   [[nodiscard]] StandstillWatch& watch() { return watch_; }
-  // For how long this rank's device has not got on with what other ranks have to join.
+  // The time for which this rank's device has made no progress on a collective that other ranks
+  // must join.
   void set_device_still(std::chrono::milliseconds time) { device_still_.store(time.count()); }
 
  private:
@@ -105,14 +108,14 @@ class ControlGroup {
   [[nodiscard]] const std::vector<std::int32_t>& members() const { return members_; }
   [[nodiscard]] RankControl& control() const { return *control_; }
 
-  // Tells the hub of a call for it to compare, and goes on.
+  // Sends a call to the hub, which compares it, and continues.
   void announce(const Call& call);
   std::vector<std::string> exchange(const Call& call, std::string_view message);
-  // What a Communicator of this group does for small messages.
+  // The implementation of a Communicator of this group for small messages.
   std::vector<std::string> exchange(std::string_view message, Tag tag);
   std::string broadcast(std::string_view message, int root, Tag tag);
   void barrier(Tag tag);
-  // Collective: a group of those that name the same colour, ordered by (key, rank).
+  // Collective: a group of the ranks that pass the same colour, ordered by (key, rank).
   ControlGroup split(int color, int key, std::string_view name);
 
  private:

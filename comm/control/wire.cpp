@@ -64,7 +64,8 @@ void send_frame(int socket, FrameHeader header, std::string_view payload) {
     const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      throw Stalled(ErrorCode::rank_failed, "the other end of a control connection takes nothing");
+      throw Stalled(ErrorCode::rank_failed,
+                    "the other end of a control connection does not receive");
     }
     TESSERA_CHECK(sent >= 0, ErrorCode::rank_failed, "a control connection broke: {}",
                   describe_errno("sendmsg", errno));
@@ -133,7 +134,8 @@ std::string address_of_peer(int socket) {
 
 namespace {
 
-// False when nobody takes the call within `patience`; a host that is down says nothing at all.
+// False when no process accepts the connection within `patience`; a node that is down does not
+// answer at all.
 bool reaches(int socket, const addrinfo& to, std::chrono::milliseconds patience) {
   set_blocking(socket, false);
   if (connect(socket, to.ai_addr, to.ai_addrlen) != 0) {

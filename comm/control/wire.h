@@ -1,4 +1,4 @@
-// Frames over a TCP connection: what the ranks of a job that spans hosts tell each other.
+// Frames over a TCP connection: the messages between ranks of a job that spans nodes.
 #pragma once
 
 #include <chrono>
@@ -13,16 +13,16 @@
 namespace tessera::comm::control {
 
 enum class FrameKind : std::uint32_t {
-  hello,      // who the sender is; the door answers with who its host is
+  hello,      // identifies the sender; the door answers with its host's identity
   welcome,    // all have come
-  refusal,    // the caller does not belong here; the payload says why
-  group,      // a rank will post in this group; the payload says who is in it
+  refusal,    // the caller does not belong here; the payload has the reason
+  group,      // a rank will post in this group; the payload lists its members
   post,       // a rank's part of a round
   answer,     // all parts of a round
-  failure,    // the job has failed; the payload says how
-  leave,      // a rank ends in good order
-  beat,       // the sender lives; a rank says as well whether it moves
-  knock,      // the first of a connection: which meeting the caller looks for
+  failure,    // the job has failed; the payload describes it
+  leave,      // a rank ends normally
+  beat,       // heartbeat; a rank also reports whether it moves
+  knock,      // the first of a connection: the meeting that the caller looks for
   challenge,  // the door's answer, and its proof
 };
 
@@ -40,44 +40,45 @@ struct Frame {
   std::string payload;
 };
 
-// The other end has taken or sent nothing for the connection's time-out, in the middle of a frame.
+// The other end has taken or sent no bytes for the connection's timeout, in the middle of a frame.
 class Stalled : public Error {
   using Error::Error;
 };
 
-// Larger payloads are no frames of ours.
+// A larger payload is not one of this protocol.
 inline constexpr std::uint64_t max_frame_bytes = std::uint64_t{1} << 30;
 
-// Both throw Error(rank_failed) when the connection breaks; receive_frame gives nothing when the
-// other end has closed it between two frames, or when nothing arrived within the socket's receive
-// time-out.
+// Both throw Error(rank_failed) when the connection breaks; receive_frame returns no frame when the
+// other end has closed it between two frames, or when no byte arrived within the socket's receive
+// timeout.
 void send_frame(int socket, FrameHeader header, std::string_view payload);
 std::optional<Frame> receive_frame(int socket);
 
-// A listening socket on all addresses of this host, or on its loopback alone. Port 0 takes a free
-// one. Without a value the port is taken.
+// A listening socket on all addresses of this node, or on its loopback alone. Port 0 selects a free
+// one. Without a value the port is in use.
 std::optional<FileDescriptor> listen_on(int port, bool loopback = false);
 int port_of(int socket);
-// "10.0.0.7", of the other end.
+// The address of the other end, such as "10.0.0.7".
 std::string address_of_peer(int socket);
-// The name server of a host's name does not answer: the name may be known later.
+// The name server for a host name does not answer: the name may resolve later.
 class NoNameServer : public Error {
   using Error::Error;
 };
-// Throws Error(configuration) when `host` has no address, NoNameServer when that is not known.
+// Throws Error(configuration) when `host` has no address, NoNameServer when the lookup is not
+// answered.
 void require_address(const std::string& host);
 
-// Without a value nobody listens there (yet), or nobody answers for so long. Throws as
+// Without a value no process listens there (yet), or none answers within `patience`. Throws as
 // require_address() does.
 std::optional<FileDescriptor> connect_to(
     const std::string& host, int port,
     std::chrono::milliseconds patience = std::chrono::milliseconds(5000));
 bool is_loopback(const std::string& host);
-// For a connection of the control plane: its frames go before what else the host sends, and the
-// kernel gives it up, and lets go of it, when nothing is acknowledged for `silence`.
+// Prepares a connection of the control plane: its frames have priority over other traffic of the
+// node, and the kernel closes it when nothing is acknowledged for `silence`.
 void prepare_connection(int socket, std::chrono::milliseconds silence);
 void set_blocking(int socket, bool blocking);
-// Zero: none.
+// Zero: no timeout.
 void set_receive_timeout(int socket, std::chrono::milliseconds timeout);
 void set_send_timeout(int socket, std::chrono::milliseconds timeout);
 

@@ -1,4 +1,4 @@
-// Setting up, waiting and small messages over several hosts.
+// Setup, waiting and small messages over several nodes.
 #include "comm/hosts/communicator.h"
 
 #include <fmt/format.h>
@@ -14,10 +14,10 @@
 namespace tessera::comm {
 namespace {
 
-// Whoever waits for messages looks this often whether the job has failed.
+// A wait for messages checks this often whether the job has failed.
 constexpr std::chrono::milliseconds failure_interval{20};
-// The control plane's word on why a connection broke may take this long: its own connections break
-// at the same moment, or its beats are missing.
+// The control plane may take this long to report why a connection broke: its own connections break
+// at the same moment, or heartbeats are missing.
 constexpr std::chrono::milliseconds time_for_cause{2000};
 
 std::uint64_t random_number() {
@@ -25,7 +25,7 @@ std::uint64_t random_number() {
   return std::uint64_t{random()} << 32 | random();
 }
 
-// Everything in which calls may differ.
+// A hash of every field in which calls may differ.
 std::uint64_t fingerprint_of(const Call& call, std::uint64_t number) {
   std::uint64_t hash = 14695981039346656037u;  // FNV-1a, by words
   for (const std::uint64_t value :
@@ -41,8 +41,8 @@ std::uint64_t fingerprint_of(const Call& call, std::uint64_t number) {
   return hash;
 }
 
-// How a thread that waits for messages looks to those who watch over the ranks: at work while bytes
-// come, however slow the network is; as one that waits for others when none have come for long.
+// The state that a thread which waits for messages shows to the watches over ranks: at work while
+// bytes arrive, however slow the network is; waiting for others when none have arrived for long.
 class Idleness {
  public:
   explicit Idleness(StandstillWatch& watch) : watch_(watch) {}
@@ -121,7 +121,7 @@ SharedBuffer& HostsCommunicator::own(Buffer& buffer, Op op) const {
   return *shared;
 }
 
-// All ranks have the buffer or none has.
+// Either all ranks get the buffer or none does.
 std::shared_ptr<Buffer> HostsCommunicator::allocate(std::string_view name, std::size_t bytes,
                                                     Sharing sharing) {
   Call call(Op::allocate, {.phase = Phase::setup});
@@ -162,7 +162,7 @@ void HostsCommunicator::run(const Call& call, const std::function<void()>& body)
     job_->control().check_soon(call, time_for_cause);
     local_->abort(error.what());
     throw;
-  } catch (const std::exception& error) {  // this rank's own: no memory
+  } catch (const std::exception& error) {  // this rank's own failure: out of memory
     job_->give_up();
     local_->abort(fmt::format("{}: {}", describe(call), error.what()));
     throw;
@@ -223,7 +223,7 @@ HostsCommunicator::Header HostsCommunicator::header_of(const Call& call, std::ui
   return {.call = fingerprint_of(call, number), .ranges = 0};
 }
 
-// Nothing is under way before it, and everything of the call comes behind it.
+// Before it no message is under way; all data of the call follows it.
 void HostsCommunicator::exchange_headers(const Call& call, std::uint64_t ranges) {
   own_header_ = header_of(call, collectives_);
   own_header_.ranges = ranges;
@@ -241,7 +241,7 @@ void HostsCommunicator::compare_headers(const Call& call) {
     if (peer.is_compared || !transport_->received(peer.rank, peer.arrives)) continue;
     peer.is_compared = true;
     if (peer.header.call == own_header_.call) continue;
-    job_->control().check_soon(call, job_->timeout());  // which calls these are
+    job_->control().check_soon(call, job_->timeout());  // it knows how the calls differ
     fail(ErrorCode::rank_failed, "rank {} in {}: {} is in another call", job_->control().rank(),
          describe(call), job_->member(world_ranks_[static_cast<std::size_t>(peer.rank)]).name);
   }

@@ -1,6 +1,7 @@
-// The communicator of ranks on several hosts: shared memory inside a host, where a gathered buffer
-// exists once; between hosts messages of a Transport, which each rank exchanges with one
-// counterpart a host; the control plane for small messages, and to find ranks that differ or fail.
+// The communicator of ranks on several nodes. Inside a node: shared memory, where a gathered buffer
+// exists once. Between nodes: messages of a Transport, which each rank exchanges with one
+// counterpart on each other node. The control plane carries small messages and finds ranks that
+// differ or fail.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ namespace tessera::comm {
 
 class HostsCommunicator final : public Communicator {
  public:
-  // Collective. `world_ranks` are the ranks of `group` by their numbers in the world, and `local`
-  // connects those on this host, in the same order.
+  // Collective. `world_ranks` are the world's numbers of the ranks of `group`; `local` connects
+  // those on this node, in the same order.
   HostsCommunicator(std::shared_ptr<HostsJob> job, control::ControlGroup group,
                     std::vector<int> world_ranks, std::shared_ptr<SharedCommunicator> local);
   ~HostsCommunicator() override;
@@ -51,7 +52,7 @@ class HostsCommunicator final : public Communicator {
   std::vector<std::string> exchange(std::string_view message, Tag tag) override;
   std::string broadcast(std::string_view message, int root, Tag tag) override;
   void barrier(Tag tag) override;
-  // Ranks of one host get a communicator of that host alone.
+  // Ranks of one node get a communicator of that node alone.
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   [[nodiscard]] std::size_t held_bytes() const override { return local_->held_bytes(); }
@@ -64,8 +65,8 @@ class HostsCommunicator final : public Communicator {
     std::int64_t first;
     std::int64_t count;
   };
-  // What goes before the data of a collective. The control plane says in what calls differ; this,
-  // that none is taken for another meanwhile.
+  // Precedes the data of a collective. The control plane reports how calls differ; the header
+  // prevents one call's data from being taken for another's until then.
   struct Header {
     std::uint64_t call = 0;  // its number and what it is
     std::uint64_t ranges = 0;
@@ -75,21 +76,21 @@ class HostsCommunicator final : public Communicator {
     Header header{};
     Transport::Ticket arrives = 0;
     bool is_compared = true;
-    std::vector<Range> ranges{};  // that it wants summed
+    std::vector<Range> ranges{};  // that it needs summed
   };
-  class EncodedShares;  // what a gather sends in fewer bits
+  class EncodedShares;  // the part of a gather that is sent in fewer bits
   class Reducing;       // sums over ranges that the ranks divide among themselves
   struct alignas(64) CacheLine {
     std::byte bytes[64];
   };
 
   SharedBuffer& own(Buffer& buffer, Op op) const;
-  // Runs a collective that the control plane is told of.
+  // Announces the call to the control plane and runs the collective.
   void collective(const Call& call, const std::function<void()>& body);
-  // What breaks in it is often the consequence of what the control plane knows: that is what is
-  // thrown then.
+  // Runs `body`. An error in it is often the consequence of a failure that the control plane knows;
+  // then run() throws that failure.
   void run(const Call& call, const std::function<void()>& body);
-  // Moves messages until done() holds; it may do work, and then says so with `busy`.
+  // Moves messages until done() holds; done() may work, and then sets `busy`.
   void move_until(const Call& call, const std::function<bool(bool& busy)>& done);
   void wait_for(Transport& transport, const Call& call,
                 const std::function<bool(bool& busy)>& done);
@@ -100,13 +101,14 @@ class HostsCommunicator final : public Communicator {
   void exchange_headers(const Call& call, std::uint64_t ranges);
   void compare_headers(const Call& call);
   void gather(std::byte* memory, const std::vector<GatheredRange>& ranges, const Call& call);
-  // Tells the peers which ranges this rank wants summed, and hears theirs.
+  // Tells the peers the ranges that this rank needs summed, and receives theirs.
   void exchange_ranges(const std::vector<ReducedRange>& mine, const Call& call);
   [[nodiscard]] const std::vector<Range>& ranges_of(int client) const;
   void all_reduce_in_pieces(SharedBuffer& buffer, std::int64_t count, void* out,
                             const Reduction& reduction, Call call);
   std::byte* scratch(std::size_t bytes);
-  // Of messages to one rank of another host; made at the first of them, by both.
+  // The transport of messages to one rank of another node; both ranks make it at their first
+  // message.
   Transport& line_to(int peer, const Call& call);
 
   std::shared_ptr<HostsJob> job_;

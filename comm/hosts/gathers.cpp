@@ -1,6 +1,6 @@
-// Gathers over several hosts: shares go to one counterpart a host, which receives them into that
-// host's only copy. What travels encoded goes in pieces by way of scratch, the next one encoded and
-// the last one decoded while others are on their way.
+// Gathers over several nodes: each shard goes to one counterpart on each node, which receives it
+// into that node's only copy. Encoded data goes in pieces through scratch memory; the next piece is
+// encoded and the last one decoded while others are on their way.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -13,7 +13,7 @@
 
 namespace tessera::comm {
 
-// Shares that travel encoded, in blocks from each share's beginning.
+// Shards that travel encoded, in blocks from each shard's beginning.
 class HostsCommunicator::EncodedShares {
  public:
   EncodedShares(HostsCommunicator& communicator, std::byte* memory,
@@ -47,7 +47,8 @@ class HostsCommunicator::EncodedShares {
     }
   }
 
-  // Encodes and sends what has a place to go from, decodes what has come; whether all is done.
+  // Encodes and sends a piece if a slot is free, and decodes pieces that have arrived; returns
+  // whether all is done.
   bool step(bool& busy) {
     busy |= send_next();
     bool expects = false;
@@ -126,7 +127,7 @@ class HostsCommunicator::EncodedShares {
   HostsCommunicator& comm_;
   Transport& transport_;
   std::vector<Share> shares_;
-  std::vector<Range> elements_;                                      // of each share
+  std::vector<Range> elements_;                                      // of each shard
   std::int64_t largest_ = std::numeric_limits<std::int64_t>::max();  // of a piece
   std::optional<Pieces<std::vector<Range>>> outgoing_;
   std::array<Outgoing, 2> sending_;
@@ -134,7 +135,7 @@ class HostsCommunicator::EncodedShares {
   std::vector<Client> clients_;
 };
 
-// What travels as it is goes straight from and to where it lies.
+// Data that is not encoded is sent from its place and received into its place.
 void HostsCommunicator::gather(std::byte* memory, const std::vector<GatheredRange>& ranges,
                                const Call& call) {
   const auto ranks = static_cast<std::size_t>(size());

@@ -1,5 +1,5 @@
-// What the communicators of one rank of a job over several hosts share: the control plane, the part
-// of the job on this host, and where the ranks of other hosts are.
+// The parts that the communicators of one rank of a multi-node job share: the control plane, the
+// part of the job on this node, and the locations of the ranks of other nodes.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace tessera::comm {
 
 class HostsJob {
  public:
-  // What is known of a rank of the world.
+  // A rank of the world.
   struct Member {
     int host = 0;
     std::string name;     // "rank 3 (pid 4711 on node1)"
@@ -32,7 +32,7 @@ class HostsJob {
         network_(std::move(network)),
         members_(std::move(members)),
         timeout_(timeout) {}
-  ~HostsJob();  // leaves the network with all ranks, unless the job has failed
+  ~HostsJob();  // leaves the network together with all ranks, unless the job has failed
   HostsJob(const HostsJob&) = delete;
   HostsJob& operator=(const HostsJob&) = delete;
 
@@ -41,7 +41,7 @@ class HostsJob {
   [[nodiscard]] const Member& member(int world_rank) const {
     return members_[static_cast<std::size_t>(world_rank)];
   }
-  // How long nothing may move in a collective.
+  // The longest time without progress in a collective.
   [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
 
   // Collective over the ranks of a communicator: a transport from this rank to `peers`, ranks of
@@ -50,10 +50,10 @@ class HostsJob {
                                                 const std::vector<int>& peers,
                                                 const std::vector<int>& world_ranks) const;
 
-  // This rank has seen a collective fail: the network touches no memory of it any more.
+  // This rank has seen a collective fail: afterwards the network does not touch its memory.
   void give_up() const noexcept { network_->give_up(); }
 
-  // Of all communicators.
+  // The bytes that all communicators sent.
   void count_sent(std::uint64_t bytes) { bytes_sent_.fetch_add(bytes, std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t bytes_sent() const {
     return bytes_sent_.load(std::memory_order_relaxed);

@@ -1,6 +1,6 @@
-// What carries data between hosts: how ranks reach each other over it, and the transports that it
-// makes for communicators. A new network is an implementation of this and of Transport, and a row
-// in connect.cpp.
+// The interface of a network between nodes: how ranks reach each other over it, and the transports
+// that it makes for communicators. A new network implements Network and Transport and adds a row in
+// connect.cpp.
 #pragma once
 
 #include <chrono>
@@ -15,16 +15,16 @@
 
 namespace tessera::comm {
 
-// One rank's; thread-safe.
+// One rank's network; thread-safe.
 class Network {
  public:
-  // Called now and then by what waits for other ranks; throws when there is no need to wait.
+  // Called regularly by code that waits for other ranks; throws when the wait must end.
   using Look = std::function<void()>;
   struct Peer {
     int number = 0;  // in the communicator
     int rank = 0;    // of the world
     std::string name;
-    std::string contact;  // what its contact() says
+    std::string contact;  // the result of its contact()
   };
 
   Network() = default;
@@ -32,13 +32,14 @@ class Network {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  // Of communicators that use it: "shm+tcp".
+  // The backend name of communicators that use this network, such as "shm+tcp".
   [[nodiscard]] virtual std::string_view backend() const = 0;
-  // What other ranks have to know of this one, told over the control plane before anything else.
+  // The text that other ranks need to reach this one; the control plane sends it before any other
+  // use.
   [[nodiscard]] virtual std::string contact() const = 0;
 
-  // In this order, by all ranks of the world. `contacts` are theirs, by rank; what is wrong with
-  // this rank or with them is thrown by start(), and told to all.
+  // All ranks of the world call start(), then meet(). `contacts` are theirs, by rank. start()
+  // throws when this rank or the contacts are unusable, and all ranks learn of it.
   virtual void start(const std::vector<std::string>& contacts) = 0;
   virtual void meet(Look look) = 0;
 
@@ -49,9 +50,10 @@ class Network {
                                                         std::chrono::milliseconds timeout,
                                                         const Look& look) = 0;
 
-  // After a failure, by the rank that has seen it: memory of messages under way may go.
+  // Called after a failure by the rank that has seen it: afterwards the memory of messages under
+  // way may be freed.
   virtual void give_up() noexcept = 0;
-  // Collective over the world, when the job ends well.
+  // Collective over the world, when the job ends normally.
   virtual void leave(const Look& look) = 0;
 };
 

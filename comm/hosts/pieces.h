@@ -15,8 +15,9 @@ struct Piece {
   std::int64_t offset = 0;  // ... and where in it
 };
 
-// `Ranges` is a vector of what has `first` and `count`. A piece is of `largest` elements at most,
-// which `grid` divides; it begins at one of its multiples in the buffer, or ends at the next.
+// `Ranges` is a vector of a type with `first` and `count`. A piece has at most `largest` elements;
+// `grid` divides `largest`. A piece begins at a multiple of `grid` in the buffer, or ends at the
+// next multiple.
 template <class Ranges>
 class Pieces {
  public:

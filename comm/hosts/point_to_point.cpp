@@ -1,4 +1,4 @@
-// Memory from rank to rank: inside a host through its memory, else over a line of the two.
+// Memory from rank to rank: inside a node through its memory, else over a line between the two.
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -13,7 +13,7 @@ Transport& HostsCommunicator::line_to(int peer, const Call& call) {
     // The peer may come later.
     const RemoteWait wait(job_->control().watch());
     job_->control().watch().set_call(describe(call));
-    // The communicator's number is random, so that the next one is no other's.
+    // The communicator's number is random, so no other channel has the next number.
     line = job_->open(channel_ + 1, {peer}, world_ranks_);
   }
   return *line;
@@ -57,7 +57,8 @@ void HostsCommunicator::receive(void* memory, std::size_t bytes, int from, Tag t
   });
 }
 
-// To the first rank of every other host, and from there, and from the root, inside the hosts.
+// Sends to the first rank of every other node; inside the nodes these ranks and the root pass it
+// on.
 void HostsCommunicator::broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
   check_broadcast(group_.name(), root, size());
   Call call(Op::broadcast, tag);

@@ -1,6 +1,6 @@
-// Sums over several hosts, in the order of one: a rank gets each host's part of its sums from its
-// counterpart there, piece by piece, while it sums the pieces that have come. Contributions may
-// travel encoded; sums do not.
+// Sums over several nodes, in the order of a sum within one: a rank gets each node's part of its
+// sums from its counterpart there, piece by piece, while it sums the pieces that have arrived.
+// Contributions may travel encoded; sums do not.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -16,7 +16,7 @@
 namespace tessera::comm {
 namespace {
 
-// all_reduce works in pieces of this much, between which the host's ranks meet.
+// all_reduce works in pieces of this size; the node's ranks meet between them.
 constexpr std::size_t reduced_bytes = hosts_sums_bytes / 2;
 
 std::size_t bytes_for(std::int64_t count, DType dtype) {
@@ -41,7 +41,7 @@ void sum_ranks(const std::vector<const void*>& sources, int group, void* out, st
                   .accumulate = reduction.accumulate});
 }
 
-// out (+)= scale * a sum that is complete.
+// out (+)= scale * sum, for a complete sum.
 void finish_sum(const void* sum, void* out, std::int64_t count, DType wide,
                 const Reduction& reduction) {
   if (size_of(reduction.out_dtype) >= size_of(wide)) {
@@ -57,7 +57,7 @@ void finish_sum(const void* sum, void* out, std::int64_t count, DType wide,
                   .accumulate = reduction.accumulate});
 }
 
-// Of a sum alone, to be scaled and added later.
+// The reduction that only sums; the caller scales and adds later.
 Reduction partial_of(const Reduction& reduction) {
   return {.in_dtype = reduction.in_dtype,
           .out_dtype = wide_of(reduction.in_dtype),
@@ -82,7 +82,7 @@ class HostsCommunicator::Reducing {
     divide_scratch();
   }
 
-  // Collective over the hosts. The peers' ranges are known: `of` gives them by rank.
+  // Collective over the nodes. The peers' ranges are known: `of` returns them by rank.
   void run(const std::vector<ReducedRange>& mine,
            const std::function<const std::vector<Range>&(int)>& of, const Call& call) {
     wanted_.emplace(mine, largest_, travelling_.grid());
@@ -96,7 +96,7 @@ class HostsCommunicator::Reducing {
   }
 
  private:
-  struct Slot {  // a piece on its way to this rank, from all other hosts
+  struct Slot {  // a piece on its way to this rank, from all other nodes
     std::byte* memory = nullptr;
     std::optional<Piece> piece;
     std::vector<Transport::Ticket> last;  // of each counterpart
@@ -108,13 +108,13 @@ class HostsCommunicator::Reducing {
     std::size_t next_slot;
   };
 
-  // Elements that arrive of an element's sum, from a host.
+  // The number of elements that a node sends for one element of the sum.
   [[nodiscard]] std::size_t parts_from(int host) const {
     return plan_.by_host ? 1 : topology_.ranks_of(host).size();
   }
   [[nodiscard]] bool sends_from_scratch() const { return plan_.by_host || travelling_.encoded(); }
-  // A sum of two does not depend on their order: this host's need not be complete to be added to
-  // the other's.
+  // A sum of two does not depend on their order, so this node's sum need not be complete before it
+  // is added to the other's.
   [[nodiscard]] bool sums_at_once() const {
     return plan_.by_host && topology_.hosts() == 2 && reduction_.in_dtype == wide_ &&
            size_of(reduction_.out_dtype) >= size_of(wide_);
@@ -132,7 +132,7 @@ class HostsCommunicator::Reducing {
     outgoing_ = whole_sum_ + scratch_.sum;
   }
 
-  // Contributions go as they are, straight from where they lie.
+  // Sends contributions unencoded, from their place.
   void send_contributions() {
     for (Client& client : clients_) {
       while (const std::optional<Piece> piece = client.pieces.next()) {
@@ -188,7 +188,7 @@ class HostsCommunicator::Reducing {
     return true;
   }
 
-  // Sums what has come, sends what is wanted; whether all is done.
+  // Sums the pieces that have arrived and sends those that are due; returns whether all is done.
   bool step(const std::vector<ReducedRange>& mine, bool& busy) {
     Slot& slot = slots_[next_slot_];
     if (slot.piece && has_come(slot)) {
@@ -223,7 +223,7 @@ class HostsCommunicator::Reducing {
     return true;
   }
 
-  // A part of a sum that has come, in its own type.
+  // A part of a sum that has arrived, in its own type.
   [[nodiscard]] const std::byte* arrived(const Slot& slot, std::size_t part) const {
     std::byte* const memory = slot.memory + part * hosts_piece_bytes;
     if (!travelling_.encoded()) return memory;
@@ -232,7 +232,7 @@ class HostsCommunicator::Reducing {
     return decoded;
   }
 
-  // The parts of a sum, of hosts or of ranks, in its order.
+  // The parts of a sum, from nodes or from ranks, in the order of the sum.
   void collect_parts(const Slot& slot) {
     parts_.resize(static_cast<std::size_t>(plan_.by_host ? topology_.hosts() : topology_.ranks()));
     std::size_t came = 0;
@@ -280,9 +280,9 @@ class HostsCommunicator::Reducing {
   const ReductionScratch scratch_;
   std::array<Slot, 2> slots_;
   std::size_t next_slot_ = 0;
-  std::byte* decoded_ = nullptr;    // what has come, by parts
-  std::byte* own_sum_ = nullptr;    // this host's
-  std::byte* whole_sum_ = nullptr;  // of all hosts, before it is rounded
+  std::byte* decoded_ = nullptr;    // arrived data, by parts
+  std::byte* own_sum_ = nullptr;    // this node's
+  std::byte* whole_sum_ = nullptr;  // of all nodes, before it is rounded
   std::byte* outgoing_ = nullptr;   // two for each client
   std::optional<Pieces<std::vector<ReducedRange>>> wanted_;
   std::vector<Client> clients_;
@@ -369,12 +369,12 @@ void HostsCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out
   shared.release();
 }
 
-// Each rank sums its part of a piece into its host's memory; the parts are gathered there, and
-// every rank takes the whole from there.
+// Each rank sums its part of a piece into its node's memory; the parts are gathered there, and
+// every rank copies the whole piece from there.
 void HostsCommunicator::all_reduce_in_pieces(SharedBuffer& buffer, std::int64_t count, void* out,
                                              const Reduction& reduction, Call call) {
-  // What accumulates is scaled and added at the end, by the same kernel as in reduce_scatter. Parts
-  // are whole blocks.
+  // Sums that accumulate are scaled and added at the end, by the same kernel as in reduce_scatter.
+  // Parts are whole blocks.
   Reduction part = reduction;
   if (reduction.accumulate) part = partial_of(reduction);
   part.group = reduction.group;
@@ -391,7 +391,7 @@ void HostsCommunicator::all_reduce_in_pieces(SharedBuffer& buffer, std::int64_t 
       const std::int64_t first = std::min(rank * share, length);
       parts[static_cast<std::size_t>(rank)] = {{begin + first, std::min(share, length - first)}};
     }
-    // The halves take turns: a rank is at most one meeting ahead of the slowest reader.
+    // The halves are used alternately: a rank is at most one meeting ahead of the slowest reader.
     std::byte* sums = sums_->data() + (call.part & 1) * reduced_bytes;
     const Range& mine = parts[static_cast<std::size_t>(rank())].front();
     Reducing reducing(*this, buffer, part);

@@ -1,4 +1,4 @@
-// Encoding, the cutting of the tree of sums at hosts, and sizes.
+// Encoding, splitting the tree of sums over nodes, and sizes.
 #include "comm/hosts/travelling.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ SumOverHosts sum_over_hosts(const Topology& topology, int group, Travelling cont
       if (rank != expected++) return by_rank;
     }
   }
-  // A host's sum is one wide element where its contributions are `each` narrow ones.
+  // A node's sum has one wide element for `each` narrow elements of its contributions.
   if (each == 1 || sums.bytes(wire_block) > each * contributions.bytes(wire_block)) return by_rank;
   const int inside = static_cast<int>(each);
   // 2^k consecutive ranks at a multiple of 2^k are a subtree of the binary tree of a group...
@@ -49,7 +49,7 @@ SumOverHosts sum_over_hosts(const Topology& topology, int group, Travelling cont
 }
 
 ReductionScratch reduction_scratch(const Topology& topology, const SumOverHosts& plan) {
-  std::size_t parts = 0;  // of a piece, from the other hosts
+  std::size_t parts = 0;  // of a piece, from the other nodes
   for (int host = 0; host < topology.hosts(); ++host) {
     if (host != topology.own_host()) parts += plan.by_host ? 1 : topology.ranks_of(host).size();
   }

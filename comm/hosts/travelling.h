@@ -1,5 +1,5 @@
-// What goes between hosts, as what, and in which memory on its way: by arithmetic alone, so that a
-// plan has it too.
+// The data between nodes: its format and the memory that it needs on the way. This file only
+// computes sizes, so that a plan can use it.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,14 @@
 
 namespace tessera::comm {
 
-// What is worked on between two looks at the network, as it travels: a few of them fit into a
+// Encoded bytes that are processed between two looks at the network: a few such pieces fit into a
 // core's cache.
 inline constexpr std::size_t hosts_piece_bytes = std::size_t{64} << 10;
-// A memory for the sums of all_reduce that a host's ranks share.
+// The buffer for the sums of all_reduce that a node's ranks share.
 inline constexpr std::size_t hosts_sums_bytes = std::size_t{8} << 20;
 
-// Elements on their way. What is encoded has been rounded to the format, so that nothing is lost.
+// Elements on their way. Encoded elements have already been rounded to the format, so nothing is
+// lost.
 struct Travelling {
   DType dtype = DType::float32;
   WireFormat wire = WireFormat::same;
@@ -26,37 +27,37 @@ struct Travelling {
   [[nodiscard]] std::size_t bytes(std::int64_t count) const {
     return encoded() ? wire_bytes(wire, count) : static_cast<std::size_t>(count) * size_of(dtype);
   }
-  // Elements of a piece: as many whole blocks as travel in its bytes.
+  // Elements of a piece: as many whole blocks as fit into its encoded bytes.
   [[nodiscard]] std::int64_t piece() const {
     return static_cast<std::int64_t>(hosts_piece_bytes / bytes(wire_block)) * wire_block;
   }
-  // Where elements may be cut, counted from where blocks begin.
+  // Elements may be cut at multiples of this, counted from the beginning of a block.
   [[nodiscard]] std::int64_t grid() const { return encoded() ? wire_block : 1; }
 
-  // Between `elements` and what travels; not of what travels as it is.
+  // Converts between `elements` and their encoded form; not for data that travels unchanged.
   void encode(const std::byte* elements, std::int64_t count, std::byte* travels) const;
   void decode(std::byte* travels, std::int64_t count, std::byte* elements) const;
 };
 
-// What host sums and partial results are kept in.
+// The type of nodes' sums and partial results.
 inline DType wide_of(DType dtype) {
   return dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
-// How a sum over all ranks (kernels::ReduceRanks with `group`) is made over hosts. Where each
-// host's ranks are a whole subtree, a host sends its sum, unless the ranks' contributions
+// How ranks on several nodes compute a sum over all ranks (kernels::ReduceRanks with `group`). When
+// each node's ranks are a whole subtree, a node sends its sum, unless the ranks' contributions
 // themselves take fewer bytes.
 struct SumOverHosts {
   bool by_host = false;
-  int group_inside = 0;   // of the sum over a host's ranks
-  int group_of_sums = 0;  // of the sum over the hosts' sums, or over all ranks
+  int group_inside = 0;   // of the sum over a node's ranks
+  int group_of_sums = 0;  // of the sum over the nodes' sums, or over all ranks
   Travelling travelling{};
 };
 SumOverHosts sum_over_hosts(const Topology& topology, int group, Travelling contributions);
 
 // The memory of pieces on their way in a reduction, in bytes.
 struct ReductionScratch {
-  std::size_t incoming = 0;  // of a piece of this rank's sums, from all other hosts; there are two
+  std::size_t incoming = 0;  // of a piece of this rank's sums, from all other nodes; there are two
   std::size_t decoded = 0;   // the same in its own type, of one piece
   std::size_t sum = 0;       // of a piece, in the wide type; there are two
   std::size_t outgoing = 0;  // of a piece of a client's sums; there are two for each
@@ -68,8 +69,8 @@ struct ReductionScratch {
 };
 ReductionScratch reduction_scratch(const Topology& topology, const SumOverHosts& plan);
 
-// Of gathers of which a part travels encoded: two pieces of this rank's shares, and two of each
-// client's.
+// The scratch of gathers of which a part is sent encoded: two pieces of this rank's shards, and two
+// of each client's.
 std::size_t hosts_gather_scratch(const Topology& topology,
                                  const std::vector<GatheredRange>& ranges);
 

@@ -1,6 +1,5 @@
-// The calls of one binary interface of MPI. What differs between the two is their handles (Open
-// MPI's are addresses of objects, MPICH's are numbers) and some constants; statuses are only passed
-// on.
+// The calls of one binary interface of MPI. The two interfaces differ in their handles (Open MPI's
+// are addresses of objects, MPICH's are numbers) and some constants; statuses are only passed on.
 #pragma once
 
 #include <dlfcn.h>
@@ -130,7 +129,7 @@ class MpiCalls final : public Mpi {
     check("MPI_Comm_set_errhandler", comm_set_errhandler_(to_handle(of.handle), return_errors_));
   }
 
-  // Where MPI writes the new communicator stays until it has.
+  // MPI writes the new communicator to this address, which stays valid until then.
   Communicator copy_world(const Look& look) override {
     Handle request{};
     Handle* copy = nullptr;
@@ -218,7 +217,7 @@ class MpiCalls final : public Mpi {
   void find(Function& function, const char* name) {
     function = reinterpret_cast<Function>(dlsym(library_, name));
     TESSERA_CHECK(function != nullptr, ErrorCode::configuration,
-                  "{} has no {}: a library of MPI 3 is wanted", description_, name);
+                  "{} has no {}: an MPI 3 library is required", description_, name);
   }
 
   [[nodiscard]] Turn take_turn() { return Turn(*this, serial_.load()); }
@@ -230,7 +229,7 @@ class MpiCalls final : public Mpi {
     return flag != 0;
   }
 
-  // Within a turn.
+  // The caller holds a turn.
   void check(const char* call, int status) {
     if (status == 0) return;
     std::array<char, 4096> text{};

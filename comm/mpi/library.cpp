@@ -1,4 +1,4 @@
-// Loading, telling the interfaces apart, and what both have in common.
+// Loads the library, detects its interface, and implements the parts that both interfaces share.
 #include "comm/mpi/library.h"
 
 #include <dlfcn.h>
@@ -25,7 +25,7 @@ bool is_in_environment(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
-// Of Open MPI 4 and 5; of MPICH and Intel MPI, of Debian's MPICH, of Cray's.
+// Names for Open MPI 4 and 5; for MPICH and Intel MPI, for Debian's MPICH, for Cray's.
 std::vector<std::string> library_names() {
   if (is_in_environment(library_variable)) return {std::getenv(library_variable)};
   std::vector<std::string> names{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12",
@@ -35,9 +35,10 @@ std::vector<std::string> library_names() {
   return names;
 }
 
-// It stays loaded: MPI has threads and handlers of its own.
+// The library stays loaded: MPI has its own threads and handlers.
 void* open_library(std::string_view wanted_by, std::string_view instead) {
-  // A program that is linked with one uses that: another one's handles would mean nothing to it.
+  // A program that is linked with a library must use that one: handles of another have no meaning
+  // in it.
   if (dlsym(RTLD_DEFAULT, "MPI_Init_thread") != nullptr) return RTLD_DEFAULT;
   std::string reasons;
   for (const std::string& name : library_names()) {
@@ -51,7 +52,7 @@ void* open_library(std::string_view wanted_by, std::string_view instead) {
        wanted_by, reasons, library_variable, instead);
 }
 
-// What a library says of itself, before it is initialised as well.
+// The library's version text, which is available before MPI is initialised.
 std::string version_text(void* library) {
   auto* version = reinterpret_cast<int (*)(char*, int*)>(dlsym(library, "MPI_Get_library_version"));
   if (version == nullptr) return "one without MPI_Get_library_version";

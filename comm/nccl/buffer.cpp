@@ -34,7 +34,7 @@ NcclBuffer::NcclBuffer(const void* owner, Device device, std::string_view name, 
       memory_(device, bytes, name, held),
       sharing_(sharing),
       number_(number) {
-  // The first writer may be another queue than the one that zeroes.
+  // The first writer may use another queue than the zeroing.
   released_ = current_queue(device_).record();
 }
 
@@ -43,7 +43,8 @@ NcclBuffer::~NcclBuffer() {
   try {
     if (released_) released_->synchronize();
   } catch (const std::exception&) {
-    // The device has failed: nothing reads the memory any more, and whoever waits for it is told.
+    // The device has failed: nothing reads the memory any more, and code that waits for the device
+    // gets the error.
   }
 }
 

@@ -1,4 +1,4 @@
-// Collective memory of a rank whose peers have memories of their own.
+// Collective memory of a rank whose peers have separate memories.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace tessera::comm {
 
-// Device memory from the arena, zero-filled; given back when the queue that it was last used in has
-// passed.
+// Device memory from the arena, zero-filled; freed when the work in the queue that last used it is
+// done.
 class NcclMemory {
  public:
   NcclMemory() = default;
@@ -44,7 +44,7 @@ class NcclBuffer final : public Buffer {
   [[nodiscard]] const void* owner() const { return owner_; }
   [[nodiscard]] std::uint64_t number() const { return number_; }
 
-  // The calling thread's current queue may write when the readers of the last contents have passed.
+  // The calling thread's current queue may write when the readers of the last contents are done.
   void acquire();
   void publish();
 

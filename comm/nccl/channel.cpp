@@ -1,4 +1,4 @@
-// NCCL's calls, none of which may hang.
+// NCCL's calls; none of them may hang.
 #include "comm/nccl/channel.h"
 
 #include <nccl.h>
@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Whoever waits this long for other ranks looks less often.
+// After this time a wait for other ranks looks less often.
 constexpr std::chrono::milliseconds slow_after{100};
 
 ncclDataType_t type_of(DType dtype) {
@@ -47,12 +47,12 @@ struct NcclChannel::State {
   int rank = 0;
   std::chrono::milliseconds timeout{0};
   std::function<void()> look;
-  // NCCL frees an aborted communicator: no call may be inside it then. Calls do not block, so that
-  // whoever aborts waits for moments only.
+  // NCCL frees an aborted communicator: no call may be inside it then. Calls do not block, so
+  // abort() waits only for moments.
   mutable std::mutex mutex;
   bool aborted = false;
 
-  // Makes a call and waits for what it has begun.
+  // Makes a call and waits for its work.
   template <class Body>
   void call(const char* name, const Body& body) {
     ncclResult_t result = ncclSuccess;
@@ -71,7 +71,7 @@ struct NcclChannel::State {
       TESSERA_CHECK(Clock::now() < deadline, ErrorCode::rank_failed,
                     "{} was not done after {} s: a rank does not take part", name,
                     std::chrono::duration<double>(timeout).count());
-      // What takes longer waits for other ranks, and must not take a core meanwhile.
+      // A longer wait is for other ranks, and must not take a core meanwhile.
       const auto waited = Clock::now() - begin;
       if (waited < std::chrono::milliseconds(2)) {
         std::this_thread::yield();
@@ -87,7 +87,7 @@ struct NcclChannel::State {
                   nccl->GetErrorString(result));
   }
 
-  // The mutex is held.
+  // The caller holds the mutex.
   void check_usable(const char* name) const {
     TESSERA_CHECK(!aborted, ErrorCode::rank_failed, "{}: the communicator was aborted", name);
   }
@@ -104,7 +104,7 @@ std::string NcclChannel::make_id(const cuda::NcclFunctions& functions) {
   ncclUniqueId id;
   const ncclResult_t result = functions.GetUniqueId(&id);
   TESSERA_CHECK(result == ncclSuccess, ErrorCode::configuration,
-                "ncclGetUniqueId failed: {}; NCCL_DEBUG=WARN says more",
+                "ncclGetUniqueId failed: {}; NCCL_DEBUG=WARN prints more",
                 functions.GetErrorString(result));
   return {id.internal, sizeof(id.internal)};
 }
@@ -114,7 +114,7 @@ std::unique_ptr<NcclChannel> NcclChannel::open(const cuda::NcclFunctions& functi
                                                std::chrono::milliseconds timeout,
                                                std::function<void()> look) {
   ncclUniqueId unique;
-  TESSERA_REQUIRE(id.size() == sizeof(unique.internal), "{} bytes are no NCCL id", id.size());
+  TESSERA_REQUIRE(id.size() == sizeof(unique.internal), "{} bytes are not an NCCL id", id.size());
   std::memcpy(unique.internal, id.data(), id.size());
   auto state = std::make_unique<State>();
   state->nccl = &functions;
@@ -124,7 +124,7 @@ std::unique_ptr<NcclChannel> NcclChannel::open(const cuda::NcclFunctions& functi
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   State* opened = state.get();
-  // From here on the destructor ends what was begun.
+  // From here on the destructor ends the work that was begun.
   std::unique_ptr<NcclChannel> channel(new NcclChannel(std::move(state)));
   opened->call("ncclCommInitRankConfig", [&] {
     return functions.CommInitRankConfig(&opened->communicator, size, unique, rank, &config);
@@ -136,8 +136,8 @@ NcclChannel::~NcclChannel() {
   const std::lock_guard lock(state_->mutex);
   if (state_->communicator == nullptr || state_->aborted) return;
   state_->aborted = true;
-  // Collectives are complete, or the job has failed. Destroying without finalising would wait for
-  // peers that may be gone, and so would finalising when this rank gives up.
+  // Collectives are complete, or the job has failed. Without finalising, the destruction would wait
+  // for peers that may be gone; so would finalising when this rank gives up.
   ncclResult_t status = std::uncaught_exceptions() > 0
                             ? ncclInternalError
                             : state_->nccl->CommFinalize(state_->communicator);
@@ -153,7 +153,8 @@ NcclChannel::~NcclChannel() {
   }
 }
 
-// body(functions, i) for i below count, as one group: the first failure, else the group's result.
+// Calls body(functions, i) for i below count, as one group. Returns the first failure, else the
+// group's result.
 template <class Body>
 auto NcclChannel::grouped(const Body& body, std::size_t count) {
   const cuda::NcclFunctions& nccl = *state_->nccl;
@@ -177,7 +178,7 @@ std::unique_ptr<NcclChannel> NcclChannel::split(int color, int key, int rank) {
   config.blocking = 0;
   State* opened = part.get();
   std::unique_ptr<NcclChannel> channel(new NcclChannel(std::move(part)));
-  // The parent knows when the child may be asked.
+  // The parent knows when the child is ready for calls.
   state_->call("ncclCommSplit", [&] {
     return state_->nccl->CommSplit(state_->communicator, color, key, &opened->communicator,
                                    &config);

@@ -1,7 +1,7 @@
 // One NCCL communicator: its collectives over raw device memory.
 //
 // Non-blocking throughout: every call returns within its deadline or throws, whatever the peers do.
-// Used by one thread at a time, but for abort().
+// Used by one thread at a time, except for abort().
 #pragma once
 
 #include <chrono>
@@ -24,9 +24,9 @@ namespace tessera::comm {
 
 class NcclChannel {
  public:
-  // A new channel's name, which one rank makes and gives to the others.
+  // The id of a new channel, which one rank makes and gives to the others.
   static std::string make_id(const cuda::NcclFunctions& functions);
-  // Collective over `size` ranks. `look` is called now and then while a call waits for other ranks,
+  // Collective over `size` ranks. `look` is called regularly while a call waits for other ranks,
   // and throws when it need not wait any longer.
   static std::unique_ptr<NcclChannel> open(const cuda::NcclFunctions& functions,
                                            const std::string& id, int size, int rank,
@@ -36,12 +36,12 @@ class NcclChannel {
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
 
-  // Collective: a channel of the ranks that name the same colour, ordered by (key, rank).
-  // `rank` is this rank's place among them.
+  // Collective: a channel of the ranks that pass the same colour, ordered by (key, rank). `rank` is
+  // this rank's place among them.
   std::unique_ptr<NcclChannel> split(int color, int key, int rank);
 
-  // Several of a kind are one group of calls.
-  // Rank r's share lies at begin + r * share_bytes before, everybody's after.
+  // All parts of one call form one NCCL group. Rank r's shard lies at begin + r * share_bytes
+  // before the call, all shards after it.
   struct Gathered {
     std::byte* begin;
     std::size_t share_bytes;
@@ -56,7 +56,7 @@ class NcclChannel {
   void reduce_scatter(const std::vector<Scattered>& parts, DType dtype, DeviceQueue& queue);
   void all_reduce(const std::byte* in, std::byte* out, std::int64_t count, DType dtype,
                   DeviceQueue& queue);
-  // Sums that go to one rank each; `to` counts on that rank only. The same list on every rank.
+  // Each sum goes to one rank; only that rank uses `to`. The list is the same on every rank.
   struct Sum {
     int root;
     const std::byte* from;
@@ -64,7 +64,8 @@ class NcclChannel {
     std::int64_t count;
   };
   void reduce_each(const std::vector<Sum>& sums, DType dtype, DeviceQueue& queue);
-  // Bytes between pairs of ranks. What one sends to another is received there in the same order.
+  // Bytes between pairs of ranks. A rank receives messages of a peer in the order in which the peer
+  // sent them.
   struct Transfer {
     int peer;
     const std::byte* send;  // or null
@@ -73,9 +74,9 @@ class NcclChannel {
   };
   void transfer(const std::vector<Transfer>& transfers, DeviceQueue& queue);
 
-  // What NCCL has found out meanwhile.
+  // An error that NCCL has detected meanwhile.
   [[nodiscard]] std::optional<std::string> asynchronous_error() const;
-  // Ends whatever is under way; later calls throw. From any thread.
+  // Ends all work under way; later calls throw. From any thread.
   void abort() noexcept;
 
  private:

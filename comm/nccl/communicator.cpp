@@ -1,4 +1,4 @@
-// Collectives by NCCL: setting up, gathers, small messages. Reductions are in reductions.cpp.
+// Collectives by NCCL: setup, gathers, small messages. Reductions are in reductions.cpp.
 #include "comm/nccl/communicator.h"
 
 #include <algorithm>
@@ -52,7 +52,8 @@ std::shared_ptr<Buffer> NcclCommunicator::allocate(std::string_view name, std::s
   return buffer;
 }
 
-// All ranks have the memory or none has: one that lacks it must not leave the others waiting.
+// Either all ranks get the memory or none does: a rank without memory must not leave the others
+// waiting.
 void NcclCommunicator::agree_on_memory(const Call& call, const std::function<void()>& take) {
   std::string outcome = encode_success(0);
   try {

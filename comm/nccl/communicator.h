@@ -33,7 +33,7 @@ class NcclCommunicator final : public Communicator {
                                    Sharing sharing) override;
   void acquire(Buffer& buffer, Tag tag) override;
   void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
-  // The ranges of a unit (tag.unit) and buffer stay what they were at its first call.
+  // A unit (tag.unit) and buffer must have the same ranges in every call.
   void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
                       Tag tag) override;
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
@@ -65,8 +65,8 @@ class NcclCommunicator final : public Communicator {
 
   NcclBuffer& own(Buffer& buffer, Op op) const;
   [[nodiscard]] Call call_of(Op op, const NcclBuffer& buffer, Tag tag) const;
-  // Runs what puts a collective into the queue. When NCCL fails, the ranks' control plane often
-  // knows why: the calls differ, or a rank is gone. That is what is thrown then.
+  // Runs the body, which puts a collective into the queue. When NCCL fails, the control plane often
+  // knows the cause: the calls differ, or a rank is gone. Then this throws that cause.
   template <class Body>
   void collective(const Call& call, const Body& body) {
     group_.announce(call);
@@ -82,14 +82,14 @@ class NcclCommunicator final : public Communicator {
   const RangesOfRanks& ranges_of_ranks(const Ranges& mine, const Call& call);
   static bool is_regular(const RangesOfRanks& all);
   std::byte* scratch(std::size_t bytes);
-  // Elements between this rank and another: sent, or received.
+  // Elements that this rank sends to another or receives from it.
   struct Move {
     int peer;
     const std::byte* send;  // or null
     std::byte* receive;     // or null
     std::int64_t count;
   };
-  // As `wire`, which for a format of its own takes move_scratch() bytes.
+  // Moves in the format `wire`; a format other than `same` needs move_scratch() bytes.
   static std::size_t move_scratch(const std::vector<Move>& moves, WireFormat wire);
   void move(const std::vector<Move>& moves, DType dtype, WireFormat wire, std::byte* encoded);
   void gather_as_wire(const NcclBuffer& buffer, const std::vector<GatheredRange>& ranges);

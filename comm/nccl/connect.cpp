@@ -1,4 +1,4 @@
-// From a world to its NCCL communicator.
+// Connects a world over NCCL.
 #include "comm/nccl/connect.h"
 
 #include "base/error.h"
@@ -12,7 +12,7 @@
 namespace tessera::comm {
 namespace {
 
-// The control plane names who does not come: NCCL's own waits end after it has spoken.
+// The control plane names the ranks that do not come: NCCL's own waits end after that.
 constexpr std::chrono::milliseconds control_lead{10'000};
 
 }  // namespace
@@ -43,14 +43,15 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
       {.rendezvous = options.rendezvous_timeout, .collective = timeout, .standstill = standstill});
   std::vector<std::int32_t> members;
   for (int rank = 0; rank < world.size; ++rank) members.push_back(rank);
-  // In this order: the hub, which the job ends, waits for all connections to end.
+  // Declared first, so destroyed last: the job ends the hub, which waits for all connections to
+  // end.
   const auto job = std::make_shared<NcclJob>(std::move(plane), options.device, timeout);
   control::ControlGroup group(job->shared_control(), std::move(members), 1, "world");
   try {
     const std::string made = world.rank == 0 ? NcclChannel::make_id(functions) : std::string();
     const std::string id =
         group.exchange(Call(Op::broadcast, {.phase = Phase::setup}), made).front();
-    // Ranks that do not come to NCCL's own meeting are found by the control plane.
+    // The control plane finds ranks that do not come to NCCL's own meeting.
     const auto look = [control = job->shared_control()] {
       control->check(Call(Op::split, {.phase = Phase::setup}));
     };

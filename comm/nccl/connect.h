@@ -1,4 +1,4 @@
-// connect_nccl over given functions: the machine's NCCL, or what a test puts in its place.
+// connect_nccl over given functions: the machine's NCCL, or a test's replacement.
 #pragma once
 
 #include <memory>

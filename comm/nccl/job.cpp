@@ -41,8 +41,8 @@ void NcclJob::expect(const Call& call, PointHandle end) {
   pending_.push_back({call, std::move(end), std::chrono::steady_clock::now() + timeout_});
 }
 
-// A device that has failed says so to whoever asks it anything: then every rank is told, and the
-// collectives are ended.
+// A device that has failed reports it at the next call on it: then this tells every rank and ends
+// the collectives.
 void NcclJob::look_on() {
   std::unique_lock lock(mutex_);
   try {
@@ -61,8 +61,8 @@ void NcclJob::look_on() {
   }
 }
 
-// The mutex is held. The control plane is told for how long the device has not got on: it knows
-// which ranks have not joined.
+// The caller holds the mutex. Reports how long the device has made no progress to the control
+// plane, which knows the ranks that have not joined.
 void NcclJob::look_for_standstill() {
   const std::chrono::nanoseconds now = clock_.look();
   const bool any_ended =
@@ -72,7 +72,7 @@ void NcclJob::look_for_standstill() {
       std::chrono::duration_cast<std::chrono::milliseconds>(now - last_end_));
 }
 
-// The mutex is held.
+// The caller holds the mutex.
 void NcclJob::look_for_failures() {
   const auto now = std::chrono::steady_clock::now();
   const auto late = std::find_if(pending_.begin(), pending_.end(),
@@ -90,7 +90,7 @@ void NcclJob::look_for_failures() {
   }
 }
 
-// The mutex is held.
+// The caller holds the mutex.
 void NcclJob::abort_channels() {
   for (const auto& weak : channels_) {
     if (const std::shared_ptr<NcclChannel> channel = weak.lock()) channel->abort();

@@ -1,4 +1,4 @@
-// What the NCCL communicators of one rank share: the control plane, and a watch that ends
+// The parts that the NCCL communicators of one rank share: the control plane, and a watch that ends
 // collectives which cannot end by themselves.
 #pragma once
 
@@ -36,8 +36,8 @@ class NcclJob {
 
   // The channel is aborted when the job fails.
   void watch(const std::shared_ptr<NcclChannel>& channel);
-  // A collective was put into the queue; `end` is the point behind it. When it is not reached in
-  // time, every rank is told, and the channels are aborted.
+  // A collective was put into the queue; `end` is the point behind it. When the queue does not
+  // reach it in time, the job tells every rank and aborts the channels.
   void expect(const Call& call, PointHandle end);
 
  private:
@@ -61,7 +61,7 @@ class NcclJob {
   std::vector<std::weak_ptr<NcclChannel>> channels_;
   std::vector<Pending> pending_;
   RunningClock clock_;
-  std::chrono::nanoseconds last_end_{0};  // of a collective, or when there was none to end
+  std::chrono::nanoseconds last_end_{0};  // of a collective, or when none was pending
   std::thread watcher_;
 };
 

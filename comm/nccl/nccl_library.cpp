@@ -1,4 +1,4 @@
-// NCCL by dlopen.
+// Loads NCCL with dlopen.
 #include "comm/nccl/nccl_library.h"
 
 #include <dlfcn.h>

@@ -5,7 +5,8 @@
 
 namespace tessera::comm {
 
-// The two ranks alone know of it: the control plane compares what all of a group's ranks call.
+// Not announced to the control plane, which compares calls of all ranks of a group: only two ranks
+// make this one.
 void NcclCommunicator::send(const void* memory, std::size_t bytes, int to, Tag tag) {
   const Call call = call_of_message(group_.name(), rank(), to, size(), bytes, false, tag);
   job_->control().check(call);

@@ -1,5 +1,5 @@
-// Reductions over NCCL: by its own collectives, in its order, where they are in 32 bits or more;
-// else by transfers and our kernel, in fp32 and in the order that all other communicators use.
+// Reductions over NCCL. Data of 32 bits or more: NCCL's own collectives, in its order. Else:
+// transfers and our kernel, in fp32 and in the order that all other communicators use.
 #include <algorithm>
 
 #include "base/error.h"
@@ -63,7 +63,7 @@ const NcclCommunicator::RangesOfRanks& NcclCommunicator::ranges_of_ranks(const R
 void NcclCommunicator::sum(const std::vector<const void*>& sources, int group, void* out,
                            std::int64_t count, DType in_dtype, const Reduction& reduction) {
   const int ranks = static_cast<int>(sources.size());
-  if (ranks == 1 && size_of(reduction.out_dtype) < size_of(in_dtype)) {  // a sum that is complete
+  if (ranks == 1 && size_of(reduction.out_dtype) < size_of(in_dtype)) {  // a complete sum
     TESSERA_LAUNCH(device(), cast,
                    {.in = sources.front(),
                     .out = out,
@@ -105,8 +105,9 @@ void NcclCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedR
   mine.release();
 }
 
-// Whether each of the first rank's ranges goes on as the others', as long and in rank order: what
-// NCCL calls a reduce-scatter. So it is of all units; other callers' ranges need not be.
+// True when the ranges of all ranks follow those of the first rank, with equal lengths and in rank
+// order: a reduce-scatter in NCCL's sense. The ranges of all units are so; those of other callers
+// need not be.
 bool NcclCommunicator::is_regular(const RangesOfRanks& all) {
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r].size() != all[0].size()) return false;
@@ -170,7 +171,7 @@ void NcclCommunicator::reduce_in_fixed_order(const NcclBuffer& buffer,
   for (const ReducedRange& range : ranges) {
     of_a_rank += aligned(bytes_of(range.count, reduction.in_dtype));
   }
-  // From the scratch's beginning on, which is known when all of it is.
+  // Places are relative to the scratch's beginning, which is known only when its size is.
   std::vector<Move> moves;
   std::vector<std::size_t> places;
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -226,7 +227,7 @@ void NcclCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
 }
 
 // Each rank sums its part of a piece; the parts' unscaled sums are gathered, and every rank scales
-// and adds them in the same kernel, hence with the same bits, as reduce_scatter.
+// and adds them in the same kernel as reduce_scatter, hence with the same bits.
 void NcclCommunicator::all_reduce_in_fixed_order(const NcclBuffer& buffer, std::int64_t count,
                                                  void* out, const Reduction& reduction) {
   DeviceQueue& queue = current_queue(device());

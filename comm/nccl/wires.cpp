@@ -1,4 +1,4 @@
-// What travels over NCCL, in its own type or in fewer bits: encoded here, decoded there.
+// Data over NCCL, in its own type or in fewer bits: encoded by the sender, decoded by the receiver.
 #include <algorithm>
 
 #include "comm/nccl/communicator.h"
@@ -12,7 +12,8 @@ std::size_t round_up_wire(std::size_t bytes) {
   return (bytes + nccl_scratch_alignment - 1) / nccl_scratch_alignment * nccl_scratch_alignment;
 }
 
-// `n` elements of `dtype`, and where they travel: payload, and behind it the scales.
+// Converts `n` elements of `dtype` to or from their encoded form: the payload, and the scales
+// behind it.
 void convert(Device device, kernels::WireStep step, WireFormat format, const std::byte* in,
              std::byte* out, std::byte* encoded, std::int64_t n, DType dtype) {
   TESSERA_LAUNCH(
@@ -62,7 +63,7 @@ void NcclCommunicator::move(const std::vector<Move>& moves, DType dtype, WireFor
   }
 }
 
-// Every rank decodes all shares, its own too: all have the same bits.
+// Every rank decodes all shards, including its own: all have the same bits.
 void NcclCommunicator::gather_as_wire(const NcclBuffer& buffer,
                                       const std::vector<GatheredRange>& ranges) {
   const auto ranks = static_cast<std::size_t>(size());

@@ -1,4 +1,4 @@
-// Collectives that are counted.
+// Collectives that are only counted.
 #include "comm/record/communicator.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void Recorder::note(const RecordedCollective& collective, Device device) {
   LoggedWork work;
   work.kind = LoggedWork::Kind::outside;
   work.outside = collectives_.size();
-  // Small messages go between the hosts, from the rank's own thread.
+  // Small messages go between the CPUs, from the rank's own thread.
   const bool message = collective.op == Op::exchange || collective.op == Op::broadcast ||
                        collective.op == Op::barrier;
   work.lane = message ? WorkLog::host : planned_lane(device);
@@ -87,7 +87,7 @@ void RecordCommunicator::reduce_scatter(Buffer& buffer, const std::vector<Reduce
   log_call(Op::reduce_scatter, tag, static_cast<double>(bytes) * size(), reduction);
 }
 
-// Data moves twice: to where it is summed, and the sums from there.
+// Data moves twice: to the rank that sums it, and the sums from there.
 void RecordCommunicator::all_reduce(Buffer& buffer, std::int64_t elements, void* out,
                                     Reduction reduction, Tag tag) {
   RecordBuffer& mine = recorded(buffer, Op::all_reduce);
@@ -166,7 +166,7 @@ std::shared_ptr<Communicator> RecordCommunicator::duplicate(std::string_view /*n
   return part(rank(), size(), 1);
 }
 
-// Among one rank nothing moves: what real communicators do there is no communication.
+// With one rank nothing moves: the local work of real communicators is not communication.
 void RecordCommunicator::count(Op op, Tag tag, std::uint64_t bytes) {
   if (size() == 1) return;
   recorder_->count({tag.phase, op, tag.unit, size()}, bytes);
@@ -191,7 +191,7 @@ bool RecordCommunicator::over_hosts() const {
          (world_.size - 1) * world_.stride >= world_.ranks_per_host;
 }
 
-// The planned rank is the first of its host.
+// The planned rank is the first of its node.
 int RecordCommunicator::ranks_here() const {
   return std::max(1, world_.ranks_per_host / world_.stride);
 }
@@ -211,7 +211,7 @@ void RecordCommunicator::hold_scratch_of_hosts(const Reduction& reduction) {
   hold_scratch(reduction_scratch(hosts, plan).bytes(), 1);
 }
 
-// It grows to the largest that was needed.
+// Grows to the largest size that was needed.
 void RecordCommunicator::hold_scratch(std::size_t bytes, int sharers) {
   if (bytes <= scratch_bytes_) return;
   scratch_ = {};
@@ -220,7 +220,7 @@ void RecordCommunicator::hold_scratch(std::size_t bytes, int sharers) {
   scratch_bytes_ = bytes;
 }
 
-// In one memory it is a buffer that the ranks share.
+// In one memory the scratch is a buffer that the ranks share.
 void RecordCommunicator::reserve_scratch(std::size_t bytes) {
   if (!over_hosts()) return hold_scratch(bytes, world_.one_memory ? size() : 1);
   if (bytes == 0 || has_sums_) return;

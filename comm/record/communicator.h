@@ -1,5 +1,5 @@
-// The communicator of a plan: one rank alone, whose peers are imagined. Collectives return at once;
-// their buffers are counted and have no memory.
+// The communicator of a plan: one rank alone with imagined peers. Collectives return at once; their
+// buffers are counted but have no memory.
 #pragma once
 
 #include <map>
@@ -14,19 +14,19 @@ namespace tessera::comm {
 
 class Topology;
 
-// The ranks that are planned for.
+// The ranks of the plan.
 struct RecordedWorld {
   int rank = 0;
   int size = 1;
   int stride = 1;  // between the numbers that its ranks have in the world
   Device device = Device::planned();
-  // Ranks see one memory (`shm`, `local`): gathered parameters exist once for all of them. Else
-  // each rank has its own (`nccl`).
+  // True when ranks see one memory (`shm`, `local`): gathered parameters exist once for all of
+  // them. Otherwise each rank has its own memory (`nccl`).
   bool one_memory = true;
-  // Ranks of several hosts, as many on each, host after host (`shm+tcp`): one memory a host. 0:
-  // one.
+  // Ranks per node when the ranks are on several nodes, equally many on each, node after node
+  // (`shm+tcp`): one memory for each node. 0: one node.
   int ranks_per_host = 0;
-  bool fixed_order = false;  // as ConnectOptions says it, for `nccl`
+  bool fixed_order = false;  // as in ConnectOptions, for `nccl`
 };
 
 class RecordCommunicator final : public Communicator {
@@ -56,11 +56,11 @@ class RecordCommunicator final : public Communicator {
   void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
   void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
   void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
-  // What all ranks would say if they said what this one says.
+  // Returns this rank's message for every rank.
   std::vector<std::string> exchange(std::string_view message, Tag tag) override;
   std::string broadcast(std::string_view message, int root, Tag tag) override;
   void barrier(Tag tag) override;
-  // A logic_error with more than one rank: what the others would choose is not known here.
+  // A logic_error with more than one rank: this rank does not know the choices of the others.
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> split_blocks(int ranks, std::string_view name) override;
   std::shared_ptr<Communicator> split_across_blocks(int ranks, std::string_view name) override;
@@ -71,21 +71,21 @@ class RecordCommunicator final : public Communicator {
   void abort(std::string_view /*reason*/) noexcept override {}
 
  private:
-  // Its ranks are on several hosts, and this many of them on this rank's.
+  // The ranks are on several nodes; ranks_here() of them on this rank's node.
   [[nodiscard]] bool over_hosts() const;
   [[nodiscard]] int ranks_here() const;
   [[nodiscard]] Topology topology() const;
   void hold_scratch_of_hosts(const Reduction& reduction);
   void hold_scratch(std::size_t bytes, int sharers);
   void count(Op op, Tag tag, std::uint64_t bytes);
-  // `bytes` as RecordedCollective has them.
+  // `bytes` as in RecordedCollective.
   void log_call(Op op, Tag tag, double bytes, Reduction reduction = {});
   [[nodiscard]] std::shared_ptr<Communicator> part(int rank, int size, int stride) const;
 
   RecordedWorld world_;
   std::shared_ptr<Recorder> recorder_;
   HeldBlock scratch_;
-  HeldBlock sums_;  // of all_reduce over hosts
+  HeldBlock sums_;  // of all_reduce over nodes
   bool has_sums_ = false;
   std::size_t scratch_bytes_ = 0;
 };

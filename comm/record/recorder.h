@@ -1,4 +1,4 @@
-// What a planned rank's collectives would have done.
+// The collectives that a planned rank would have done.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tessera::comm {
 
-// Which calls are counted together.
+// Calls with equal fields are counted together.
 struct RecordedCall {
   Phase phase = Phase::other;
   Op op = Op::none;
@@ -35,14 +35,15 @@ struct RecordedCollective {
   std::uint32_t unit = 0;
   int ranks = 1;   // that take part
   int stride = 1;  // between their numbers in the world
-  // Gathered in all; summed, of one rank before; of messages, of all ranks.
+  // A gather: the gathered bytes; a sum: the bytes of one rank before it; messages: the bytes of
+  // all ranks.
   double bytes = 0;
   DType dtype = DType::float32;      // of the elements that are summed
   DType sum_dtype = DType::float32;  // and of their sums
   bool one_memory = false;
 };
 
-// One for a rank, shared by its communicators; used by its thread alone.
+// One for each rank, shared by its communicators; used by its thread alone.
 class Recorder {
  public:
   void count(const RecordedCall& call, std::uint64_t bytes) {
@@ -51,10 +52,10 @@ class Recorder {
     traffic.bytes += bytes;
   }
   [[nodiscard]] const std::map<RecordedCall, RecordedTraffic>& calls() const { return calls_; }
-  // In the order of the program: the calling thread's WorkLog has each under its number.
+  // In program order: the calling thread's WorkLog has each collective under its number.
   void note(const RecordedCollective& collective, Device device);
   [[nodiscard]] const std::vector<RecordedCollective>& collectives() const { return collectives_; }
-  // Begins anew: what was counted so far is forgotten.
+  // Forgets everything that was counted so far.
   void clear() {
     calls_.clear();
     collectives_.clear();

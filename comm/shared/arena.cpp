@@ -15,20 +15,21 @@ namespace {
 
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
-// More than the machine has would wake the kernel's out-of-memory killer instead of failing.
+// An allocation larger than the machine's memory would start the kernel's out-of-memory killer
+// instead of failing.
 void check_against_machine(std::size_t bytes) {
   struct sysinfo machine {};
   TESSERA_SYSTEM(sysinfo(&machine));
   const std::uint64_t total = (machine.totalram + machine.totalswap) * machine.mem_unit;
   TESSERA_CHECK(bytes <= total, ErrorCode::out_of_memory,
-                "{} bytes of memory for collectives are wanted, and this host has {} in all; use "
+                "collectives need {} bytes of memory, and this host has {} in all; use "
                 "smaller units or a "
                 "strategy that shards more",
                 bytes, total);
 }
 
-// Faults the pages in for writing. Without the kernel's help (before Linux 5.14) they are faulted
-// by their first use: slower, the same otherwise.
+// Faults the pages in for writing. Before Linux 5.14, which lacks this call, the first use faults
+// them in: slower, otherwise the same.
 void populate(std::byte* memory, std::size_t bytes) {
   if (bytes == 0) return;
   int result = 0;
@@ -46,7 +47,7 @@ class AnonymousArena final : public Arena {
  public:
   std::uint64_t reserve(std::size_t bytes) override {
     check_against_machine(bytes);
-    // Large ranges start on a huge page, so that all of it but the ends can be huge pages.
+    // Large ranges start on a huge page, so that all of it except the ends can be huge pages.
     const std::size_t alignment = bytes >= huge_page_bytes ? huge_page_bytes : page_bytes;
     const std::size_t slack = alignment - page_bytes;
     void* mapping = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
@@ -60,8 +61,8 @@ class AnonymousArena final : public Arena {
     if (first - start < slack) {
       munmap(reinterpret_cast<void*>(first + bytes), slack - (first - start));
     }
-    // Advice only: where huge pages are switched off, small ones do. With them, allocation takes
-    // half the time and writing a tenth less; the kernel has no such advice for a memfd.
+    // Only advice: when huge pages are switched off, small ones serve. With huge pages, allocation
+    // takes half the time and writing a tenth less; the kernel has no such advice for a memfd.
     if (alignment == huge_page_bytes) {
       madvise(reinterpret_cast<void*>(first), bytes, MADV_HUGEPAGE);
     }
@@ -77,7 +78,7 @@ class AnonymousArena final : public Arena {
   }
 
   void prefault(std::byte*, std::size_t) override {
-  }  // threads share the page table: commit() did it
+  }  // threads share the page table, so commit() has done it
   void unmap(std::byte*, std::size_t) noexcept override {}
   void discard(std::uint64_t where, std::size_t bytes) noexcept override {
     munmap(map(where, bytes), bytes);

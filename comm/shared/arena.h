@@ -22,17 +22,17 @@ class Arena {
  public:
   virtual ~Arena() = default;
 
-  // Address space for `bytes` of zeros. One rank calls it and tells the others where the range is.
+  // Address space for `bytes` of zeros. One rank calls it and sends the place to the others.
   virtual std::uint64_t reserve(std::size_t bytes) = 0;
   // Makes the range addressable in this rank. Nothing may be touched before it is committed.
   virtual std::byte* map(std::uint64_t where, std::size_t bytes) = 0;
-  // Backs a part of a mapped range, whole pages, with memory; Error(out_of_memory) when there is
-  // none.
+  // Backs a part of a mapped range, whole pages, with memory; Error(out_of_memory) when none is
+  // left.
   virtual void commit(std::uint64_t where, std::size_t offset, std::size_t bytes) = 0;
   // Takes the page faults of a committed part now rather than in the middle of a training step.
   virtual void prefault(std::byte* memory, std::size_t bytes) = 0;
   virtual void unmap(std::byte* memory, std::size_t bytes) noexcept = 0;
-  // Gives the memory back to the system. The last rank that holds the range calls it, after unmap.
+  // Returns the memory to the system. The last rank that holds the range calls it, after unmap.
   virtual void discard(std::uint64_t where, std::size_t bytes) noexcept = 0;
 
   [[nodiscard]] virtual bool between_processes() const = 0;
@@ -40,15 +40,15 @@ class Arena {
 
 std::unique_ptr<Arena> make_anonymous_arena();
 
-// An arena in the file `descriptor`, which it closes at its end. `next_free` is the first byte of
-// the file that no range has, and lives in memory that all processes share.
+// An arena in the file `descriptor`, which the arena closes in its destructor. `next_free` is the
+// first byte of the file that belongs to no range, and lies in memory that all processes share.
 std::unique_ptr<Arena> make_file_arena(int descriptor, std::atomic<std::uint64_t>& next_free);
 
-// Extends the file, zero-filled, to hold [offset, offset + bytes); Error(out_of_memory) when there
-// is no room.
+// Extends the file, zero-filled, to hold [offset, offset + bytes); Error(out_of_memory) when
+// memory is short.
 void commit_file_range(int descriptor, std::uint64_t offset, std::size_t bytes);
 
-// Begins every range: how many ranks still hold it.
+// At the beginning of every range: the number of ranks that still hold it.
 struct SegmentHeader {
   std::atomic<std::uint32_t> holders{0};
 };

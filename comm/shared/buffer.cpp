@@ -19,8 +19,8 @@ struct alignas(64) Released {
 
 struct alignas(64) BufferHeader : SegmentHeader {};
 
-// Where things are in a buffer's range: the header, a counter for each rank, then the regions
-// (empty when they lie on a GPU).
+// The contents of a buffer's range: the header, a counter for each rank, then the regions (empty
+// when they lie on a GPU).
 struct Layout {
   std::size_t header_bytes;
   std::size_t region_bytes;
@@ -52,7 +52,7 @@ Part part_of(const Layout& layout, Sharing sharing, int rank, int ranks) {
   return {layout.header_bytes + boundary(rank), boundary(rank + 1) - boundary(rank)};
 }
 
-// The first rank makes the range and tells the others where it is.
+// The first rank makes the range and sends its place to the others.
 std::uint64_t agree_on_range(Group& group, const Call& call, const Layout& layout) {
   std::string message;
   if (group.rank() == 0) {
@@ -104,10 +104,11 @@ std::shared_ptr<SharedBuffer> SharedBuffer::allocate(const std::shared_ptr<Group
   } catch (const Error& error) {
     outcome = encode_error(error);
   }
-  // All ranks have the buffer or none has: one that lacks memory must not leave the others waiting.
+  // Either all ranks get the buffer or none does: a rank without memory must not leave the others
+  // waiting.
   for (const std::string& result : exchange_messages(*group, outcome, call)) decode_result(result);
-  // Of what others own a rank reads parts, and finds their pages made: mapping all of them would
-  // count each rank's buffers as memory of every rank.
+  // A rank reads only parts of the other ranks' regions, whose owners have already faulted in the
+  // pages: mapping all of them here would count each rank's buffers as memory of every rank.
   const Part used = sharing == Sharing::per_rank
                         ? part_of(layout, sharing, group->rank(), group->size())
                         : Part{0, layout.total_bytes};
@@ -133,9 +134,9 @@ SharedBuffer::SharedBuffer(std::shared_ptr<Group> group, std::unique_ptr<Segment
 }
 
 SharedBuffer::~SharedBuffer() {
-  // What has not been released may be in the work of this thread's queue.
+  // This thread's queue may still use contents that were not released.
   if (on_device_ && state_.load() != State::released) on_device_->leave(group_->rank());
-  // A rank that has dropped the buffer reads nothing any more.
+  // A rank that has dropped the buffer does not read it any more.
   released_by(group_->rank()).store(std::numeric_limits<std::uint64_t>::max());
   group_->wake();
 }

@@ -1,7 +1,8 @@
-// Collective memory that all ranks of a group map, with the counters that say who still reads it.
+// Collective memory that all ranks of a group map, with counters that show which ranks still read
+// it.
 //
 // Contents are counted. Every collective that publishes the buffer begins generation n; a rank that
-// no longer reads stores n as released. The buffer may be written again when every rank has
+// has finished reading stores n as released. The buffer may be written again when every rank has
 // released the last generation. On a GPU the counters are the same and lie in host memory, the
 // regions are a DeviceBuffer, and points in the ranks' queues carry the same order to the device.
 #pragma once
@@ -39,13 +40,13 @@ class SharedBuffer final : public Buffer {
   void release() override;
 
   [[nodiscard]] const Group& group() const { return *group_; }
-  // The region of a rank; of a one_copy buffer there is one.
+  // The region of a rank; a one_copy buffer has one region.
   [[nodiscard]] std::byte* region(int rank) const;
   // A call on this buffer, for the ranks to compare.
   [[nodiscard]] Call call(Op op, Tag tag) const;
 
   void acquire(Tag tag);
-  // The writer's part is over: the contents become the next generation. A logic_error without
+  // The writer has finished: the contents become the next generation. A logic_error without
   // acquire().
   void publish(Op op);
 
@@ -56,11 +57,11 @@ class SharedBuffer final : public Buffer {
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<Segment> segment_;
-  std::shared_ptr<DeviceBuffer> on_device_;  // null on the CPU; goes before what names it
+  std::shared_ptr<DeviceBuffer> on_device_;  // null on the CPU; destroyed before the segment
   std::string name_;
   std::size_t bytes_;
   Sharing sharing_;
-  Call call_;  // what all calls on this buffer have in common
+  Call call_;  // the fields that all calls on this buffer share
   std::uint64_t generation_ = 0;
   std::atomic<State> state_{State::released};  // release() may come from another thread
   HeldBlock held_;

@@ -107,12 +107,12 @@ void SharedCommunicator::reserve_scratch(std::size_t bytes) {
       SharedBuffer::allocate(group_, "sums of all_reduce", bytes, Sharing::one_copy, ++buffers_);
 }
 
-// Each rank sums its part of a chunk into shared memory, and then takes the others' parts from
+// Each rank sums its part of a chunk into shared memory, and then copies the others' parts from
 // there.
 void SharedCommunicator::all_reduce_in_chunks(SharedBuffer& buffer, std::int64_t count, void* out,
                                               const Reduction& reduction, Call call) {
-  // When out accumulates, what is shared is the sum before scaling, so that scaling and adding
-  // happen in the same kernel, hence with the same bits, as in reduce_scatter.
+  // When out accumulates, the shared part is the sum before scaling, so that scaling and adding
+  // happen in the same kernel as in reduce_scatter, hence with the same bits.
   Reduction shared_part = reduction;
   if (reduction.accumulate) {
     shared_part.accumulate = false;
@@ -124,7 +124,7 @@ void SharedCommunicator::all_reduce_in_chunks(SharedBuffer& buffer, std::int64_t
   const auto chunk = static_cast<std::int64_t>(half / element_bytes);
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
     const std::int64_t length = std::min(chunk, count - begin);
-    // The halves take turns: a rank is at most one round ahead of the slowest reader.
+    // The halves are used alternately: a rank is at most one round ahead of the slowest reader.
     std::byte* sums = sums_->data() + (call.part & 1) * half;
     const std::int64_t first = length * rank() / size();
     const std::int64_t last = length * (rank() + 1) / size();
@@ -179,7 +179,8 @@ std::shared_ptr<Communicator> SharedCommunicator::make_group(const std::vector<i
     }
   }
   const std::vector<std::string> outcomes = exchange_messages(*group_, outcome, call);
-  for (const std::string& text : outcomes) decode_result(text);  // all groups are made, or none
+  for (const std::string& text : outcomes)
+    decode_result(text);  // either all groups are made, or none
   const std::uint64_t where = decode_result(outcomes[static_cast<std::size_t>(members.front())]);
   std::vector<int> job_ranks;
   for (const int member : members) {

@@ -1,5 +1,5 @@
 // The communicator of ranks that see one memory: threads of a process (`local`, on the CPU or all
-// on one GPU) or processes of a host (`shm`).
+// on one GPU) or processes of a node (`shm`).
 #pragma once
 
 #include <memory>

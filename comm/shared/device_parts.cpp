@@ -13,7 +13,7 @@
 namespace tessera::comm {
 namespace {
 
-// The object of `where` in `objects`, or a new one.
+// Returns the object of `where` in `objects`, or a new one.
 template <class T, class Make>
 std::shared_ptr<T> find_or_make(std::map<std::uint64_t, std::weak_ptr<T>>& objects,
                                 std::uint64_t where, Make make) {
@@ -53,7 +53,7 @@ void RoundPoints::await(std::uint64_t round) {
   wait_for_all(device_, of_round);
 }
 
-// One region, back to its source at the end.
+// One region; returns to its source at the end.
 class DeviceBuffer::Block {
  public:
   Block(std::shared_ptr<MemorySource> source, std::size_t bytes) : source_(std::move(source)) {
@@ -100,7 +100,7 @@ DeviceBuffer::~DeviceBuffer() {
         if (point) point->synchronize();
       }
     }
-  } catch (const std::exception& error) {  // the device is broken: nothing works on the memory
+  } catch (const std::exception& error) {  // the device is broken: nothing uses the memory
     std::fprintf(stderr, "giving back memory of %s: %s\n", device_.to_string().c_str(),
                  error.what());
   }

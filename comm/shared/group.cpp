@@ -1,4 +1,4 @@
-// Meetings of a group's ranks, and the watch over those that do not come.
+// Meetings of a group's ranks, and the watch over ranks that do not come.
 #include "comm/shared/group.h"
 
 #include <fmt/format.h>
@@ -12,10 +12,10 @@
 namespace tessera::comm {
 namespace {
 
-// A sleeper looks after its peers this often; a wake comes at once.
+// A sleeping rank checks its peers this often; a wake reaches it at once.
 constexpr std::chrono::milliseconds watch_interval{20};
-// How long a rank that is leaving by an exception has to say why before its peers give up without
-// the reason.
+// The time for a rank that leaves by an exception to report the reason; then its peers give up
+// without the reason.
 constexpr std::chrono::milliseconds reason_grace{1000};
 
 std::size_t places_offset() {
@@ -63,7 +63,7 @@ Group::Group(std::shared_ptr<Job> job, std::uint64_t where, std::vector<int> mem
       name_(std::move(name)) {
   if (const auto& parts = job_->device_parts()) points_ = parts->points_of_group(where, size());
   const auto self = std::find(members_.begin(), members_.end(), job_->rank());
-  TESSERA_REQUIRE(self != members_.end(), "rank {} is no member of the group '{}'", job_->rank(),
+  TESSERA_REQUIRE(self != members_.end(), "rank {} is not a member of the group '{}'", job_->rank(),
                   name_);
   rank_ = static_cast<int>(self - members_.begin());
 }
@@ -103,8 +103,8 @@ void Group::meet(const Call& call, std::string_view message_part, std::uint64_t 
   if (call.part == 0) job_->note({where_, round, name_, call});
   own.arrived.store(round);
   const auto awaited = [this, round](int rank) { return place(rank).arrived.load() < round; };
-  // The last one to arrive wakes the others: somebody sees all of the arrivals, since they have one
-  // order.
+  // The last rank to arrive wakes the others: at least one rank sees all arrivals, because they
+  // have one order.
   bool last = true;
   for (int rank = 0; rank < size() && last; ++rank) last = !awaited(rank);
   if (last) {
@@ -149,15 +149,15 @@ void Group::check(const Call& call) const {
   if (job_->failed()) throw_failure(*job_, describe_here(call));
 }
 
-// What a wait remembers between two looks at its peers.
+// The state of a wait between two looks at its peers.
 struct Group::Watch {
-  RunningClock clock{std::chrono::milliseconds(100)};  // from the wait's begin
+  RunningClock clock{std::chrono::milliseconds(100)};  // from the beginning of the wait
   std::optional<std::chrono::nanoseconds> unwinding_since;
 };
 
 void Group::wait(const Call& call, const std::function<bool(int)>& awaited) {
   int rank = 0;
-  // Ranks that have come stay so: each call goes on from the first one that was missing.
+  // A rank that has arrived stays so: each check continues at the first one that was missing.
   const auto done = [&] {
     while (rank < size() && !awaited(rank)) ++rank;
     return rank == size();
@@ -189,7 +189,7 @@ void Group::look_after_peers(const Call& call, const std::function<bool(int)>& a
   }
   std::vector<int> missing, gone, unwound;
   for (int rank = 0; rank < size(); ++rank) {
-    // Its state is read first: what it did before it left is then seen as well.
+    // Read the state first: then the rank's actions before it left are visible as well.
     const std::uint32_t state = place(rank).state.load();
     const bool left = job_->has_left(members_[static_cast<std::size_t>(rank)]);
     if (!awaited(rank)) continue;
@@ -226,8 +226,7 @@ void Group::look_after_peers(const Call& call, const std::function<bool(int)>& a
   }
   if (!missing.empty() && now > job_->timeout()) {
     std::string last;
-    if (call.op != Op::acquire &&
-        round_ > 1) {  // the ranks agreed on it: this rank's is everybody's
+    if (call.op != Op::acquire && round_ > 1) {  // all ranks agreed on this rank's last call
       last = fmt::format("; the last call of all ranks was {}",
                          describe(place(rank_).posts[(round_ - 1) & 1].call));
     }

@@ -1,10 +1,10 @@
-// The meeting place of a communicator's ranks in shared memory: who has arrived, in which call,
+// The shared memory in which a communicator's ranks meet: which ranks have arrived, in which call,
 // with which message.
 //
 // Calls are counted. Round n of the group is over for a rank when all ranks have arrived in it. A
-// rank arrives in round n+2 only when all have arrived in round n+1, hence have read what was
-// posted for round n: two places for calls and messages, used in turn, are enough, and no round
-// needs a second meeting.
+// rank arrives in round n+2 only when all have arrived in round n+1, hence have read the posts of
+// round n: two places for calls and messages, used alternately, are enough, and no round needs a
+// second meeting.
 #pragma once
 
 #include <array>
@@ -35,12 +35,12 @@ struct alignas(64) GroupRank {
   std::atomic<std::uint32_t> state{present};
   struct alignas(64) Post {
     Call call;
-    std::uint64_t message_bytes = 0;  // of the whole message, of which the mailbox holds a part
+    std::uint64_t message_bytes = 0;  // of the whole message; the mailbox holds a part
   };
   std::array<Post, 2> posts;
 };
 
-// The last message of memory that a rank has sent to another one, in a range of the arena.
+// The last message of memory that a rank has sent to another one; it lies in a range of the arena.
 struct alignas(64) GroupOutbox {
   std::atomic<std::uint64_t> posted{0};  // messages, this one included
   std::atomic<std::uint64_t> taken{0};
@@ -49,7 +49,7 @@ struct alignas(64) GroupOutbox {
   Call call;
 };
 
-// Followed by a GroupRank, two mailboxes and a GroupOutbox for each rank.
+// A GroupRank, two mailboxes and a GroupOutbox for each rank follow it.
 struct alignas(64) GroupBlock : SegmentHeader {
   WaitPoint wait_point;
 
@@ -65,7 +65,7 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Makes a range for a group of `size` ranks, ready for each member's Group; one of them calls it.
+  // Makes a range for a group of `size` ranks, ready for each member's Group; one member calls it.
   static std::uint64_t reserve_block(Arena& arena, int size);
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -74,31 +74,32 @@ class Group {
   [[nodiscard]] const std::vector<int>& members() const { return members_; }
   [[nodiscard]] const std::shared_ptr<Job>& job() const { return job_; }
 
-  // One round: posts the call, waits for everybody, and checks that all are in the same call. After
-  // it, and until this rank's next-but-one round, what the ranks wrote before they met can be read.
+  // One round: posts the call, waits for all ranks, and checks that all are in the same call. After
+  // it, and until this rank's next-but-one round, this rank can read the data that the others wrote
+  // before they met.
   void meet(const Call& call, std::string_view message_part = {}, std::uint64_t message_bytes = 0);
-  // A round of ranks and, on a GPU, of their current queues: what any of the ranks has put into its
-  // queue comes before what this thread puts into its own from now on.
+  // A round of ranks and, on a GPU, of their current queues: work that any of the ranks has put
+  // into its queue comes before the work that this thread puts into its own from now on.
   void meet_with_queues(const Call& call);
-  // What `rank` posted in the round that has just been.
+  // The post of `rank` in the last round.
   [[nodiscard]] std::uint64_t message_bytes(int rank) const;
   [[nodiscard]] std::string_view mailbox(int rank) const;
 
   [[nodiscard]] GroupOutbox& outbox(int rank) const;
 
-  // Waits until awaited(r) is false for every rank r of the group. It reads sequentially consistent
-  // atomics.
+  // Waits until awaited(r) is false for every rank r of the group. `awaited` must read sequentially
+  // consistent atomics.
   void wait(const Call& call, const std::function<bool(int)>& awaited);
-  // To be called after a store that may end a wait().
+  // Must be called after a store that may end a wait().
   void wake() { block().wait_point.wake(job_->arena()->between_processes()); }
 
   // Throws when the job has failed.
   void check(const Call& call) const;
-  // This rank makes no further calls. Peers that wait for it are told so.
+  // This rank makes no further calls. Peers that wait for it get an error.
   void close() noexcept;
 
  private:
-  struct Watch;  // what one wait() remembers between its wakings
+  struct Watch;  // the state of one wait() between its wakings
 
   [[nodiscard]] GroupBlock& block() const {
     return *reinterpret_cast<GroupBlock*>(segment_->memory());
@@ -113,7 +114,7 @@ class Group {
 
   std::shared_ptr<Job> job_;
   std::unique_ptr<Segment> segment_;
-  std::shared_ptr<RoundPoints> points_;  // null on the CPU; goes before the segment that names it
+  std::shared_ptr<RoundPoints> points_;  // null on the CPU; destroyed before the segment
   std::uint64_t where_;
   std::vector<int> members_;
   std::string name_;

@@ -38,7 +38,7 @@ Job::Job(Parts parts)
   if (parts_.pulse) parts_.pulse->begin(parts_.rank, *standstill_);
 }
 
-// A rank that ends by an exception has not left in good order: to the others it is dead when its
+// A rank that ends by an exception has not left normally: the others see it as dead when its
 // process ends.
 Job::~Job() {
   if (parts_.pulse) parts_.pulse->end(parts_.rank);
@@ -146,7 +146,7 @@ void Job::tell_failure(std::string_view text) const noexcept {
   try {
     parts_.around.tell_failure(text);
   } catch (const std::exception&) {
-    // They notice that this rank ends.
+    // The other nodes notice that this rank ends.
   }
 }
 
@@ -160,7 +160,7 @@ void Job::abort(std::string_view reason) noexcept {
 
 std::string Job::failure_text() const {
   const FailureRecord& failure = parts_.block->failure;
-  // Writing takes microseconds, unless the writer was killed or stopped in the middle.
+  // Writing takes microseconds, unless the writer was killed or stopped during it.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
   while (failure.state.load(std::memory_order_acquire) != FailureRecord::written) {
     if (std::chrono::steady_clock::now() > deadline) {
@@ -174,7 +174,7 @@ std::string Job::failure_text() const {
 
 void throw_failure(const Job& job, std::string_view where) {
   const std::string text = job.failure_text();
-  // Before this rank ends, which would look like the cause elsewhere.
+  // Must come before this rank ends: its end would look like the cause elsewhere.
   job.tell_failure(text);
   fail(ErrorCode::rank_failed, "rank {} in {}: {}", job.number_of_rank(job.rank()), where, text);
 }

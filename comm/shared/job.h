@@ -1,5 +1,5 @@
-// What the communicators of one rank have in common: who the ranks are, which of them live, and the
-// first failure.
+// The parts that the communicators of one rank share: the list of ranks, which of them live, and
+// the first failure.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ namespace tessera::comm {
 
 class DeviceParts;
 
-// The first failure of the job. All ranks report this one: what follows from it would hide the
+// The first failure of the job. All ranks report this one, because later failures would hide the
 // cause.
 struct FailureRecord {
   enum State : std::uint32_t { none, being_written, written };
@@ -34,7 +34,7 @@ struct FailureRecord {
 };
 
 struct alignas(64) JobRank {
-  std::atomic<std::uint32_t> left{0};  // it has ended in good order
+  std::atomic<std::uint32_t> left{0};  // it has ended normally
   std::int32_t pid = 0;
   StandingRank standing;
   RankPulse pulse;
@@ -55,7 +55,7 @@ struct alignas(64) JobBlock {
   }
   // Builds the block of a job of `size` ranks in zeroed memory.
   static JobBlock* create(std::byte* memory, int size);
-  // Beats for the ranks of a process; null for a job of one rank.
+  // Starts the heartbeat of this process's ranks; null for a job of one rank.
   [[nodiscard]] std::shared_ptr<Pulse> start_pulse(std::chrono::milliseconds limit);
 };
 
@@ -67,12 +67,13 @@ class PeerWatch {
   [[nodiscard]] virtual std::vector<int> ended() const = 0;
 };
 
-// The world that a job is one host's part of; all empty when it is the whole.
+// The world around a job that covers only one node; all fields are empty when the job is the whole
+// world.
 struct Surroundings {
   std::vector<int> world_ranks{};                        // the numbers of the job's ranks there
   std::shared_ptr<StandstillWatch> watch{};              // over this rank, instead of the job's own
   std::function<void(const Call&)> look{};               // throws when the world has failed
-  std::function<void(std::string_view)> tell_failure{};  // of this job, to the other hosts
+  std::function<void(std::string_view)> tell_failure{};  // of this job, to the other nodes
 };
 
 // One rank's view of the job.
@@ -110,10 +111,10 @@ class Job {
   }
   [[nodiscard]] Device device() const;
   [[nodiscard]] const std::shared_ptr<HeldMemory>& held_memory() const { return held_memory_; }
-  // Whether there is a core for every rank.
+  // True when every rank can have a core.
   [[nodiscard]] bool may_spin() const { return may_spin_; }
 
-  // The number by which the user knows a rank.
+  // The rank's number in the world, which the user knows.
   [[nodiscard]] int number_of_rank(int rank) const {
     const std::vector<int>& numbers = parts_.around.world_ranks;
     return numbers.empty() ? rank : numbers[static_cast<std::size_t>(rank)];
@@ -121,8 +122,7 @@ class Job {
   // "rank 2 (pid 4711)".
   [[nodiscard]] std::string name_of_rank(int rank) const;
 
-  // This rank ends in good order; peers that still wait for it are told that it left, not that it
-  // died.
+  // This rank ends normally; peers that still wait for it report that it left, not that it died.
   void leave() { parts_.block->rank(parts_.rank).left.store(1); }
   [[nodiscard]] bool has_left(int rank) const { return parts_.block->rank(rank).left.load() != 0; }
 
@@ -130,18 +130,18 @@ class Job {
   [[nodiscard]] std::vector<int> dead_ranks() const;
 
   [[nodiscard]] StandstillWatch& standstill() { return *standstill_; }
-  // Called now and then by a thread that waits in `call`. When all ranks wait for one another and
-  // none moves: who waits in what.
+  // Called regularly by a thread that waits in `call`. In a deadlock of all ranks, returns the call
+  // that each rank waits in.
   [[nodiscard]] std::optional<std::string> look_for_standstill(std::string_view call);
-  // The same for one rank that this one has waited for, for so long: why it will not come, when its
-  // process was stopped or it does not move.
+  // The same for one rank that this one has waited for, for `waited`. Returns the reason when that
+  // rank's process was stopped or the rank does not move.
   [[nodiscard]] std::optional<std::string> look_for_stop(int rank,
                                                          std::chrono::nanoseconds waited) const;
   // This rank enters a round of a channel.
   void note(const HistoryEntry& entry) { parts_.block->rank(parts_.rank).history.add(entry); }
   [[nodiscard]] std::string describe_histories() const;
 
-  // Throws when the world around has failed, of which `call`'s ranks know nothing.
+  // Throws when the surrounding world has failed, a failure that `call`'s ranks do not know.
   void look_around(const Call& call) const {
     if (parts_.around.look) parts_.around.look(call);
   }
@@ -150,9 +150,9 @@ class Job {
   }
   // Keeps `text` as the job's failure unless there is one already.
   void record_failure(std::string_view text) noexcept;
-  // Tells the world around of it.
+  // Reports the failure to the surrounding world.
   void tell_failure(std::string_view text) const noexcept;
-  // The failure is that this rank gives up.
+  // Records the failure that this rank gives up.
   void abort(std::string_view reason) noexcept;
   [[nodiscard]] std::string failure_text() const;
 
@@ -167,7 +167,8 @@ class Job {
   std::shared_ptr<StandstillWatch> standstill_;
 };
 
-// Throws Error(rank_failed) with the job's first failure; `where` says what this rank was doing.
+// Throws Error(rank_failed) with the job's first failure; `where` describes what this rank was
+// doing.
 [[noreturn]] void throw_failure(const Job& job, std::string_view where);
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// Exchange of messages in as many rounds as the longest one needs.
+// Exchanges messages in as many rounds as the longest one needs.
 #include "comm/shared/messages.h"
 
 #include <algorithm>

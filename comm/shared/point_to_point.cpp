@@ -1,5 +1,5 @@
 // Memory from rank to rank through a range of the arena, which the sender makes and the receiver
-// gives back.
+// frees.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace tessera::comm {
 namespace {
 
-// A range of the arena as long as it is mapped here.
+// A range of the arena while it is mapped here.
 class MappedRange {
  public:
   MappedRange(Arena& arena, std::uint64_t where, std::size_t bytes)
@@ -47,7 +47,7 @@ void copy_out(Device device, void* memory, const std::byte* range, std::size_t b
   }
 }
 
-// A new range that holds `bytes` of `memory`.
+// Makes a new range that holds `bytes` of `memory`.
 std::uint64_t put_into_range(Arena& arena, Device device, const void* memory, std::size_t bytes) {
   const std::uint64_t where = arena.reserve(round_up(bytes, page_bytes));
   const MappedRange range(arena, where, round_up(bytes, page_bytes));
@@ -68,7 +68,7 @@ void SharedCommunicator::send(const void* memory, std::size_t bytes, int to, Tag
   const Call call = call_of_message(group_->name(), rank(), to, size(), bytes, false, tag);
   group_->check(call);
   GroupOutbox& outbox = group_->outbox(rank());
-  // Who has not taken the message before is waited for.
+  // Waits for a rank that has not taken the last message.
   const int last = outbox.to.load();
   group_->wait(
       call, [&](int other) { return other == last && outbox.taken.load() < outbox.posted.load(); });
@@ -121,7 +121,7 @@ void SharedCommunicator::broadcast(void* memory, std::size_t bytes, int root, Ta
   if (bytes > 0 && rank() != root) take_from_range(arena, device(), where, memory, bytes);
   call.root = root;
   call.part = 1;
-  group_->meet(call);  // nobody reads any more
+  group_->meet(call);  // all ranks have read
   if (bytes > 0 && rank() == root) arena.discard(where, round_up(bytes, page_bytes));
 }
 

@@ -43,7 +43,7 @@ void WaitPoint::wait_for_signal(std::uint32_t seen, bool between_processes,
   timespec duration{};
   duration.tv_sec = static_cast<time_t>(timeout.count() / 1000);
   duration.tv_nsec = static_cast<long>(timeout.count() % 1000 * 1'000'000);
-  // Every way to return (woken, signal changed, time-out, EINTR) means: look again.
+  // Every return (woken, signal changed, timeout, EINTR) means: look again.
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&signal),
           between_processes ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, &duration, nullptr, 0);
 }

@@ -8,16 +8,17 @@
 
 namespace tessera::comm {
 
-// Where sleepers of a group meet. In memory that all ranks see.
+// The place where a group's sleeping threads meet. It lies in memory that all ranks see.
 struct WaitPoint {
   alignas(64) std::atomic<std::uint32_t> signal{0};
   alignas(64) std::atomic<std::uint32_t> sleepers{0};
 
-  // Wakes everybody who sleeps. What they wait for has been stored before, sequentially consistent.
+  // Wakes all sleepers. Before the call, the condition that they wait for was stored, sequentially
+  // consistent.
   void wake(bool between_processes);
 
   // Sleeps until a wake or for `timeout`, unless done() holds already. done() reads sequentially
-  // consistent, so that either this thread sees the change or the one who made it sees this
+  // consistent, so that either this thread sees the change or the thread that made it sees this
   // sleeper.
   template <class Done>
   bool sleep(bool between_processes, std::chrono::milliseconds timeout, Done&& done) {
@@ -37,11 +38,12 @@ struct WaitPoint {
                        std::chrono::milliseconds timeout);
 };
 
-// The short waits before a sleep. A rank that is late by microseconds is not worth a system call,
-// but a thread that waits for milliseconds must not take a core from a matrix product.
+// The short waits before a sleep. A system call takes longer than a rank that is late by
+// microseconds, but a thread that waits for milliseconds must not take a core from a matrix
+// product.
 class ShortWait {
  public:
-  // Spinning pays when every rank that may be waited for can have a core.
+  // Spinning pays when every awaited rank can have a core.
   explicit ShortWait(bool may_spin);
   // Waits a moment; false when it is time to sleep.
   bool pause();

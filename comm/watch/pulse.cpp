@@ -1,4 +1,4 @@
-// The thread that beats and listens.
+// The thread that sends heartbeats and watches those of others.
 #include "comm/watch/pulse.h"
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ bool RankMovement::own_thread_computed(pid_t thread, std::chrono::nanoseconds st
   return now >= 0 && computed;
 }
 
-// Most looks find the rank's own thread computing, or waiting for others, and are cheap.
+// Most looks are cheap: they find the rank's own thread computing, or waiting for others.
 void RankMovement::look(const StandstillWatch::Threads& threads, std::chrono::nanoseconds step,
                         const std::function<const ThreadActivity&()>& activity,
                         std::set<pid_t> foreign) {
@@ -31,7 +31,8 @@ void RankMovement::look(const StandstillWatch::Threads& threads, std::chrono::na
   still_ = moves ? std::chrono::nanoseconds(0) : still_ + step;
 }
 
-// Steps are counted up to twice the interval: a process that was stopped has heard nobody.
+// Each step counts at most twice the interval: a process that was stopped must not count that time
+// as silence of others.
 Pulse::Pulse(std::vector<RankPulse*> ranks, std::chrono::milliseconds limit)
     : ranks_(std::move(ranks)),
       limit_(limit),

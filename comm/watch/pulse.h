@@ -1,10 +1,10 @@
-// The heartbeat of the ranks of a host: a thread of each process says that the process runs and
-// whether its ranks move, and listens to the others.
+// The heartbeat of the ranks of a node: a thread of each process publishes that the process runs
+// and whether its ranks move, and watches the others.
 //
-// A process that was stopped gives no more sign of life. One that runs says of each of its ranks
-// for how long none of the rank's threads has moved (thread_activity.h): a rank in a dead-lock is
-// told from one that computes, however long that takes. A rank that waits for others in a
-// collective is no rank that stands.
+// The heartbeat of a stopped process ends. A running process publishes, for each of its ranks, how
+// long none of the rank's threads has moved (thread_activity.h). This distinguishes a rank in a
+// deadlock from one that computes, however long that takes. A rank that waits for others in a
+// collective does not count as standing still.
 #pragma once
 
 #include <array>
@@ -27,24 +27,24 @@
 
 namespace tessera::comm {
 
-// What a rank's process says of it, in memory that all ranks see.
+// The state of a rank as its process publishes it, in memory that all ranks see.
 struct RankPulse {
   std::atomic<pid_t> process{0};
   std::atomic<std::uint64_t> beats{0};
   std::atomic<std::int64_t> still{0};  // milliseconds in which none of its threads moved
-  SharedText<160> wait;                // what its own thread waits in then
+  SharedText<160> wait;                // the wait of its own thread then
 };
 
-// Whether a rank moves, as its own process sees it. Used by one thread.
+// Tracks whether a rank moves, inside its own process. Used by one thread.
 class RankMovement {
  public:
-  // To be called every few milliseconds. `step` is the time since the last call, as far as this
-  // process ran. `activity` looks at all threads of the process when it is asked the first time in
-  // a round of looks; `foreign` are threads that do not work for the rank.
+  // Must be called every few milliseconds. `step` is the time since the last call while this
+  // process ran. `activity` looks at all threads of the process at its first call in a round of
+  // looks; `foreign` are threads that do not work for the rank.
   void look(const StandstillWatch::Threads& threads, std::chrono::nanoseconds step,
             const std::function<const ThreadActivity&()>& activity, std::set<pid_t> foreign);
 
-  // For how long none of its threads has moved.
+  // The time for which none of its threads has moved.
   [[nodiscard]] std::chrono::milliseconds still() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(still_);
   }
@@ -58,18 +58,18 @@ class RankMovement {
 
 class Pulse {
  public:
-  // `ranks` are those of the job, this process's included.
+  // `ranks` are those of the job, including this process's.
   Pulse(std::vector<RankPulse*> ranks, std::chrono::milliseconds limit);
   ~Pulse();
   Pulse(const Pulse&) = delete;
   Pulse& operator=(const Pulse&) = delete;
 
-  // `rank` lives in this process, from begin to end.
+  // `rank` lives in this process, from begin() to end().
   void begin(int rank, const StandstillWatch& watch);
   void end(int rank);
 
-  // For how long a rank's process has given no sign of life, while this one ran. One that a
-  // debugger has stopped gives it: somebody looks at it.
+  // The time for which a rank's process has sent no heartbeat while this process ran. A process
+  // that a debugger has stopped is not silent: a user is looking at it.
   [[nodiscard]] std::chrono::milliseconds silence_of(int rank) const;
 
  private:
@@ -98,7 +98,7 @@ class Pulse {
   std::thread thread_;
 };
 
-// How often a process beats and looks, when ranks are named after `limit`.
+// The interval of heartbeats and looks when silent ranks are named after `limit`.
 std::chrono::milliseconds pulse_interval(std::chrono::milliseconds limit);
 
 }  // namespace tessera::comm

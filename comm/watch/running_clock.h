@@ -1,4 +1,4 @@
-// Time in which this process ran.
+// Time for which this process ran.
 #pragma once
 
 #include <algorithm>
@@ -6,13 +6,13 @@
 
 namespace tessera::comm {
 
-// Counts the time between the looks of a thread that looks often, each step no longer than
-// `longest`: a process that was stopped itself, or got no core, has seen nobody be silent.
+// Counts the time between the looks of a thread that looks often, each step at most `longest`: a
+// process that was stopped or got no core must not take that time for silence of other ranks.
 class RunningClock {
  public:
   explicit RunningClock(std::chrono::milliseconds longest) : longest_(longest) {}
 
-  // The time that has run until now.
+  // Adds the time since the last look and returns the sum.
   std::chrono::nanoseconds look() {
     const auto now = std::chrono::steady_clock::now();
     time_ += std::min<std::chrono::nanoseconds>(now - looked_at_, longest_);

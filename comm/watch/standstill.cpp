@@ -1,4 +1,4 @@
-// Counting the threads of a rank that could move, and the time in which none could.
+// Counts the threads of a rank that could move, and the time in which none could.
 #include "comm/watch/standstill.h"
 
 #include <unistd.h>
@@ -8,9 +8,9 @@
 namespace tessera::comm {
 namespace {
 
-// The longest step between two looks that counts as standing. Looks are 20 ms apart.
+// The longest step between two looks that counts as standing still. Looks are 20 ms apart.
 constexpr std::int64_t longest_step = 100;
-// How old what a rank says of itself may be, unless the limit is short.
+// The maximum age of a rank's published state, unless the limit is short.
 constexpr std::int64_t longest_age = 1000;
 
 std::int64_t now_milliseconds() {
@@ -18,15 +18,15 @@ std::int64_t now_milliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-// The worker that this thread is, while it works for a rank.
+// The worker in this thread, while it works for a rank.
 struct Worker {
   StandstillWatch* watch = nullptr;
   int depth = 0;  // waits under way
 };
 thread_local Worker this_worker;
 
-// Of a worker, which asks twice for each piece of work: a system call only once. Not of a rank's
-// own thread, which may fork.
+// For a worker, which needs its number twice for each piece of work: makes the system call only
+// once. Not for a rank's own thread, which may fork.
 pid_t number_of_worker() {
   thread_local const pid_t number = gettid();
   return number;
@@ -73,7 +73,7 @@ int* StandstillWatch::depth_of_this_thread() {
   return this_worker.watch == this ? &this_worker.depth : nullptr;
 }
 
-// Work that runs on the rank's own thread (serial streams) is counted there.
+// Work on the rank's own thread (serial streams) is counted there.
 void StandstillWatch::begin_worker() {
   if (std::this_thread::get_id() == own_thread_) return;
   this_worker = {this, 0};

@@ -1,11 +1,11 @@
-// Standstill: every rank of the job waits for another one, in different calls or channels, so that
-// no mismatch shows and nobody will ever move.
+// Standstill (deadlock): every rank of the job waits for another one, in different calls or
+// channels, so no mismatch is visible and no rank can ever continue.
 //
 // Each rank knows whether it stands still (its own thread and all of its workers wait), and for how
-// long: the time is counted in the short steps in which a waiting thread looks, so a process that
-// was stopped, or got no core, has not stood for that time. It publishes what it sees. When all
-// ranks have stood for long enough, and say so now, nobody is left who could move. A rank that does
-// not move and waits for nobody is found by its pulse (pulse.h).
+// long. A waiting thread counts that time in the short steps in which it looks, so a process that
+// was stopped, or got no core, has not stood still for that time. The rank publishes the result.
+// When all ranks have stood still for long enough, and still do, none can make progress. The
+// heartbeat (pulse.h) finds a rank that does not move and waits for no other rank.
 #pragma once
 
 #include <sys/types.h>
@@ -27,7 +27,7 @@
 
 namespace tessera::comm {
 
-// A text in memory that all ranks see. Who reads while it changes gets a mixture.
+// A text in memory that all ranks see. A read during a change gets a mixture of both texts.
 template <std::size_t Capacity>
 class SharedText {
  public:
@@ -52,11 +52,11 @@ class SharedText {
   std::array<std::atomic<char>, Capacity> characters_{};
 };
 
-// What a rank says about itself, in memory that all ranks see.
+// The state that a rank publishes about itself, in memory that all ranks see.
 struct StandingRank {
   std::atomic<std::int64_t> stood{0};      // milliseconds without a move; 0: it moves
   std::atomic<std::int64_t> looked_at{0};  // milliseconds of the host's monotonic clock
-  SharedText<480> calls;                   // those that it waits in
+  SharedText<480> calls;                   // that it waits in
 };
 
 // One rank's watch over itself. Thread-safe.
@@ -71,22 +71,23 @@ class StandstillWatch {
 
   void note(Activity activity);
 
-  // Threads of the rank that wait or go on. Only its own thread and its workers are counted.
+  // A thread of the rank waits or continues. Only the rank's own thread and its workers are
+  // counted.
   void begin_worker();
   void end_worker();
   void begin_wait();
   void end_wait();
 
-  // The rank waits, or no longer waits, for something outside of the job (a download, a process
-  // that it started): it moves, whatever its threads do. From any thread.
+  // The rank begins or ends a wait for something outside of the job (a download, a process that it
+  // started): it counts as moving, whatever its threads do. From any thread.
   void begin_outside() { outside_.fetch_add(1); }
   void end_outside() { outside_.fetch_sub(1); }
 
-  // A wait for ranks that all_stand() knows nothing of, those of other hosts.
+  // A wait for ranks of other nodes, which all_stand() does not see.
   void begin_remote() { remote_.fetch_add(1); }
   void end_remote() { remote_.fetch_sub(1); }
 
-  // The rank's threads, as far as they said so, for whoever looks at them from outside.
+  // The rank's threads that have called this class, for observers in other threads.
   struct Threads {
     pid_t own = 0;
     std::set<pid_t> workers;       // that work now
@@ -96,12 +97,12 @@ class StandstillWatch {
   };
   [[nodiscard]] Threads threads() const;
 
-  // What the thread waits in, after begin_wait.
+  // Describes the call that the thread waits in, after begin_wait.
   void set_call(std::string_view call);
 
-  // Called every few milliseconds by a thread that waits in `call` (any thread, after begin_wait).
-  // `ranks` are those of the job that have not left, `own` is this rank's place. Returns whether
-  // all of them stand still.
+  // Must be called every few milliseconds by a thread that waits in `call` (any thread, after
+  // begin_wait). `ranks` are those of the job that have not left, `own` is this rank's place.
+  // Returns true when all of them stand still.
   bool all_stand(std::string_view call, StandingRank& own,
                  const std::vector<const StandingRank*>& ranks);
 
@@ -139,7 +140,7 @@ class WaitOfThread {
   StandstillWatch& watch_;
 };
 
-// The same, when they are on other hosts: who stands still is not told from this one's ranks.
+// The same for ranks on other nodes: the ranks of this node alone cannot show a standstill.
 class RemoteWait {
  public:
   explicit RemoteWait(StandstillWatch& watch) : watch_(watch), wait_(watch) {

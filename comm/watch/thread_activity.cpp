@@ -1,4 +1,4 @@
-// Reading /proc/self/task.
+// Reads /proc/self/task.
 #include "comm/watch/thread_activity.h"
 
 #include <dirent.h>
@@ -25,7 +25,7 @@
 namespace tessera::comm {
 namespace {
 
-// A file of /proc, at most as much as fits; empty when it cannot be read.
+// A file of /proc, cut to the buffer; empty when it cannot be read.
 class ProcText {
  public:
   explicit ProcText(const std::string& path) {
@@ -44,10 +44,10 @@ class ProcText {
   std::size_t size_ = 0;
 };
 
-// What /proc/.../stat says of a thread or process.
+// The fields of /proc/.../stat for a thread or process.
 struct Stat {
   char state = ' ';
-  unsigned long page_reads = 0;  // faults that a file or the swap had to serve
+  unsigned long page_reads = 0;  // faults that a file or the swap served
   unsigned long ticks = 0;
 };
 
@@ -64,8 +64,8 @@ Stat parse_stat(const ProcText& text) {
   return stat;
 }
 
-// The system call that a thread waits in; -1: none, as in a page fault. No value: it runs, or the
-// kernel does not say.
+// The system call that a thread waits in; -1: none, as in a page fault. No value: the thread runs,
+// or the kernel does not show the call.
 struct Blocked {
   long call = -1;
   unsigned long first_argument = 0;
@@ -80,7 +80,7 @@ std::optional<Blocked> blocked_in(pid_t thread) {
   return blocked;
 }
 
-// Calls that work on the descriptor which is their first argument.
+// Calls that work on the descriptor in their first argument.
 bool uses_descriptor(long call) {
   switch (call) {
     case SYS_read:
@@ -147,7 +147,7 @@ bool works_on_files(long call) {
   }
 }
 
-// Asks nothing of the file's server, which may be what does not answer.
+// Sends no request to the file's server, which may be the one that does not answer.
 bool is_on_a_disk(int descriptor) {
   struct statx status {};
   if (::statx(descriptor, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &status) != 0) {
@@ -156,13 +156,13 @@ bool is_on_a_disk(int descriptor) {
   return S_ISREG(status.stx_mode) || S_ISDIR(status.stx_mode) || S_ISBLK(status.stx_mode);
 }
 
-// A disk may take its time, and so may a file server: a call on a file comes back.
+// A disk or a file server may be slow, but a call on a file returns at some time.
 bool waits_for_a_file(pid_t thread, char state) {
   if (state != 'S' && state != 'D') return false;
   const std::optional<Blocked> blocked = blocked_in(thread);
   if (!blocked) return state == 'D';
   if (uses_descriptor(blocked->call)) {
-    // close() has taken the number out of the table already.
+    // close() has already removed the number from the table.
     return blocked->call == SYS_close || is_on_a_disk(static_cast<int>(blocked->first_argument));
   }
   return works_on_files(blocked->call);
@@ -188,7 +188,7 @@ std::thread start_watcher(std::string_view name, std::function<void()> body) {
 }
 
 std::int64_t processor_time_of(pid_t thread) {
-  // As pthread_getcpuclockid() makes it, of a thread that may have ended meanwhile.
+  // The same value as pthread_getcpuclockid() makes, for a thread that may have ended meanwhile.
   constexpr unsigned of_one_thread = 4, scheduled_time = 2;
   const auto clock = static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | of_one_thread |
                                             scheduled_time);
@@ -234,8 +234,8 @@ void ThreadActivity::look_at(pid_t thread, std::chrono::nanoseconds step) {
   samples_[thread] = now;
 }
 
-// Waiting for a processor counts for who uses one: a thread that only looks whether something has
-// come, now and then, waits for its turns as well on a loaded machine.
+// Waiting for a processor counts only for a thread that uses one: on a loaded machine a thread that
+// merely polls now and then also waits for its turns.
 bool ThreadActivity::computes(const Sample& before, const Sample& now,
                               std::chrono::nanoseconds step) {
   constexpr std::int64_t least_turn = 100'000;

@@ -1,8 +1,8 @@
-// Which threads of this process move. A thread moves when it gets processor time or wants it, when
-// it reads pages of a file into memory, and while it waits for a file's disk.
+// Which threads of this process move. A thread moves when it gets processor time or waits for it,
+// when it reads pages of a file into memory, and while it waits for a file's disk.
 //
-// It is told from outside, by what the kernel counts, so that no thread has to say so itself: a
-// thread of a matrix product, of a data loader, of a library.
+// The kernel's counters show it from outside, so no thread has to report it: not a thread of a
+// matrix product, of a data loader or of a library.
 #pragma once
 
 #include <sys/types.h>
@@ -20,10 +20,10 @@ namespace tessera::comm {
 
 class ThreadActivity {
  public:
-  // Looks at all threads of this process but those that watch over it.
+  // Looks at all threads of this process except the watchers.
   void look();
 
-  // Of the time between the last two looks. Threads that have begun meanwhile have moved.
+  // True when the thread moved between the last two looks, or began between them.
   [[nodiscard]] bool moved(pid_t thread) const;
   [[nodiscard]] bool any_moved_but(const std::set<pid_t>& left_out) const;
 
@@ -46,25 +46,25 @@ class ThreadActivity {
   std::chrono::steady_clock::time_point looked_at_{};
 };
 
-// A thread that watches over ranks: it is none of theirs, and no signal of the process goes to it.
-// Its name is watcher_prefix and `name`, 15 characters at most.
+// Starts a thread that watches ranks: it belongs to no rank and receives no signal of the process.
+// Its name is watcher_prefix and `name`, at most 15 characters.
 inline constexpr std::string_view watcher_prefix = "tessera:";
 std::thread start_watcher(std::string_view name, std::function<void()> body);
 
-// Nanoseconds that a thread of this process was on a processor; less than 0 when there is no such
-// thread.
+// Nanoseconds for which a thread of this process was on a processor; negative when the thread does
+// not exist.
 std::int64_t processor_time_of(pid_t thread);
 
-// The least part of the time that counts as moving: less is what polling costs.
+// The smallest part of the time that counts as moving; polling costs less.
 inline constexpr std::int64_t moving_share = 50;  // one 50th
 
-// "waits for a lock or another thread (futex)".
+// A description such as "waits for a lock or another thread (futex)".
 std::string describe_wait(pid_t thread);
 
-// What another process of this host does: 'T' for stopped, 't' for stopped by a debugger, 'D' for
-// hanging in the kernel; ' ' when it is not to be seen.
+// The state of another process of this node: 'T' for stopped, 't' for stopped by a debugger, 'D'
+// for hanging in the kernel; ' ' when it is not visible.
 char process_state(pid_t process);
-// Whether a debugger or tracer is attached to it.
+// True when a debugger or tracer is attached to it.
 bool is_traced(pid_t process);
 
 }  // namespace tessera::comm

@@ -8,12 +8,12 @@
 
 namespace tessera::emulator {
 
-// Who has memory accessed: the host is actor 0, streams are the others.
+// An actor accesses memory: actor 0 is the host, the others are streams.
 using Actor = std::size_t;
 inline constexpr Actor host_actor = 0;
 
-// How much of what each actor did is known to have happened: by actor, the number of its last known
-// operation (operations count from 1).
+// The operations of each actor that are known to have happened: by actor, the number of its last
+// known operation (operations count from 1).
 class AccessClock {
  public:
   [[nodiscard]] bool knows(Actor actor, std::uint64_t operation) const {

@@ -1,4 +1,4 @@
-// The map of ranges: splitting, looking, remembering, joining.
+// The map of ranges: split, look up, record, join.
 #include "emulator/access/access_history.h"
 
 #include <algorithm>
@@ -75,7 +75,7 @@ void AccessHistory::fill_gaps(Range range) {
   }
 }
 
-// Joins neighbours in and at the ends of the range whose histories are equal.
+// Joins neighbours with equal histories, in the range and at its ends.
 void AccessHistory::join(Range range) {
   auto segment = segments_.lower_bound(range.begin);
   if (segment != segments_.begin()) --segment;

@@ -1,4 +1,4 @@
-// Who accessed which bytes last.
+// The last accesses of each range of bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tessera::emulator {
 
-// One access as it is remembered. `what` lives as long as the program.
+// A recorded access. `what` lives as long as the program.
 struct PastAccess {
   Actor actor = host_actor;
   std::uint64_t operation = 0;
@@ -22,8 +22,8 @@ struct PastAccess {
   bool operator==(const PastAccess&) const = default;
 };
 
-// Ranges of bytes with the accesses that a later one must be ordered after: the last write, and of
-// each actor the last read since. Ranges split where accesses end inside them and join again when
+// Ranges of bytes with the accesses that a later one must be ordered after: the last write, and
+// each actor's last read since. Ranges split where accesses end inside them and join again when
 // their histories are equal, so a training step that repeats leaves the map as large as it was.
 class AccessHistory {
  public:
@@ -32,8 +32,8 @@ class AccessHistory {
     std::uintptr_t end = 0;
   };
 
-  // Calls visit(past, range) for every remembered access that conflicts with `now` (one of the two
-  // writes) and is of another actor, then remembers `now` in place of what it supersedes.
+  // Calls visit(past, range) for every recorded access of another actor that conflicts with `now`
+  // (one of the two writes), then records `now` in place of the accesses that it supersedes.
   void access(Range range, const PastAccess& now,
               const std::function<void(const PastAccess&, Range)>& visit);
   // Forgets the range: its memory is freed.

@@ -13,11 +13,11 @@ namespace tessera::emulator {
 namespace cublas {
 namespace {
 
-// How an algorithm is written down: what it is, and for which operation it was chosen.
+// The fields of an algorithm: what it is, and the operation that it was chosen for.
 constexpr std::uint64_t plain_algorithm = 0x7465737365726121;
 constexpr std::size_t workspace_of_an_algorithm = 1024;
 
-// The handle's target; there is nothing that it holds.
+// The target of a handle; it holds no data.
 struct Handle {
   int device = 0;
 };
@@ -143,7 +143,7 @@ cublasStatus_t destroy_preference(cublasLtMatmulPreference_t preference) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// The one algorithm takes any alignment and splits nothing: these preferences hold of themselves.
+// The only algorithm accepts any alignment and splits nothing, so these preferences always hold.
 cublasStatus_t set_preference(cublasLtMatmulPreference_t descriptor,
                               cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
                               std::size_t bytes) {
@@ -175,7 +175,7 @@ Product product_of(cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
   return product;
 }
 
-// An algorithm is good for the types, transpositions and epilogue that it was chosen for, and for
+// An algorithm is valid for the types, transpositions and epilogue that it was chosen for, and for
 // any sizes.
 cublasLtMatmulAlgo_t algorithm_for(const Product& p, std::uint64_t workspace_bytes) {
   cublasLtMatmulAlgo_t algorithm{};
@@ -300,7 +300,7 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
     const std::vector<Access> accesses = accesses_of(product, workspace, used);
     require_live(accesses);
     stream->enqueue(function, accesses, [product, workspace, used] {
-      // Partial sums would lie there: nobody may rely on what it held.
+      // The library would keep partial sums there: callers must not rely on the earlier contents.
       if (used > 0) std::memset(workspace, 0xff, used);
       compute(product);
     });

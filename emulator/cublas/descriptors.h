@@ -1,4 +1,4 @@
-// What the opaque descriptors of the emulated cuBLASLt hold.
+// The contents of the opaque descriptors of the emulated cuBLASLt.
 #pragma once
 
 #include <cublasLt.h>
@@ -48,7 +48,7 @@ constexpr std::int64_t size_of_type(cudaDataType_t type) {
   }
 }
 
-// Bytes from the first element of the first matrix to behind the last of the last.
+// Bytes from the first element of the first matrix to the end of the last matrix.
 constexpr std::size_t span_of(const Layout& layout) {
   const std::int64_t elements =
       (layout.batch - 1) * layout.stride + (layout.columns - 1) * layout.leading + layout.rows;

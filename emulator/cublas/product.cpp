@@ -1,4 +1,4 @@
-// Checking and computing products.
+// Checks and computes products.
 #include "emulator/cublas/product.h"
 
 #include <cstring>
@@ -90,7 +90,7 @@ bool has_sizes(const Layout& layout, cublasOperation_t transpose, std::int64_t r
          (plain ? layout.columns : layout.rows) == columns;
 }
 
-// The elements of op(matrix), each of the `outer` vectors over k in one piece.
+// The elements of op(matrix); each of the `outer` vectors over k is contiguous.
 template <class Scale>
 std::vector<Scale> vectors_over_depth(const Matrix& matrix, bool depth_is_column,
                                       std::int64_t outer, std::int64_t depth) {
@@ -125,7 +125,7 @@ void compute_as(const Product& p, std::int64_t index) {
       const Scale* r = right.data() + column * depth;
       for (std::int64_t k = 0; k < depth; ++k) sum += l[k] * r[k];
       Scale value = static_cast<Scale>(p.alpha) * sum;
-      // Where beta is 0, what c holds does not matter, not-a-number included.
+      // Where beta is 0, the contents of c do not matter, not even a NaN.
       if (p.beta != 0) value += static_cast<Scale>(p.beta * before.at(row, column));
       if (p.with_bias()) value += static_cast<Scale>(bias.at(row, 0));
       result.set(row, column, static_cast<double>(value));

@@ -26,7 +26,7 @@ struct Product {
   }
 };
 
-// Null if the descriptors describe a product that is emulated, else what is wrong with them.
+// Null if the emulator supports the product that the descriptors describe, else the problem.
 const char* problem_of(const Product& product);
 
 // A product without problems, on memory that the caller may access.

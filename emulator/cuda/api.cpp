@@ -22,7 +22,7 @@ std::shared_ptr<Stream> stream_of(cudaStream_t handle) {
   require(handle != cudaStreamPerThread, cudaErrorNotSupported,
           "the emulator has no default streams of threads");
   std::shared_ptr<Stream> stream = runtime().find(handle, this_thread().device);
-  require(stream != nullptr, cudaErrorInvalidResourceHandle, "{} is no live stream",
+  require(stream != nullptr, cudaErrorInvalidResourceHandle, "{} is not a live stream",
           static_cast<const void*>(handle));
   runtime().order_with_default(*stream);
   return stream;

@@ -1,4 +1,4 @@
-// What the cuda* functions share: the calling thread's state, errors with texts, and streams by
+// Shared by the cuda* functions: the calling thread's state, errors with texts, and streams by
 // handle.
 #pragma once
 
@@ -23,7 +23,7 @@ struct HostThread {
 };
 HostThread& this_thread();
 
-// What a cuda* function fails with, and why. An empty text: the code says all.
+// The failure of a cuda* function. An empty text: the code is enough.
 struct Failure {
   cudaError_t error;
   std::string text = {};
@@ -41,11 +41,11 @@ void require(bool condition, cudaError_t error, fmt::format_string<Arguments...>
   if (!condition) fail(error, format, std::forward<Arguments>(arguments)...);
 }
 
-// Throws where no call is possible: no device, a host function calls, the current device has
-// failed.
+// Throws where no call is possible: there is no device, the caller is a host function, or the
+// current device has failed.
 void require_working_device();
 
-// Runs a cuda* function's body: its failure is printed, kept for cudaGetLastError and returned.
+// Runs the body of a cuda* function. A failure is printed, kept for cudaGetLastError and returned.
 template <class Body>
 cudaError_t call_anywhere(const char* function, Body&& body) {
   try {
@@ -70,7 +70,7 @@ cudaError_t call(const char* function, Body&& body) {
 }
 
 // The stream of a handle, ordered with the default stream, so that the next addition may follow.
-// cudaErrorInvalidResourceHandle if there is none (any more).
+// cudaErrorInvalidResourceHandle if there is no such stream (any more).
 std::shared_ptr<Stream> stream_of(cudaStream_t handle);
 
 }  // namespace tessera::emulator::api

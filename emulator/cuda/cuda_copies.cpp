@@ -30,7 +30,7 @@ Rows rows(const void* memory, std::size_t pitch, std::size_t width, std::size_t 
 
 enum class Place { device, pinned, pageable };
 
-// Where the rows lie, which must be all in one allocation.
+// The place of the rows, which must all lie in one allocation.
 Place place_of(const Rows& side, const char* name) {
   api::require(side.first != nullptr, cudaErrorInvalidValue, "the {} is null", name);
   const std::optional<Allocation> touched = runtime().memory().find_any(side.first, side.span());
@@ -59,8 +59,8 @@ void copy_rows(const Rows& destination, const Rows& source) {
   }
 }
 
-// What the access checker is to know. Pageable memory is the host's alone: a copy is done with it
-// when the call returns.
+// Declares the rows to the access checker. Only the host uses pageable memory: the copy has
+// finished with it when the call returns.
 void add_accesses(std::vector<Access>& accesses, const Rows& side, Place place, bool write) {
   if (place == Place::pageable) return;
   if (side.pitch == side.width) {
@@ -72,8 +72,8 @@ void add_accesses(std::vector<Access>& accesses, const Rows& side, Place place, 
   }
 }
 
-// A pageable source is read at once into memory that the copy owns; its destination is written in
-// the stream's order, and the host does not wait for that.
+// A pageable source is read at once into memory that the copy owns. A pageable destination is
+// written in the stream's order, and the host does not wait for that.
 std::vector<std::byte> stage(const Rows& source) {
   std::vector<std::byte> staged(source.width * source.height);
   copy_rows(rows(staged.data(), source.width, source.width, source.height), source);
@@ -102,7 +102,7 @@ void copy(const char* what, const Rows& destination, const Rows& source, cudaMem
     return;
   }
   stream->enqueue(what, accesses, [destination, source] { copy_rows(destination, source); });
-  // CUDA's cudaMemcpy returns before a copy within a device is done.
+  // CUDA's cudaMemcpy returns before a copy within a device has finished.
   const bool host_waits =
       to == Place::pageable ||
       (call == Call::synchronous && !(to == Place::device && from == Place::device));
@@ -111,14 +111,14 @@ void copy(const char* what, const Rows& destination, const Rows& source, cudaMem
   api::require_working_device();
 }
 
-// In CUDA the host does not wait for it, not even in cudaMemset, unless the memory is the host's.
+// In CUDA the host does not wait for it, not even in cudaMemset, unless the memory is on the host.
 void set(const char* what, const Rows& destination, int value, cudaStream_t handle, Call call) {
   if (destination.width == 0 || destination.height == 0) return;
   api::require(destination.pitch >= destination.width, cudaErrorInvalidPitchValue,
                "rows of {} bytes are {} bytes apart", destination.width, destination.pitch);
   const Place place = place_of(destination, "destination");
   api::require(place != Place::pageable, cudaErrorInvalidValue,
-               "the destination {} is in no live allocation",
+               "the destination {} is not in a live allocation",
                static_cast<void*>(destination.first));
   const std::shared_ptr<Stream> stream = api::stream_of(handle);
   std::vector<Access> accesses;
@@ -157,7 +157,7 @@ cudaError_t cudaMemcpyPeerAsync(void* destination, int destination_device, const
     const auto require_device = [&](const void* memory, int device) {
       const std::optional<Allocation> found = runtime().memory().find(memory, 1);
       api::require(bytes == 0 || (found && found->device == device), cudaErrorInvalidValue,
-                   "{} is no memory of device {}", memory, device);
+                   "{} is not memory of device {}", memory, device);
     };
     require_device(destination, destination_device);
     require_device(source, source_device);

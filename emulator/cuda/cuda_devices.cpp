@@ -1,4 +1,4 @@
-// The cuda* functions of devices, versions, kernels' attributes and the profiler.
+// The cuda* functions for devices, versions, attributes of kernels and the profiler.
 #include <cuda_profiler_api.h>
 #include <fmt/format.h>
 
@@ -20,7 +20,7 @@ constexpr int shared_of_a_multiprocessor = 228 << 10;
 constexpr int threads_of_a_block = 1024;
 constexpr int threads_of_a_multiprocessor = 2048;
 constexpr int registers = 65536;
-// Few, so that grids which follow their number stay small.
+// Few, so that grids that are sized by their number stay small.
 constexpr int multiprocessors = 4;
 constexpr int level_2_cache = 50 << 20;
 
@@ -62,7 +62,7 @@ void describe(cudaDeviceProp& properties) {
   properties.hostRegisterSupported = 1;
 }
 
-// The attributes that some caller asks for; others are refused, not guessed.
+// The attributes that Tessera's code reads; others are refused rather than guessed.
 int attribute_of(cudaDeviceAttr attribute) {
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
@@ -164,12 +164,12 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
 cudaError_t cudaDeviceSynchronize() {
   return api::call("cudaDeviceSynchronize", [&] {
     runtime().synchronize(api::this_thread().device);
-    api::require_working_device();  // what ran until here may have failed
+    api::require_working_device();  // earlier work may have failed
   });
 }
 
-// A device that failed works again. Memory and streams stay, unlike CUDA's: whoever holds them
-// after a reset has an error that is reported, not a pointer that another allocation may get.
+// A device that failed works again. Unlike in CUDA, memory and streams stay: code that still uses
+// them after a reset gets a reported error, not a pointer that another allocation may reuse.
 cudaError_t cudaDeviceReset() {
   return api::call_anywhere("cudaDeviceReset", [&] {
     if (settings().devices == 0) throw api::Failure{cudaErrorNoDevice};
@@ -206,7 +206,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return api::call_anywhere("cudaRuntimeGetVersion", [&] { *version = CUDART_VERSION; });
 }
 
-// The emulator's kernels may always use what a block may opt in to.
+// The emulator's kernels may always use the maximum that a block can opt in to.
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   return api::call("cudaFuncSetAttribute", [&] {
     if (kernel == nullptr) throw api::Failure{cudaErrorInvalidDeviceFunction};
@@ -232,13 +232,13 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
     *attributes = {};
     attributes->maxThreadsPerBlock = threads_of_a_block;
     attributes->maxDynamicSharedSizeBytes = shared_of_a_block_if_asked_for;
-    attributes->numRegs = 32;  // there are none to count
+    attributes->numRegs = 32;  // a plausible value: the emulator has no registers
     attributes->ptxVersion = 90;
     attributes->binaryVersion = 90;
   });
 }
 
-// There is no profiler: nothing to start.
+// There is no profiler, so both do nothing.
 cudaError_t cudaProfilerStart() {
   return cudaSuccess;
 }

@@ -75,8 +75,8 @@ const char* cudaGetErrorString(cudaError_t error) {
   return text_of(error).meaning;
 }
 
-// The thread's last error, forgotten by this. A failure of the device is returned by every call, so
-// it comes back.
+// Returns the thread's last error and clears it. Every call returns a failure of the device, so
+// such an error comes back.
 cudaError_t cudaGetLastError() {
   return std::exchange(api::this_thread().last_error, cudaSuccess);
 }

@@ -9,8 +9,8 @@ using tessera::emulator::MarkReference;
 using tessera::emulator::runtime;
 using tessera::emulator::Stream;
 
-// What a handle points to. Recorded again, an event stands for the new mark, and who waits for the
-// old one still does; never recorded, it stands for nothing and nobody waits.
+// The target of an event's handle. An event that is recorded again refers to the new mark; earlier
+// waits still wait for the old one. Waiting for an event that was never recorded has no effect.
 struct CUevent_st {
  public:
   CUevent_st(int of_device, unsigned with_flags) : device(of_device), flags(with_flags) {}
@@ -88,7 +88,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return api::call("cudaEventSynchronize", [&] {
     if (const MarkReference mark = event_of(event).last_record()) runtime().wait(mark);
-    api::require_working_device();  // what ran until here may have failed
+    api::require_working_device();  // earlier work may have failed
   });
 }
 
@@ -100,7 +100,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
       runtime().executor().poll();
       throw api::Failure{cudaErrorNotReady};
     }
-    runtime().wait(mark);  // the host now knows what came before
+    runtime().wait(mark);  // the host now knows the earlier work
   });
 }
 

@@ -1,4 +1,4 @@
-// The cuda* functions that allocate, free, pin and describe memory.
+// The cuda* functions that allocate, free, pin and query memory.
 #include "emulator/cuda/api.h"
 #include "emulator/runtime/settings.h"
 
@@ -18,7 +18,7 @@ void allocate(void** memory, std::size_t bytes, MemoryKind kind) {
   const int device = api::this_thread().device;
   void* allocated = runtime().memory().allocate(kind, device, bytes);
   if (allocated == nullptr) {
-    // What streams are still to free may be enough.
+    // Frees that are pending in streams may make enough room.
     runtime().synchronize(device);
     allocated = runtime().memory().allocate(kind, device, bytes);
   }
@@ -30,18 +30,18 @@ void allocate(void** memory, std::size_t bytes, MemoryKind kind) {
 Allocation start_of(const void* memory, MemoryKind kind, const char* kind_name) {
   const std::optional<Allocation> found = runtime().memory().find_start(memory);
   api::require(found && found->kind == kind, cudaErrorInvalidValue,
-               "{} is no start of live {} memory", memory, kind_name);
+               "{} is not the start of live {} memory", memory, kind_name);
   return *found;
 }
 
-// Frees memory at once: all work of its device ends first.
+// Frees memory at once, after all work of its device has ended.
 void release(void* memory, MemoryKind kind, const char* kind_name) {
   if (memory == nullptr) return;
   const Allocation allocation = start_of(memory, kind, kind_name);
   runtime().synchronize(allocation.device);
   runtime().checker().forget(allocation.memory, allocation.bytes);
   runtime().memory().release(memory);
-  api::require_working_device();  // what ran until here may have failed
+  api::require_working_device();  // earlier work may have failed
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ cudaError_t cudaFree(void* memory) {
   return api::call("cudaFree", [&] { release(memory, MemoryKind::device, "device"); });
 }
 
-// For the checker the stream writes the memory: who uses it must come after.
+// For the checker the stream writes the memory: later users must be ordered after it.
 cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t handle) {
   return api::call("cudaMallocAsync", [&] {
     const std::shared_ptr<Stream> stream = api::stream_of(handle);
@@ -112,7 +112,7 @@ cudaError_t cudaHostUnregister(void* memory) {
   return api::call("cudaHostUnregister", [&] {
     const std::optional<Allocation> found = runtime().memory().find_start(memory);
     api::require(found && found->kind == MemoryKind::registered, cudaErrorHostMemoryNotRegistered,
-                 "{} is no start of registered memory", memory);
+                 "{} is not the start of registered memory", memory);
     release(memory, MemoryKind::registered, "registered");
   });
 }

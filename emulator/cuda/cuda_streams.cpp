@@ -8,7 +8,7 @@ using tessera::emulator::Stream;
 
 namespace {
 
-// A launched host function is work of the stream that must not call CUDA.
+// A host function is work of the stream and must not call CUDA.
 void run_host_function(cudaHostFn_t function, void* argument) {
   bool& inside = api::this_thread().in_host_function;
   inside = true;
@@ -41,7 +41,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   int least = 0;
   int greatest = 0;
   (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
-  // As CUDA does: what lies outside is moved to the nearest end.
+  // As in CUDA, a priority outside the range is clamped.
   return create("cudaStreamCreateWithPriority", stream, flags,
                 std::min(std::max(priority, greatest), least));
 }
@@ -56,7 +56,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return api::call("cudaStreamDestroy", [&] {
     api::require(runtime().destroy_stream(stream), cudaErrorInvalidResourceHandle,
-                 "{} is no live stream that was created", static_cast<const void*>(stream));
+                 "{} is not a live stream that was created", static_cast<const void*>(stream));
   });
 }
 
@@ -73,7 +73,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return api::call("cudaStreamSynchronize", [&] {
     const std::shared_ptr<Stream> stream = api::stream_of(handle);
     runtime().wait(stream->record());
-    api::require_working_device();  // what ran until here may have failed
+    api::require_working_device();  // earlier work may have failed
   });
 }
 
@@ -84,7 +84,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
       runtime().executor().poll();
       throw api::Failure{cudaErrorNotReady};
     }
-    runtime().wait(stream->record());  // the host now knows what the stream did
+    runtime().wait(stream->record());  // the host now knows the stream's work
   });
 }
 
@@ -93,7 +93,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
     api::require(function != nullptr, cudaErrorInvalidValue, "null");
     const std::shared_ptr<Stream> stream = api::stream_of(handle);
     stream->enqueue("host function", {}, [=] { run_host_function(function, argument); });
-    // A host thread may wait for what the function does by a condition of its own.
+    // A host thread may wait for the function's effect by other means, e.g. a condition variable.
     runtime().executor().run_soon(*stream);
   });
 }

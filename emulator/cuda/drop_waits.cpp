@@ -1,4 +1,4 @@
-// The faults that live.
+// The list of live faults.
 #include "emulator/cuda/drop_waits.h"
 
 #include <mutex>

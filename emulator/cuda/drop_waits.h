@@ -6,9 +6,9 @@
 
 namespace tessera::emulator {
 
-// As long as one lives, cudaStreamWaitEvent does nothing (and succeeds) where the stream that is to
-// wait and the stream that recorded the event have these names. A test plants a missing wait in
-// production code that way, and expects the access checker or the thread sanitizer to find it.
+// While such an object lives, cudaStreamWaitEvent does nothing (and succeeds) if the waiting stream
+// and the stream that recorded the event have these names. A test thus plants a missing wait in
+// production code and expects the access checker or the thread sanitizer to find it.
 class DropWaits {
  public:
   DropWaits(std::string waiting_stream, std::string recording_stream);
@@ -16,7 +16,7 @@ class DropWaits {
   DropWaits(const DropWaits&) = delete;
   DropWaits& operator=(const DropWaits&) = delete;
 
-  // How many it was: a test in which none was dropped tests nothing.
+  // The number of dropped waits: a test that dropped none tests nothing.
   [[nodiscard]] int count() const { return count_; }
 
  private:
@@ -27,7 +27,7 @@ class DropWaits {
   std::atomic<int> count_{0};
 };
 
-// Whether this wait is to be dropped; counts it.
+// Returns true if this wait must be dropped, and counts it.
 bool drops_wait(const std::string& waiting, const std::string& recording);
 
 }  // namespace tessera::emulator

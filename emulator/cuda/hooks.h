@@ -1,5 +1,5 @@
-// What the emulator cannot see for itself and a program may tell it. The engine calls these where
-// it is linked with the emulator, and not otherwise.
+// Hooks by which a program tells the emulator what it cannot see itself. The engine calls them only
+// where it is linked with the emulator.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ extern "C" {
 // as those of many ranks. Applies to what is recorded and launched from now on.
 void tessera_emulator_name_stream(void* stream, const char* name);
 
-// The host itself reads or writes memory that the device uses, here and now (checker.h). `what`
+// The host itself reads or writes memory that the device uses, at this point (checker.h). `what`
 // lives as long as the program.
 void tessera_emulator_host_access(const void* memory, std::size_t bytes, bool write,
                                   const char* what);

@@ -1,4 +1,4 @@
-// From a launch to an operation on a stream.
+// Turns a launch into an operation on a stream.
 #include "emulator/runtime/launch.h"
 
 #include "emulator/cuda/api.h"
@@ -7,7 +7,7 @@
 namespace tessera::emulator {
 namespace {
 
-// A GPU would fault, or worse, would not: memory next to it may be another allocation's.
+// A GPU might fault, or read the allocation next to it unnoticed.
 void require_live(const LaunchRecord& record) {
   for (const Access& access : record.accesses) {
     api::require(runtime().memory().find(access.memory, access.bytes).has_value(),

@@ -1,7 +1,6 @@
-// Asynchronous copies from global to shared memory. kernels/cuda/device/gpu.h says what the
-// functions do.
-//
-// The copy is made in copy_async_wait and not before: who forgets to wait reads what stood there.
+// Asynchronous copies from global to shared memory. kernels/cuda/device/gpu.h describes the
+// functions.
+// The copy happens in copy_async_wait, not earlier: a kernel that does not wait reads old contents.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +9,7 @@
 
 namespace tessera::emulator {
 
-// Part of the kernel's program, so that the sanitizers see both sides.
+// Compiled with the kernel, so that the sanitizers see both sides of the copy.
 inline void copy_now(void* shared, const void* global, std::size_t bytes, std::size_t valid) {
   auto* to = static_cast<unsigned char*>(shared);
   const auto* from = static_cast<const unsigned char*>(global);

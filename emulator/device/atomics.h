@@ -1,8 +1,8 @@
-// Atomic operations on global and shared memory, with exactly CUDA's types: what nvcc does not
-// compile does not compile here.
-//
-// CUDA's are relaxed. Here they acquire, and release what the thread wrote before its last
-// __threadfence: so the thread sanitizer sees a missing fence, and no race where there is one.
+// Atomic operations on global and shared memory, with exactly CUDA's types: calls that nvcc rejects
+// do not compile here either.
+// CUDA's are relaxed. Here they acquire, and they release the writes of the thread before its last
+// __threadfence. So the thread sanitizer reports a missing fence, and reports no race where the
+// fence is there.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ T atomically(T* address, Change change) {
   return old;
 }
 
-// Sums of signed integers wrap.
+// Sums of signed integers wrap around.
 template <class T>
 T wrapping_sum(T a, T b) {
   if constexpr (std::is_signed_v<T> && std::is_integral_v<T>) {
@@ -92,7 +92,8 @@ T atomicXor(T* address, std::type_identity_t<T> value) {
   return tessera::emulator::atomically(address, [&](T old) { return old ^ value; });
 }
 
-// One up, and from `last` back to zero; one down, and from zero or beyond `last` to `last`.
+// atomicInc adds one and wraps from `last` to zero. atomicDec subtracts one and wraps from zero, or
+// from beyond `last`, to `last`.
 inline unsigned atomicInc(unsigned* address, unsigned last) {
   return tessera::emulator::atomically(address,
                                        [&](unsigned old) { return old >= last ? 0u : old + 1; });

@@ -1,4 +1,4 @@
-// Counting, moving and reinterpreting bits; products' high halves.
+// Counts, moves and reinterprets bits; high halves of products.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,7 @@ inline int __clz(int value) {
 inline int __clzll(long long value) {
   return std::countl_zero(static_cast<unsigned long long>(value));
 }
-// Place of the lowest set bit, counted from one; zero for none.
+// Position of the lowest set bit, counted from one; zero if no bit is set.
 inline int __ffs(int value) {
   return value == 0 ? 0 : std::countr_zero(static_cast<unsigned>(value)) + 1;
 }
@@ -33,8 +33,8 @@ inline unsigned long long __brevll(unsigned long long value) {
 inline unsigned __brev(unsigned value) {
   return static_cast<unsigned>(__brevll(value) >> 32);
 }
-// Four bytes out of the eight of (low, high): each nibble of the selector names one, and with its
-// highest bit that byte's sign, spread over the byte.
+// Selects four bytes from the eight of (low, high). Each nibble of the selector names one byte; the
+// nibble's highest bit replaces the byte by its sign bit, repeated.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = (static_cast<std::uint64_t>(high) << 32) | low;
   unsigned result = 0;

@@ -23,7 +23,7 @@ inline int __syncthreads_and(int predicate,
   return tessera::emulator::block_barrier(predicate == 0, operation) == 0 ? 1 : 0;
 }
 
-// Without one, a thread's atomic operations publish nothing that it wrote before (atomics.h).
+// Without a fence, a thread's atomic operations do not publish its earlier writes (atomics.h).
 inline void __threadfence() {
   tessera::emulator::fence();
 }

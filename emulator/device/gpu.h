@@ -1,9 +1,8 @@
 // Kernels on the host: CUDA's device language and the portable functions of
-// kernels/cuda/device/gpu.h, for compilers that are not nvcc.
-//
-// Each thread of a block runs as it would on a GPU (emulator/scheduler); what CUDA leaves undefined
-// and the emulator can see ends the process with a report. Value types, conversions and the
-// run-time API's declarations are the CUDA toolkit's own headers.
+// kernels/cuda/device/gpu.h, for compilers other than nvcc.
+// Each thread of a block runs as it would on a GPU (emulator/scheduler). Where the emulator detects
+// behaviour that CUDA leaves undefined, it ends the process with a report. Value types, conversions
+// and the declarations of the runtime API come from the CUDA toolkit's headers.
 #pragma once
 
 #if !defined(TESSERA_EMULATED)

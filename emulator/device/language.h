@@ -1,4 +1,4 @@
-// The words of the language: qualifiers, built-in variables, types.
+// Keywords of the language: qualifiers, built-in variables, types.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,8 +10,8 @@
 
 #include "emulator/scheduler/indices.h"
 
-// The toolkit's headers leave __global__, __device__ and __host__ empty for a host compiler. These
-// they give a meaning that host compilers do not have.
+// The toolkit's headers leave __global__, __device__ and __host__ empty for a host compiler. Those
+// below need a definition, because host compilers do not know them.
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __grid_constant__

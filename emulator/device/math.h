@@ -1,6 +1,6 @@
-// Arithmetic with a named rounding, fast approximations, and what C's <math.h> lacks.
-//
-// The approximations are the exact functions here: a GPU's results differ in their last bits, so
+// Arithmetic with a named rounding mode, fast approximations, and functions that C's <math.h>
+// lacks.
+// The approximations are the exact functions here. A GPU's results differ in their last bits, so
 // tests compare with bounds.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 // NOLINTBEGIN(bugprone-reserved-identifier): CUDA's names
 
-// ---- rounded to nearest even, and never fused (-ffp-contract=off)
+// ---- rounded to nearest even, never fused (-ffp-contract=off)
 #define TESSERA_ROUNDED(type, prefix)                       \
   inline type __##prefix##add_rn(type a, type b) {          \
     return a + b;                                           \
@@ -114,7 +114,7 @@ TESSERA_CONVERSION(__ull2double_rn, double, unsigned long long, value)
 
 // NOLINTEND(bugprone-reserved-identifier)
 
-// ---- smaller and greater: of a number and a NaN, the number
+// ---- minimum and maximum: of a number and a NaN, the number
 template <class A, class B>
 requires std::is_arithmetic_v<A> && std::is_arithmetic_v<B>
 constexpr std::common_type_t<A, B> min(A a, B b) {

@@ -1,4 +1,4 @@
-// Loads and stores with a cache hint, which the host has not.
+// Loads and stores with a cache hint, which the host ignores.
 #pragma once
 
 #include <type_traits>

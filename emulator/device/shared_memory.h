@@ -1,11 +1,11 @@
-// Shared memory. kernels/cuda/device/gpu.h says what the functions do.
+// Shared memory. kernels/cuda/device/gpu.h describes the functions.
 #pragma once
 
 #include "emulator/scheduler/thread_operations.h"
 
 namespace tessera::emulator {
 
-// Its address stands for the variable.
+// The address of this object identifies the variable.
 template <class T, class Tag>
 inline constexpr char shared_variable_key = 0;
 

@@ -1,4 +1,4 @@
-// The warp's tensor core. kernels/cuda/device/gpu.h says what the functions do.
+// The tensor core of a warp. kernels/cuda/device/gpu.h describes the functions.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline void multiply(float (&d)[4], const std::uint32_t (&a)[4], const std::uint
   for (int i = 0; i < 4; ++i) d[i] = part.d[i];
 }
 
-// The row is read by the lane that names it.
+// Each lane reads the row that it names.
 inline void load_matrices(std::uint32_t (&fragment)[4], const void* row, bool transposed,
                           const Operation& operation) {
   MatrixLoad part{};

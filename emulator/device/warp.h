@@ -1,7 +1,6 @@
 // Operations between the lanes of a warp: barrier, shuffles, votes, reductions, matches.
-//
-// All lanes that the mask names must come to the operation, with the same mask; the mask must name
-// the caller. None but __syncwarp orders memory.
+// All lanes that the mask names must reach the operation with the same mask, and the mask must name
+// the caller. Only __syncwarp orders memory.
 #pragma once
 
 #include <bit>
@@ -15,7 +14,7 @@
 
 namespace tessera::emulator {
 
-// What CUDA's shuffles take.
+// The types that CUDA's shuffles accept.
 template <class T>
 concept Shuffled = OneOf<T, int, unsigned, long, unsigned long, long long, unsigned long long,
                          float, double, __half, __half2, __nv_bfloat16, __nv_bfloat162>;
@@ -39,8 +38,8 @@ T shuffle(unsigned mask, T value, int source, const Operation& operation) {
   return from_bits<T>(shuffle_bits(mask, to_bits(value), source, operation));
 }
 
-// Lanes fall into segments of `width`, a power of two; a lane whose source lies beyond its segment
-// keeps its own value.
+// Lanes are grouped into segments of `width`, a power of two. A lane whose source lies beyond its
+// segment keeps its own value.
 inline int first_of_segment(int lane, int width) {
   return lane & ~(width - 1);
 }
@@ -84,7 +83,7 @@ inline void __syncwarp(unsigned mask = 0xffffffffu,
   tessera::emulator::warp_barrier(mask, {"__syncwarp", place});
 }
 
-// The lanes that have not exited. A GPU may return fewer: those that happen to run together.
+// The lanes that have not exited. A GPU may return fewer: those that run together at the moment.
 inline unsigned __activemask() {
   return tessera::emulator::live_lanes();
 }

@@ -1,4 +1,4 @@
-// Bringing calls together and putting their work into the streams.
+// Matches the calls of the ranks and puts their work into the streams.
 #include "emulator/nccl/clique.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ bool agree(const CollectiveCall& a, const CollectiveCall& b) {
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.root == b.root;
 }
 
-// Every stream waits for what the others had put in before their calls, or have read by now.
+// Every stream waits for the work that preceded the other ranks' calls, or for their reads.
 void wait_for_all(const std::vector<cudaStream_t>& streams,
                   const std::vector<cudaEvent_t>& events) {
   for (const cudaStream_t stream : streams) {
@@ -37,7 +37,8 @@ void destroy_all(const std::vector<cudaEvent_t>& events) {
   for (const cudaEvent_t event : events) (void)cudaEventDestroy(event);
 }
 
-// The elements that a rank's result has, and where they begin in what every rank sends.
+// The number of elements in a rank's result, and the offset of the first in the data that each rank
+// sends.
 std::pair<std::size_t, std::size_t> result_of(const CollectiveCall& call, int rank) {
   switch (call.kind) {
     case CollectiveKind::reduce_scatter:
@@ -174,7 +175,7 @@ void Clique::run_splits() {
                         [](const auto& of_rank) { return of_rank.second.empty(); });
   };
   while (complete()) {
-    std::map<int, std::vector<std::tuple<int, int, Membership*>>> colors;  // (key, rank, whose)
+    std::map<int, std::vector<std::tuple<int, int, Membership*>>> colors;  // (key, rank, owner)
     for (auto& [rank, calls] : splits_) {
       const SplitCall call = calls.front();
       calls.pop_front();

@@ -1,4 +1,4 @@
-// The ranks of one emulated NCCL communicator, and what they have called and not yet done.
+// The ranks of one emulated NCCL communicator, and their pending calls.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,7 +25,7 @@ struct CollectiveCall {
   ncclDataType_t type;
   int root;  // of a reduce
   cudaStream_t stream;
-  cudaEvent_t ready;  // recorded when it was called
+  cudaEvent_t ready;  // recorded at the call
 };
 struct TransferCall {
   const void* send;
@@ -37,10 +37,10 @@ struct TransferCall {
 
 class Clique;
 
-// What an ncclComm_t points to.
+// The target of an ncclComm_t.
 struct Membership {
   std::mutex mutex;
-  std::shared_ptr<Clique> clique;  // null as long as a split has not brought all ranks together
+  std::shared_ptr<Clique> clique;  // null until a split has brought all ranks together
   int rank = 0;
 };
 
@@ -53,10 +53,10 @@ class Clique {
   void collective(int rank, const CollectiveCall& call);
   void send(int rank, int peer, const TransferCall& call);
   void receive(int rank, int peer, const TransferCall& call);
-  // Once all ranks have called, the memberships of each colour become cliques of their own.
+  // Once all ranks have called, the memberships of each colour become a clique of their own.
   void split(int rank, int color, int key, Membership* membership);
   void leave(int rank);
-  // ncclInProgress as long as the rank has calls that wait for others.
+  // ncclInProgress while the rank has calls that wait for other ranks.
   [[nodiscard]] ncclResult_t status(int rank);
 
  private:
@@ -73,11 +73,11 @@ class Clique {
   std::vector<std::deque<CollectiveCall>> calls_;                             // by rank
   std::map<std::pair<int, int>, std::deque<TransferCall>> sends_, receives_;  // by (from, to)
   std::map<int, std::deque<SplitCall>> splits_;                               // by rank
-  std::vector<int> pending_;  // by rank: calls that wait for others
+  std::vector<int> pending_;  // by rank: calls that wait for other ranks
   ncclResult_t error_ = ncclSuccess;
 };
 
-// The clique of an id, made by the first rank that asks.
+// The clique of an id; the first rank that asks creates it.
 std::shared_ptr<Clique> clique_of_id(const std::string& id, int size);
 
 }  // namespace tessera::emulator

@@ -1,4 +1,4 @@
-// What emulated collectives do on a stream.
+// The work of emulated collectives on a stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace tessera::emulator {
 
-// receive[r * bytes ...] = sources[r] for every rank r; this rank's own share may lie there
-// already.
+// receive[r * bytes ...] = sources[r] for every rank r; this rank's own shard may already be in
+// place.
 void enqueue_gather(cudaStream_t stream, const std::vector<const void*>& sources, int rank,
                     void* receive, std::size_t bytes);
 // receive[i] = the sum over the ranks, in their order, of sources[r][first + i], rounded at each

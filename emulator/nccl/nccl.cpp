@@ -1,4 +1,4 @@
-// NCCL's functions over cliques.
+// NCCL's functions, implemented by cliques.
 #include "emulator/nccl/nccl.h"
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct OpenGroup {
 };
 thread_local OpenGroup open_group;
 
-// The clique and this rank in it; null as long as a split has not brought all ranks together.
+// The clique and this rank in it; null until a split has brought all ranks together.
 std::pair<std::shared_ptr<Clique>, int> place_of(Membership* membership) {
   const std::lock_guard lock(membership->mutex);
   return {membership->clique, membership->rank};

@@ -27,7 +27,7 @@ AccessChecker::AccessChecker() : enabled_(settings().check) {}
 
 void AccessChecker::set_enabled(bool enabled) {
   const std::lock_guard lock(mutex_);
-  // What was before stays out of it: a history without the waits in between would accuse.
+  // Clears the past: a history without the waits in between would report false conflicts.
   history_.clear();
   enabled_.store(enabled, std::memory_order_relaxed);
 }
@@ -65,7 +65,8 @@ void AccessChecker::remove_stream(Actor stream) {
   unused_.push_back(stream);
 }
 
-// The next operation of the stream: it knows what the host knows, for the host starts it.
+// The next operation of the stream: the stream knows what the host knows, because the host starts
+// it.
 void AccessChecker::begin(Actor stream) {
   AccessClock& clock = clocks_[stream];
   clock.merge(clocks_[host_actor]);

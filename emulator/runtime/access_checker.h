@@ -1,5 +1,5 @@
-// The access checker as the runtime's streams, events and memory feed it. What it does and does not
-// find stands in checker.h.
+// The access checker as the runtime's streams, events and memory call it. checker.h describes what
+// it finds and what it misses.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace tessera::emulator {
 
-// All members may be called by any host thread. Never by the threads that run streams: its lock
+// Any host thread may call all members. The threads that run streams must not: the checker's lock
 // would order them.
 class AccessChecker {
  public:
@@ -28,16 +28,16 @@ class AccessChecker {
   [[nodiscard]] std::vector<std::string> reports() const;
   void reset();
 
-  // A stream begins and ends. A later stream may get the same number; it then passes for the
+  // Begin and end of a stream. A later stream may get the same number; it then counts as the
   // continuation of the earlier one.
   Actor add_stream();
   void remove_stream(Actor stream);
 
-  // An operation is put on the stream; the name points to one that lives as long as the program.
+  // Puts an operation on the stream; the name points to a string that lives as long as the program.
   void operation(Actor stream, const std::string* name, const char* what,
                  std::span<const Access> accesses);
-  // What the stream knows at its end is stored in `known`, and what the point of another stream
-  // knew is added to what the stream knows.
+  // record() stores the stream's knowledge at its end in `known`. wait() adds the knowledge of
+  // another stream's point to the stream's own.
   void record(Actor stream, AccessClock& known);
   void wait(Actor stream, const AccessClock& known);
   // The host has waited for such a point.
@@ -57,7 +57,7 @@ class AccessChecker {
   AccessHistory history_;
   int conflicts_ = 0;
   std::vector<std::string> reports_;
-  // What was told: the two operations and their streams.
+  // Conflicts that were reported: the two operations and their streams.
   std::set<std::pair<std::string, std::string>> told_;
 };
 

@@ -1,18 +1,14 @@
-// The access checker: finds accesses of streams and the host to the same memory that nothing
-// orders.
-//
+// The access checker finds unordered accesses of streams and the host to the same memory.
 // Every kernel launch, copy and memset declares the memory that it reads and writes. The checker
-// keeps a vector clock for each stream, carried on by events, waits and synchronisations, and for
-// each range of memory the accesses that a later one must come after. It looks at the calls alone,
-// in the order in which the host makes them, so it finds a missing wait in one run under any
-// schedule, whether or not the bytes came out wrong.
-//
+// keeps a vector clock for each stream, advanced by events, waits and synchronisations, and for
+// each range of memory the accesses that a later one must come after. It examines only the calls,
+// in the order in which the host makes them. So it finds a missing wait in one run under any
+// schedule, whether or not the results were wrong.
 // All host threads are one actor. A rank's threads hand work to one another through mutexes that
-// the checker does not see; one clock for all of them takes whatever one of them has waited for as
-// known to the others. So it misses a host thread that relies on another's wait without
-// synchronising with it (the thread sanitizer's domain), and a missing wait between two streams is
-// not reported once some host thread has waited for the earlier of the two accesses.
-//
+// the checker does not see. With one clock for all of them, a wait by one thread counts for the
+// others. So the checker misses a host thread that relies on another's wait without synchronising
+// with it (the thread sanitizer finds that). It also misses a missing wait between two streams once
+// some host thread has waited for the earlier of the two accesses.
 // Host accesses to pinned memory are known where they are declared: host_access() below.
 #pragma once
 
@@ -22,16 +18,16 @@
 
 namespace tessera::emulator::checker {
 
-// On at the start where TESSERA_EMULATOR_CHECK is 1 or halt. Turning it on or off forgets the past.
+// Initially on where TESSERA_EMULATOR_CHECK is 1 or halt. Turning it on or off clears the past.
 void set_enabled(bool enabled);
 bool enabled();
 
-// Pairs of unordered accesses found since the start or the last reset(). Where the same two
-// operations meet on the same two streams again it is counted, not told again.
+// Pairs of unordered accesses found since the start or the last reset(). If the same two operations
+// meet again on the same two streams, that is counted but not reported again.
 int conflicts();
-// What each was: operations, ranges and streams. Also on stderr.
+// A text for each conflict: operations, ranges and streams. Also printed on stderr.
 std::vector<std::string> reports();
-// Forgets conflicts and reports; what is known of streams and memory stays.
+// Clears conflicts and reports; the knowledge of streams and memory stays.
 void reset();
 
 // The host itself reads or writes memory that the device uses. `what` lives as long as the program.

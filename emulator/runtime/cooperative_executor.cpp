@@ -11,11 +11,10 @@
 namespace tessera::emulator {
 namespace {
 
-// inline: an operation runs when it is added; whatever it waits for has run before.
-// lazy: while the host waits, and no sooner, the streams advance in turn, oldest first, each as far
-//   as it can.
-// seeded: every addition lets up to three random streams advance, and a waiting host random ones
-//   until its mark is reached. The same order again for the same seed and one host thread.
+// inline: an operation runs when it is added; the operations that it waits for have run before.
+// lazy: streams advance only while the host waits, in turn, oldest first, each as far as possible.
+// seeded: every addition lets up to three random streams advance; a waiting host lets random ones
+// advance until its mark is reached. The order repeats for the same seed and one host thread.
 class CooperativeExecutor final : public Executor {
  public:
   CooperativeExecutor(const Settings& settings, Run run)
@@ -62,14 +61,14 @@ class CooperativeExecutor final : public Executor {
     while (!advance_unless(condition)) continue;
   }
 
-  // One turn, so that other host threads may add and wait in between. Whether the condition held.
+  // One turn, so that other host threads may add and wait in between. Returns the condition.
   template <class Condition>
   bool advance_unless(Condition condition) {
     const std::lock_guard lock(mutex_);
     if (condition()) return true;
     if (advance_any()) return false;
     for (const Stream* stream : streams_) print_line("{}", stream->state());
-    end_program("the host waits, and the streams wait for one another for ever");
+    end_program("the host waits, and the streams are in a deadlock");
   }
 
   bool advance_any() {

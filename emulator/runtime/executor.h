@@ -1,5 +1,5 @@
-// Who runs the operations of streams, and when. There is one executor for the program; which one is
-// the environment's choice (settings.h).
+// Executors run the operations of streams. The program has one executor; the environment selects it
+// (settings.h).
 #pragma once
 
 #include <functional>
@@ -18,19 +18,19 @@ class Executor {
   virtual ~Executor() = default;
 
   virtual void start(Stream& stream) = 0;
-  // Waits for everything that was added; afterwards no thread runs the stream.
+  // Waits for all added operations; afterwards no thread runs the stream.
   virtual void end(Stream& stream) = 0;
   // An operation was added.
   virtual void added_to(Stream& stream) = 0;
-  // The host waits for a mark. Ends the program with a report if it cannot be reached.
+  // The host waits for a mark. Ends the program with a report if the mark cannot be reached.
   virtual void wait(const Mark& mark) = 0;
-  // The host asks again and again whether something is done: some progress must be made.
+  // The host polls whether an operation has finished: the executor must make some progress.
   virtual void poll() = 0;
-  // The host may come to wait, in ways that are not seen here, for what was added to the stream.
+  // The host may wait, in ways that the emulator does not see, for operations of the stream.
   virtual void run_soon(Stream& stream) = 0;
 
-  // Runs the operation's work on this thread. What it throws, and what must not run because the
-  // device has failed before, is the concern of the function given here.
+  // Runs an operation's work on this thread. The function given here handles exceptions of the
+  // work, and skips work when the device has failed.
   using Run = std::function<void(const Stream&, StreamOperation&)>;
   explicit Executor(Run run) : run_(std::move(run)) {}
   void run(const Stream& stream, StreamOperation& operation) const { run_(stream, operation); }

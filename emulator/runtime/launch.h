@@ -1,5 +1,5 @@
-// Kernel launches on the emulated device: what kernels/cuda/device/launch.h calls where no GPU
-// compiler is at work.
+// Kernel launches on the emulated device: kernels/cuda/device/launch.h calls these where no GPU
+// compiler is used.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,8 +19,8 @@ struct Access {
   bool write = false;
 };
 
-// A launch, as it is checked, ordered and reported. `kernel` is the name in reports and lives as
-// long as the program.
+// A launch, as the emulator checks, orders and reports it. `kernel` is the name in reports and
+// lives as long as the program.
 struct LaunchRecord {
   const char* kernel = "";
   dim3 grid;
@@ -34,9 +34,9 @@ struct LaunchRecord {
 };
 
 // Checks the configuration and puts a run of the grid on the stream, where every thread calls
-// `thread_body` once. Returns, and keeps for cudaGetLastError, what CUDA would: the
-// configuration's error at once, and the error of an earlier kernel that failed.
-// cudaErrorIllegalAddress, with a text on stderr: a declared access lies in no live allocation.
+// `thread_body` once. Returns, and keeps for cudaGetLastError, the same error as CUDA: an error of
+// the configuration at once, and the error of an earlier kernel that failed. Returns
+// cudaErrorIllegalAddress, with a text on stderr, if a declared access is not in a live allocation.
 cudaError_t enqueue_launch(cudaStream_t stream, LaunchRecord record,
                            std::function<void()> thread_body);
 

@@ -1,4 +1,4 @@
-// Reaching marks, and taking them again.
+// Reaches marks and recycles them.
 #include "emulator/runtime/mark.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ void Mark::reach() {
 
 MarkReference MarkPool::take(const std::string* stream_name) {
   // Marks are reached in the order in which they were taken, so the next one in the ring is the
-  // likeliest to be free. A few are tried, for events may keep some of them for ever.
+  // most likely to be free. A few are tried, because events may hold some of them indefinitely.
   constexpr std::size_t tries = 4;
   Mark* mark = nullptr;
   for (std::size_t i = 0; i < std::min(tries, marks_.size()) && mark == nullptr; ++i) {
@@ -30,7 +30,7 @@ MarkReference MarkPool::take(const std::string* stream_name) {
   return MarkReference(mark);
 }
 
-// Acquires, unlike take(): the pool may be destroyed next, after the last look of any other thread.
+// Acquires, unlike take(): the pool may be destroyed next, after other threads' last reads.
 bool MarkPool::is_unused() const {
   return std::all_of(marks_.begin(), marks_.end(), [](const Mark& mark) {
     return mark.references.load(std::memory_order_acquire) == 0;

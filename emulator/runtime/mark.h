@@ -11,18 +11,18 @@
 
 namespace tessera::emulator {
 
-// Reached once by the thread that runs the stream, waited for by anybody.
+// Reached once, by the thread that runs the stream; any thread may wait for it.
 struct Mark {
-  // 0 or 1. Released with 1 and acquired by whoever waits: the one place where an operation of one
-  // stream gets to be ordered before an operation of another.
+  // 0 or 1. Released with 1 and acquired by waiters: only here is an operation of one stream
+  // ordered before an operation of another.
   std::atomic<std::uint32_t> reached{0};
   // When it was reached, in milliseconds of the steady clock.
   std::atomic<double> time{0};
   std::atomic<std::uint32_t> references{0};
-  // Of the stream that took the mark. Atomic as all else here that the host writes when it takes
-  // the mark again: nothing orders that after the last look of a thread that let go of it.
+  // The name of the stream that took the mark. All fields that the host writes when it recycles the
+  // mark are atomic: no synchronisation orders those writes after another thread's last read.
   std::atomic<const std::string*> stream_name{nullptr};
-  AccessClock known;  // what the stream knew, for the access checker and under its lock
+  AccessClock known;  // the stream's knowledge, for the access checker and under its lock
 
   void reach();
   [[nodiscard]] const std::string* name() const {
@@ -31,9 +31,9 @@ struct Mark {
   [[nodiscard]] bool is_reached() const { return reached.load(std::memory_order_acquire) != 0; }
 };
 
-// Keeps a mark from being taken again. The count orders nothing (while the mark's stream lives, it
-// is never acquired): were it to, threads that share a mark but no dependency would seem ordered to
-// the thread sanitizer.
+// Prevents a mark from being recycled. The count orders nothing (it is never acquired while the
+// mark's stream lives). If it did, the thread sanitizer would see threads that share a mark as
+// ordered although they have no dependency.
 class MarkReference {
  public:
   MarkReference() = default;
@@ -59,15 +59,15 @@ class MarkReference {
   Mark* mark_ = nullptr;
 };
 
-// The marks of one stream, taken again once nobody refers to them: a training run of a million
-// steps needs as many as are under way. A mark never moves to another stream while both live: what
-// a waiter sees of a mark's earlier use is then what the same stream did earlier, which it may
-// know.
+// The marks of one stream, recycled once nothing refers to them: a training run of a million steps
+// needs only as many as are in use at a time. A mark does not move to another stream while both
+// live. So a waiter can see of a mark's earlier use only earlier operations of the same stream,
+// which it may know.
 class MarkPool {
  public:
-  // A mark that is not reached. Callers keep one another out.
+  // A mark that is not reached. Callers must exclude one another.
   MarkReference take(const std::string* stream_name);
-  // Nobody refers to any of them, nor will: it may be destroyed.
+  // True when no mark has a reference, now or later: the pool may be destroyed.
   [[nodiscard]] bool is_unused() const;
   [[nodiscard]] std::size_t size() const { return marks_.size(); }
 

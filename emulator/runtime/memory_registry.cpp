@@ -1,4 +1,4 @@
-// Allocating, finding and freeing.
+// Allocates, finds and frees memory.
 #include "emulator/runtime/memory_registry.h"
 
 #include <algorithm>
@@ -13,8 +13,8 @@ std::uintptr_t address_of(const void* memory) {
 }
 
 // Not memset: the thread sanitizer would keep a record of every byte of a device's memory, four
-// times its size. Whoever gets the memory from the allocating thread is ordered after this by that
-// alone.
+// times its size. The users of the memory get it from the allocating thread, which orders them
+// after this.
 __attribute__((no_sanitize("thread"))) void fill_with_ones(void* memory, std::size_t bytes) {
   auto* words = static_cast<volatile std::uint64_t*>(memory);
   const std::size_t count = bytes / sizeof(std::uint64_t);
@@ -114,7 +114,7 @@ PendingRelease& MemoryRegistry::release_later(const void* memory) {
   return release;
 }
 
-// Takes note of the releases that came to pass.
+// Records the releases that have happened.
 void MemoryRegistry::collect() {
   using State = PendingRelease::State;
   for (PendingRelease& release : releases_) {

@@ -17,11 +17,11 @@ struct Allocation {
   void* memory = nullptr;
   std::size_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
-  int device = 0;  // of pinned and registered memory, the one that was current
+  int device = 0;  // of pinned and registered memory: the current device at that time
 };
 
-// Memory that is freed in the order of a stream: called once, by the thread that runs the stream.
-// It takes no lock and its flag is never acquired: a free orders no threads.
+// Memory that is freed in the order of a stream. The thread that runs the stream calls this once.
+// It takes no lock, and its flag is never acquired: a free orders no threads.
 class PendingRelease {
  public:
   void operator()();
@@ -35,32 +35,32 @@ class PendingRelease {
   int device_ = 0;
 };
 
-// Allocations are blocks of exactly the size asked for, so that the address sanitizer sees an
-// overrun, at addresses that are multiples of 256, and filled with 0xFF: not-a-number in every
-// floating type.
+// Each allocation is a block of exactly the requested size, so that the address sanitizer sees an
+// overrun. Its address is a multiple of 256, and it is filled with 0xFF: a NaN in every floating
+// type.
 class MemoryRegistry {
  public:
-  // `limit` in bytes of device memory of each device.
+  // `limit`: bytes of device memory of each device.
   explicit MemoryRegistry(std::size_t limit) : limit_(limit) {}
   MemoryRegistry(const MemoryRegistry&) = delete;
   MemoryRegistry& operator=(const MemoryRegistry&) = delete;
   ~MemoryRegistry();
 
-  // Null: no memory (of a device: the limit). bytes > 0.
+  // Null: out of memory (for a device: the limit). bytes > 0.
   void* allocate(MemoryKind kind, int device, std::size_t bytes);
   // False: it overlaps an allocation.
   bool register_host(void* memory, std::size_t bytes, int device);
 
   // The allocation of one of these kinds that begins at `memory`.
   [[nodiscard]] std::optional<Allocation> find_start(const void* memory) const;
-  // The allocation that holds all of the bytes (bytes > 0).
+  // The allocation that contains all of the bytes (bytes > 0).
   [[nodiscard]] std::optional<Allocation> find(const void* memory, std::size_t bytes) const;
-  // The allocation that holds some of them.
+  // The allocation that contains some of the bytes.
   [[nodiscard]] std::optional<Allocation> find_any(const void* memory, std::size_t bytes) const;
 
   // Frees the allocation that begins at `memory` (registered memory stays the caller's).
   void release(const void* memory);
-  // It is no longer found from now on, and freed by the call of what is returned.
+  // find() no longer finds the memory. A call of the returned object frees it.
   PendingRelease& release_later(const void* memory);
 
   [[nodiscard]] std::size_t limit() const { return limit_; }
@@ -74,7 +74,7 @@ class MemoryRegistry {
   const std::size_t limit_;
   mutable std::shared_mutex mutex_;  // lookups share it, and so order no host threads
   Allocations allocations_;
-  std::deque<PendingRelease> releases_;  // used again, for their addresses are out
+  std::deque<PendingRelease> releases_;  // reused, because their addresses were handed out
   std::map<int, std::size_t> used_;
 };
 

@@ -1,4 +1,4 @@
-// The operations of a stream in their order.
+// The operations of a stream, in order.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace tessera::emulator {
 
-// Waits for `wait`, does `work`, reaches `mark`; each may be absent.
+// Waits for `wait`, runs `work`, reaches `mark`; each may be absent.
 struct StreamOperation {
   const char* what = "";
   MarkReference wait = {};
@@ -18,8 +18,8 @@ struct StreamOperation {
   std::atomic<StreamOperation*> next = nullptr;
 };
 
-// One consumer, producers that keep one another out. The link to each operation is an atomic of its
-// own: the consumer learns from it what the producer did before that operation, and nothing later.
+// One consumer; producers exclude one another. The link to each operation is an atomic of its own:
+// the consumer sees by it what the producer did before that operation, and nothing later.
 class OperationQueue {
  public:
   OperationQueue() = default;
@@ -39,7 +39,7 @@ class OperationQueue {
   [[nodiscard]] StreamOperation* front() const {
     return head_->next.load(std::memory_order_acquire);
   }
-  // Only if not empty. What the operation held is let go.
+  // Only if not empty. Destroys what the operation holds.
   void pop() {
     StreamOperation* first = front();
     first->wait = {};
@@ -50,7 +50,7 @@ class OperationQueue {
 
  private:
   std::unique_ptr<StreamOperation> head_ =
-      std::make_unique<StreamOperation>();  // done; owns the next by link
+      std::make_unique<StreamOperation>();  // finished; owns the next by link
   StreamOperation* tail_ = head_.get();
 };
 

@@ -1,10 +1,9 @@
 // Threads that sleep until a word changes.
-//
-// Semaphores and condition variables would order the threads that use them, and the thread
-// sanitizer would then take a missing cudaStreamWaitEvent for harmless: a worker that is woken by
-// the next launch would seem to know all that the host did until then. So a word is waited for by
-// the kernel's futex, which the sanitizer does not see; what a thread may know it learns by
-// acquiring from the one atomic that stands for a dependency of CUDA's.
+// Semaphores and condition variables would order the threads that use them. The thread sanitizer
+// would then not report a missing cudaStreamWaitEvent: a worker that the next launch wakes would
+// seem to know everything that the host did before. So threads wait on a word with the kernel's
+// futex, which the sanitizer does not see. A thread gets its knowledge only by acquiring the one
+// atomic that stands for a dependency of CUDA.
 #pragma once
 
 #include <linux/futex.h>
@@ -18,8 +17,8 @@
 
 namespace tessera::emulator {
 
-// How a sleeper reads a word that counts events and carries no dependency. Later loads must stay
-// behind it; under the sanitizer (x86-64 only, where loads keep their order) it must not acquire.
+// Reads a word that counts events and carries no dependency, for a sleeper. Later loads must stay
+// after it. Under the sanitizer (x86-64 only, where loads keep their order) it must not acquire.
 #if defined(TESSERA_EMULATOR_THREAD)
 inline constexpr std::memory_order parking_order = std::memory_order_relaxed;
 #else

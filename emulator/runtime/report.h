@@ -1,5 +1,5 @@
-// Texts of the emulated runtime on stderr. CUDA's error codes say little; what was wrong is said
-// here, once, where it is found.
+// Texts of the emulated runtime on stderr. CUDA's error codes are terse; the text explains the
+// error once, where it is found.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Streams of the program and what they share.
+// The program's streams and their shared state.
 #include "emulator/runtime/runtime.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@ Runtime::Runtime()
   for (int device = 0; device < settings().devices; ++device) devices_.emplace_back();
 }
 
-// On whatever thread the executor chose. After a failure nothing runs on the device, but marks are
-// still reached: nobody waits for ever.
+// Called on a thread of the executor's choice. After a failure no work runs on the device, but
+// marks are still reached, so waiting always ends.
 void Runtime::run(const Stream& stream, StreamOperation& operation) {
   const int device = stream.options().device;
   if (failure(device) != cudaSuccess) return;
@@ -97,7 +97,7 @@ void Runtime::end_idle_retired_streams() {
   std::vector<std::shared_ptr<Stream>> ended;
   {
     const std::lock_guard lock(streams_mutex_);
-    // Another host thread that still holds one may be about to add to it.
+    // Another host thread that still holds a stream may be about to add to it.
     const auto used = std::partition(retired_.begin(), retired_.end(), [](const auto& stream) {
       return stream.use_count() > 1 || !stream->is_idle();
     });

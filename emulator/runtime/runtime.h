@@ -1,4 +1,4 @@
-// The state of the emulated runtime: devices, streams, memory, and who checks them.
+// The state of the emulated runtime: devices, streams, memory and checkers.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,18 +29,18 @@ class Runtime {
   MemoryRegistry& memory() { return memory_; }
   Executor& executor() { return *executor_; }
 
-  // Streams of the program. Those of one thread may be used by others; a stream lives at least as
-  // long as what find() returned.
+  // The streams of the program. A thread may use another thread's streams. A stream lives at least
+  // as long as the pointer that find() returned.
   cudaStream_t create_stream(const StreamOptions& options);
-  // Null: none of that handle. A null handle is the legacy default stream of `device`.
+  // Null: no stream has the handle. A null handle is the legacy default stream of `device`.
   std::shared_ptr<Stream> find(cudaStream_t handle, int device);
-  // Returns at once: the stream ends when its work is done. False: there is none of that handle.
+  // Returns at once: the stream ends when its work is done. False: no stream has the handle.
   bool destroy_stream(cudaStream_t handle);
-  // Orders what is added to the stream next with the legacy default stream, as CUDA does unless the
+  // Orders the next addition to the stream with the legacy default stream, as CUDA does unless the
   // stream was created with cudaStreamNonBlocking.
   void order_with_default(Stream& stream);
 
-  // The host waits for all streams of the device, and knows what they did.
+  // The host waits for all streams of the device, and then knows their work.
   void synchronize(int device);
   void wait(const MarkReference& mark);
 
@@ -48,11 +48,11 @@ class Runtime {
   [[nodiscard]] cudaError_t failure(int device) const;
   void set_failure(int device, cudaError_t error);
 
-  // Copies and kernels reach every device's memory here; twice is CUDA's error all the same.
-  // False: it is enabled already.
+  // Copies and kernels can access every device's memory here; enabling access twice is an error as
+  // in CUDA. False: it is already enabled.
   bool enable_peer_access(int device, int peer);
 
-  // The same address for the same text, for ever.
+  // Returns the same address for the same text, always.
   const std::string* intern(const std::string& text);
 
  private:
@@ -60,7 +60,7 @@ class Runtime {
     std::shared_ptr<Stream> default_stream;  // null until it is used
     std::atomic<cudaError_t> failure{cudaSuccess};
     std::mutex order_mutex;
-    // For each blocking stream: how much of it the default stream waits for, and it of that one.
+    // For each blocking stream: how much of it the default stream waits for, and the reverse.
     struct Seen {
       std::uint32_t of_stream = 0;
       std::uint32_t of_default = 0;
@@ -89,8 +89,7 @@ class Runtime {
   std::set<std::string> names_;
 };
 
-// Made at the first use. It is never destroyed: static objects may free memory at the program's
-// end.
+// Created at first use. It is never destroyed: static objects may free memory at the program's end.
 Runtime& runtime();
 
 }  // namespace tessera::emulator

@@ -1,4 +1,4 @@
-// Reads the environment's variables.
+// Reads the environment variables.
 #include "emulator/runtime/settings.h"
 
 #include <charconv>
@@ -17,7 +17,7 @@ std::string_view variable(const char* name) {
 }
 
 [[noreturn]] void reject(const char* name, std::string_view value, const char* choices) {
-  end_program("{}={} means nothing: use {}", name, value, choices);
+  end_program("{}={} is not valid: use {}", name, value, choices);
 }
 
 // `text` is `value`, or the part of it that is the number.

@@ -1,4 +1,4 @@
-// What the environment asks of the emulated runtime. Read once, when the runtime is first used.
+// The emulated runtime's settings, from the environment. Read once, when the runtime is first used.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@ namespace tessera::emulator {
 
 enum class StreamSchedule {
   inlined,  // every operation runs inside the call that enqueues it
-  lazy,     // nothing runs before somebody waits for it
+  lazy,     // operations run only while the host waits
   seeded,   // a reproducible random order among the legal ones
-  threads,  // one thread a stream
+  threads,  // one thread per stream
 };
 
 struct Settings {
@@ -24,12 +24,12 @@ struct Settings {
   std::size_t memory = std::size_t{1} << 30;
   // TESSERA_EMULATOR_DEVICES
   int devices = 1;
-  // TESSERA_EMULATOR_TIMEOUT, in seconds: no operation ends for that long while the host waits for
-  // one, and the program ends with a report of what every stream waits for
+  // TESSERA_EMULATOR_TIMEOUT, in seconds: if no operation ends for that long while the host waits
+  // for one, the program ends with a report of what every stream waits for.
   int timeout = 300;
 };
 
-// Ends the program with a text on stderr for a value that means nothing.
+// Ends the program with a text on stderr if a value is not valid.
 const Settings& settings();
 
 }  // namespace tessera::emulator

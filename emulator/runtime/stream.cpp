@@ -1,4 +1,4 @@
-// Adding to a stream, and running its first operation.
+// Adds to a stream, and runs its first operation.
 #include "emulator/runtime/stream.h"
 
 #include <fmt/format.h>
@@ -69,7 +69,7 @@ void Stream::add(std::unique_ptr<StreamOperation> operation) {
 
 bool Stream::is_idle() const {
   if (done_.load(std::memory_order_relaxed) != added()) return false;
-  // Acquired only now: what a stream that is still at work did is not known.
+  // Acquired only now: the work of a stream that is still running is not known.
   return done_.load(std::memory_order_acquire) == added();
 }
 

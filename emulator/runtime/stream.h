@@ -31,19 +31,19 @@ class Stream {
   // `name` lives as long as the program; executor and checker outlive the stream.
   Stream(const StreamOptions& options, const std::string* name, Executor& executor,
          AccessChecker& checker);
-  // Everything that was added is done, and no thread runs the stream any more.
+  // All added operations have finished, and no thread runs the stream any more.
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   // Adds an operation that touches `accesses`.
   void enqueue(const char* what, std::span<const Access> accesses, std::function<void()> work);
-  // Adds a mark that is reached when all operations added before are done.
+  // Adds a mark that is reached when all operations before it have finished.
   MarkReference record();
   // Later operations wait for the mark.
   void wait(const MarkReference& mark);
 
-  // Everything that was added is done; if so, the caller knows what it did.
+  // True when all added operations have finished; the caller then knows their work.
   [[nodiscard]] bool is_idle() const;
   [[nodiscard]] std::uint32_t added() const { return added_.load(std::memory_order_relaxed); }
 
@@ -54,20 +54,20 @@ class Stream {
   [[nodiscard]] std::string state() const;
 
   // For the executor, one thread at a time.
-  // Runs the first operation, if there is one and the mark that it waits for is reached.
+  // Runs the first operation if there is one and its mark is reached.
   bool advance();
   // The same, but sleeps until the mark is reached.
   bool advance_after_waiting();
-  // How many operations ran, for a watch on progress.
+  // The number of operations that ran, to watch progress.
   [[nodiscard]] std::uint32_t done() const { return done_.load(std::memory_order_relaxed); }
-  // Changes with every addition and with stop(): to be read before advance_after_waiting().
+  // Changes with every addition and with stop(); read it before advance_after_waiting().
   [[nodiscard]] std::uint32_t changes() const;
   void sleep_while_unchanged(std::uint32_t changes) const;
   void wake() const;
   void stop();
   [[nodiscard]] bool stopped() const;
 
-  // The marks of a stream that ended may still be referred to, by events.
+  // Events may still refer to the marks of a stream that ended.
   [[nodiscard]] std::unique_ptr<MarkPool> release_marks() { return std::move(marks_); }
 
  private:
@@ -86,7 +86,7 @@ class Stream {
   std::atomic<std::uint32_t> done_{0};
   std::atomic<std::uint32_t> changes_{0};
   std::atomic<bool> stopped_{false};
-  // For state(): whoever asks is not the thread that runs the stream.
+  // For state(), which another thread than the stream's own calls.
   std::atomic<const char*> first_{nullptr};
   std::atomic<const std::string*> waits_for_{nullptr};
 };

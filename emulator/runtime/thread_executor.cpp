@@ -1,4 +1,4 @@
-// One thread a stream: what may run at the same time does.
+// One thread per stream: independent operations run at the same time.
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -15,7 +15,7 @@ namespace {
 
 void run_stream(Stream& stream) {
   for (;;) {
-    // In this order: after stopped() there are no additions, so an empty queue then is the end.
+    // The order matters: after stopped() there are no additions, so an empty queue is then the end.
     const std::uint32_t changes = stream.changes();
     const bool stopped = stream.stopped();
     if (stream.advance_after_waiting()) continue;

@@ -1,4 +1,4 @@
-// Lists of copies under way.
+// Lists of pending copies.
 #include "emulator/scheduler/asynchronous_copies.h"
 
 namespace tessera::emulator {

@@ -1,4 +1,4 @@
-// The asynchronous copies of a block's threads that are under way.
+// The pending asynchronous copies of a block's threads.
 #pragma once
 
 #include <array>
@@ -7,8 +7,8 @@
 
 namespace tessera::emulator {
 
-// A copy of `bytes` bytes to shared memory of which the first `valid` come from global memory and
-// the rest are zeroes.
+// A copy of `bytes` bytes to shared memory; the first `valid` come from global memory, the rest are
+// zeroes.
 struct AsynchronousCopy {
   void* shared;
   const void* global;
@@ -21,18 +21,18 @@ struct AsynchronousCopy {
 struct AsynchronousCopies {
   AsynchronousCopy* first = nullptr;
   AsynchronousCopy* last = nullptr;
-  unsigned group = 0;  // the one that the next copy joins
+  unsigned group = 0;  // the group that the next copy joins
 };
 
-// Where the copies of all threads are kept. Memory is taken when more are under way than ever
-// before and never given back, so that a running block neither waits for the allocator nor frees
-// what another thread allocated (which the thread sanitizer would call a race).
+// Stores the copies of all threads. It grows when more copies are pending than ever before, and
+// never shrinks. So a running block neither waits for the allocator nor frees memory that another
+// thread allocated (which the thread sanitizer would report as a race).
 class AsynchronousCopyStore {
  public:
   void add(AsynchronousCopies& copies, void* shared, const void* global, std::size_t bytes,
            std::size_t valid);
-  // Takes out the oldest copy of the groups that must be finished when at most `pending` may be
-  // under way; false: there is none.
+  // Takes out the oldest copy of the groups that must be finished when at most `pending` groups may
+  // be pending; false: there is none.
   bool take(AsynchronousCopies& copies, unsigned pending, AsynchronousCopy& copy);
 
  private:

@@ -1,4 +1,4 @@
-// Switching stacks: eight instructions on x86-64, ucontext elsewhere.
+// Switches stacks: eight instructions on x86-64, ucontext elsewhere.
 #include "emulator/scheduler/context.h"
 
 #include <sys/mman.h>
@@ -11,8 +11,9 @@
 
 #if defined(__x86_64__)
 // void tessera_emulator_switch(void** save, void* load): pushes the registers that a function must
-// preserve, leaves the stack pointer in *save, and takes up the stack that `load` was saved for.
-// swapcontext would do, but asks the kernel for the signal mask each time: eight times slower.
+// preserve, leaves the stack pointer in *save, and continues on the stack that `load` was saved
+// for. swapcontext would work, but it asks the kernel for the signal mask each time: eight times
+// slower.
 extern "C" void tessera_emulator_switch(void** save, void* load);
 asm(R"(
 .pushsection .text
@@ -43,7 +44,7 @@ tessera_emulator_switch:
 namespace tessera::emulator {
 namespace {
 
-// The sanitizers' frames are several times as large.
+// Frames are several times as large under the sanitizers.
 constexpr std::size_t usable_stack =
     sanitizer::address || sanitizer::thread ? std::size_t{256} << 10 : std::size_t{64} << 10;
 
@@ -52,7 +53,7 @@ std::size_t page_bytes() {
   return bytes;
 }
 
-// The context that the running one was entered from; each OS thread runs its own contexts.
+// The context from which the running one was entered; each OS thread runs its own contexts.
 thread_local Context* previous = nullptr;
 thread_local Context* running_context = nullptr;
 
@@ -84,7 +85,7 @@ Context::Context(void (*entry)(), [[maybe_unused]] Identity identity)
   if (identity == Identity::own) sanitizer_thread_ = __tsan_create_fiber(0);
 #endif
 #if defined(__x86_64__)
-  // What the first switch pops: six registers, the entry's address, and a null return address that
+  // The first switch pops this: six registers, the entry's address, and a null return address that
   // ends stack traces and leaves the stack as a call would.
   auto* top = reinterpret_cast<std::uintptr_t*>(mapping_ + guard + usable_stack);
   *--top = 0;
@@ -115,12 +116,12 @@ Context::~Context() {
 #if defined(TESSERA_EMULATOR_THREAD)
   if (sanitizer_thread_ != nullptr) __tsan_destroy_fiber(sanitizer_thread_);
 #endif
-  sanitizer::allow(stack_, stack_bytes_);  // the mapping may be anybody's next
+  sanitizer::allow(stack_, stack_bytes_);  // another mapping may reuse the addresses
   munmap(mapping_, page_bytes() + usable_stack);
 }
 
-// The address sanitizer keeps a second stack for each one, and lets go of it only when a stack says
-// itself that it is left for good.
+// The address sanitizer keeps a second stack for each stack. It frees the second one only when the
+// code on the first says that it leaves for good.
 void Context::close() {
 #if defined(TESSERA_EMULATOR_ADDRESS)
   if (fake_stack_ == nullptr) return;
@@ -164,7 +165,7 @@ void Context::jump(Context& to) {
 
 void Context::finish_switch() {
 #if defined(TESSERA_EMULATOR_ADDRESS)
-  // Also how the bounds of an OS thread's own stack become known.
+  // This also yields the bounds of an OS thread's own stack.
   __sanitizer_finish_switch_fiber(fake_stack_, &previous->stack_, &previous->stack_bytes_);
 #endif
 }

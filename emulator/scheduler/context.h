@@ -9,22 +9,23 @@
 
 namespace tessera::emulator {
 
-// A stack and where its execution stopped. A context is entered only by the OS thread whose
-// multiprocessor owns it, and is not destroyed while it runs.
+// A stack and the point where its execution stopped. Only the OS thread whose multiprocessor owns
+// the context enters it. A context must not be destroyed while it runs.
 class Context {
  public:
   // The calling OS thread's own stack.
   Context();
-  // A new stack on which `entry` starts when the context is entered first; it never returns. To the
-  // thread sanitizer what runs there is a thread of its own, or goes on with that of the OS thread.
+  // A new stack on which `entry` starts when the context is first entered; `entry` never returns.
+  // For the thread sanitizer the code on it is a thread of its own, or continues that of the OS
+  // thread.
   enum class Identity { own, of_its_os_thread };
   Context(void (*entry)(), Identity identity);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Stops here, which is the context that runs, and goes on in `to`. Returns when somebody switches
-  // back. Orders nothing for the thread sanitizer.
+  // Stops here, in the running context, and continues in `to`. Returns when another context
+  // switches back. Orders nothing for the thread sanitizer.
   void switch_to(Context& to);
 
   // For contexts of an OS thread: the thread's identity may have changed since the last use.
@@ -40,7 +41,7 @@ class Context {
   const void* stack_ = nullptr;   // its lowest address
   std::size_t stack_bytes_ = 0;
   void (*entry_)() = nullptr;
-  bool closing_ = false;                               // the next entry only ends it
+  bool closing_ = false;                               // the next entry ends it
   [[maybe_unused]] void* fake_stack_ = nullptr;        // the address sanitizer's
   [[maybe_unused]] void* sanitizer_thread_ = nullptr;  // the thread sanitizer's
 #if defined(__x86_64__)

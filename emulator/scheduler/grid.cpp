@@ -1,4 +1,4 @@
-// Sharing a grid's blocks between OS threads.
+// Distributes a grid's blocks over OS threads.
 #include "emulator/scheduler/grid.h"
 
 #include <algorithm>
@@ -21,12 +21,12 @@ std::uint64_t volume(dim3 size) {
 
 using Multiprocessors = std::vector<std::unique_ptr<Multiprocessor>>;
 
-// Whether the calling thread's kept multiprocessors are gone: it ends, and runs the destructors of
-// its thread_local objects.
+// True when the calling thread's kept multiprocessors are gone: the thread is ending and runs the
+// destructors of its thread_local objects.
 thread_local bool thread_ends = false;
 
 // The multiprocessors of the calling host thread, kept with their stacks until it ends. Each host
-// thread has its own: what two of them run is ordered by nothing that they did not order.
+// thread has its own, so the emulator does not order the work of two host threads.
 Multiprocessors& kept_multiprocessors() {
   struct Kept {
     Multiprocessors all;
@@ -36,7 +36,7 @@ Multiprocessors& kept_multiprocessors() {
   return kept.all;
 }
 
-// Blocks are given out in the schedule's order, one at a time.
+// Blocks are taken in the schedule's order, one at a time.
 void run_blocks(Multiprocessor& multiprocessor, const GridWork& work, const BlockOrder& order,
                 std::atomic<std::uint64_t>& next, std::uint64_t count) {
   multiprocessor.begin_grid(work);
@@ -80,7 +80,7 @@ void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const char* kerne
   std::atomic<std::uint64_t> next{0};
   const auto workers =
       static_cast<std::size_t>(std::min<std::uint64_t>(work.schedule.threads, count));
-  // A destructor of a thread_local object (a queue of CUDA's waits for its stream) may come here.
+  // The destructor of a thread_local object may reach this (a CUDA queue waits for its stream).
   Multiprocessors of_this_grid;
   Multiprocessors& multiprocessors = thread_ends ? of_this_grid : kept_multiprocessors();
   while (multiprocessors.size() < workers) {

@@ -1,9 +1,10 @@
-// CUDA's built-in variables: which thread of which block runs.
+// CUDA's built-in variables: the running thread and its block.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-// Set by the scheduler whenever another thread of the block, or another block, gets its turn.
+// The scheduler sets these whenever it switches to another thread of the block, or to another
+// block.
 inline constinit thread_local uint3 threadIdx{};
 inline constinit thread_local uint3 blockIdx{};
 inline constinit thread_local dim3 blockDim{};

@@ -1,4 +1,4 @@
-// Running a block: turns, barriers, meetings of lanes.
+// Runs a block: turns, barriers, meetings of lanes.
 #include "emulator/scheduler/multiprocessor.h"
 
 #include <bit>
@@ -16,8 +16,8 @@ constexpr unsigned bit(int position) {
   return 1u << position;
 }
 
-// Without the thread sanitizer a finished thread's fiber runs the next one. With it every thread of
-// a block is a thread for the sanitizer as well, and so are those of two blocks after each other.
+// Without the thread sanitizer the fiber of a finished thread runs the next one. With it every
+// thread of a block is a thread for the sanitizer, and two consecutive blocks have different ones.
 constexpr int sanitizer_sets = 2;
 
 constexpr unsigned barrier_ordering(bool turn) {
@@ -78,7 +78,7 @@ void Multiprocessor::run_block(std::uint64_t block) {
   random_ = Random(work_->schedule.seed * 1000003 + block);
   block_parity_ ^= 1;
   shared_memory_.begin_block(work_->shared_bytes);
-  // For each block: its shared memory has been taken before its threads begin.
+  // For each block: its shared memory was taken before its threads begin.
   sanitizer::release(&ordering_->start);
   begin_threads();
   enter(host_, take_ready());
@@ -92,7 +92,8 @@ void Multiprocessor::end_shared_memory() {
     shared_memory_.end_block();
     return;
   }
-  // Freed by a thread that comes after the block's; this one must not, or the next blocks would.
+  // A thread that is ordered after the block's frees it. This thread must not, or the next blocks
+  // would be ordered too.
   void* self = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(cleaner_, __tsan_switch_to_fiber_no_sync);
   sanitizer::acquire(&ordering_->end);
@@ -187,8 +188,8 @@ bool Multiprocessor::threads_have_identities() const {
   return sanitizer::thread && work_->schedule.races == Schedule::Races::threads;
 }
 
-// For the thread sanitizer whoever makes a thread comes before it: the host makes them all, not one
-// thread of a block the next.
+// For the thread sanitizer, creating a thread orders the creator before it. So the host creates
+// them all, instead of one thread of a block the next.
 void Multiprocessor::make_sanitizer_contexts() {
   for (int set = 0; set < sanitizer_sets; ++set) {
     for (int thread = 0; thread < thread_count_; ++thread) {
@@ -220,7 +221,7 @@ void Multiprocessor::enter(Context& from, int next) {
   from.switch_to(*context);
 }
 
-// Leaves the current thread, which waits or is ready; returns when it has its turn again.
+// Leaves the current thread, which waits or is ready; returns when it gets its next turn.
 void Multiprocessor::hand_over() {
   if (ready_turns_ == 0) fail_deadlock();
   const int self = current_;
@@ -232,7 +233,7 @@ void Multiprocessor::hand_over() {
 
 void Multiprocessor::serve_threads() {
   for (;;) {
-    // Looked up again each time: the next block may be run by another OS thread.
+    // Read again each time: another OS thread may run the next block.
     running->run_current_thread();
     running->finish_current_thread();
   }
@@ -244,7 +245,7 @@ void Multiprocessor::run_current_thread() {
   sanitizer::release(&ordering_->end);
 }
 
-// Returns when this fiber is to run another thread, which is then the current one.
+// Returns when this fiber must run another thread, which is then the current one.
 void Multiprocessor::finish_current_thread() {
   DeviceThread& self = threads_[current_];
   if (self.copies.first != nullptr) {

@@ -1,8 +1,7 @@
-// A multiprocessor of the emulated device: runs one block at a time, every thread of it on a fiber,
+// A multiprocessor of the emulated device runs one block at a time, every thread of it on a fiber,
 // on the OS thread that calls it.
-//
-// A thread runs until it has to wait for others or exits, and then hands over to the next one that
-// can run. Warps get their turns in the schedule's order, each as far as it can go.
+// A thread runs until it exits or must wait for others, and then switches to the next one that can
+// run. Warps get their turns in the schedule's order, each as far as it can go.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,7 +22,7 @@ namespace tessera::emulator {
 inline constexpr int most_threads_of_a_block = 1024;
 inline constexpr int most_warps_of_a_block = most_threads_of_a_block / lanes_of_a_warp;
 
-// What is run: body(argument) once by every thread of every block.
+// Every thread of every block runs body(argument) once.
 struct GridWork {
   dim3 grid, block;
   std::size_t shared_bytes;
@@ -33,8 +32,8 @@ struct GridWork {
   Schedule schedule;
 };
 
-// What orders the threads of a grid's blocks with the host, for the thread sanitizer. Blocks of one
-// grid are not ordered with each other.
+// Orders the threads of a grid's blocks with the host, for the thread sanitizer. Blocks of one grid
+// are not ordered with each other.
 struct GridOrdering {
   char start = 0, end = 0;
 };
@@ -57,15 +56,15 @@ class Multiprocessor {
   Multiprocessor(const Multiprocessor&) = delete;
   Multiprocessor& operator=(const Multiprocessor&) = delete;
 
-  // The one whose block the calling OS thread runs; null outside.
+  // The multiprocessor whose block the calling OS thread runs; null outside.
   static Multiprocessor* current();
 
-  // begin, any number of blocks, end: on one OS thread.
+  // Call begin, any number of blocks, and end on one OS thread.
   void begin_grid(const GridWork& work);
   void run_block(std::uint64_t block);
   void end_grid();
 
-  // Called on the block's threads; thread_operations.h says what they do.
+  // Called on the block's threads; thread_operations.h describes them.
   [[noreturn]] void fail(const char* what, const Operation& operation);
   int block_barrier(bool predicate, const Operation& operation);
   void warp_meeting(unsigned mask, void* argument, void (*perform)(const LaneArguments&),
@@ -77,7 +76,7 @@ class Multiprocessor {
   [[nodiscard]] AsynchronousCopyStore& copies() { return copies_; }
 
  private:
-  // Lanes that come together; there is one for each lowest lane of a mask.
+  // Lanes that meet; there is one meeting for each lowest lane of a mask.
   struct Meeting {
     unsigned arrived = 0;
     bool turn = false;
@@ -116,7 +115,7 @@ class Multiprocessor {
   Random random_{0};
   unsigned block_parity_ = 0;
 
-  // Its threads.
+  // The threads of the block.
   std::vector<DeviceThread> threads_;
   int thread_count_ = 0, warp_count_ = 0, alive_ = 0, current_ = 0;
   Barrier barrier_;
@@ -124,12 +123,12 @@ class Multiprocessor {
   SharedMemory shared_memory_;
   AsynchronousCopyStore copies_;
 
-  // Who can run: lanes of each warp, and the places of such warps in the order of turns.
+  // The lanes of each warp that can run, and the places of such warps in the order of turns.
   std::array<unsigned, most_warps_of_a_block> ready_lanes_{};
   std::array<std::uint8_t, most_warps_of_a_block> warp_at_{}, turn_of_{};
   unsigned ready_turns_ = 0;
 
-  // Where they run.
+  // The stacks of the host and of the threads.
   Context host_;
   std::vector<std::unique_ptr<Context>> contexts_;
   std::vector<Context*> idle_contexts_;

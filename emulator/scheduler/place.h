@@ -1,12 +1,12 @@
-// Where in a kernel's source something was called, for diagnostics.
+// The place of a call in a kernel's source, for diagnostics.
 #pragma once
 
 #include <cstring>
 
 namespace tessera::emulator {
 
-// As a default argument, Place::here() names the line of the call. (std::source_location, which
-// clang 14 does not have.)
+// As a default argument, Place::here() is the line of the call. (clang 14 does not have
+// std::source_location.)
 struct Place {
   const char* file;
   int line;
@@ -16,8 +16,8 @@ struct Place {
   }
 };
 
-// An operation of the device under CUDA's name for it, and where the kernel called it. The strings
-// live for ever.
+// An operation of the device under CUDA's name for it, and the place of the kernel's call. The
+// strings are never freed.
 struct Operation {
   const char* name;
   Place place;

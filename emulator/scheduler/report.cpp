@@ -1,4 +1,4 @@
-// Reports of wrong kernels: what, where, and who waits for whom.
+// Reports of wrong kernels: the error, the place, and the waiting threads.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +30,7 @@ bool alike(const DeviceThread& a, const DeviceThread& b) {
   return !waits || a.waiting_at == b.waiting_at;
 }
 
-// A line for each run of threads that do the same.
+// One line for each run of threads in the same state.
 void print_threads(const std::vector<DeviceThread>& threads, int count) {
   constexpr int most_lines = 16;
   int lines = 0;

@@ -1,10 +1,8 @@
-// What the sanitizers must be told: which stack runs, what orders threads, which bytes are out of
-// bounds. Every call is empty unless TESSERA_EMULATOR_ADDRESS or TESSERA_EMULATOR_THREAD is
-// defined.
-//
-// For the thread sanitizer each thread of a block is a thread of its own, and the scheduler that
-// switches between them is invisible: its files are compiled without -fsanitize=thread, and it says
-// here, and only here, what CUDA orders.
+// Informs the sanitizers: which stack runs, what orders threads, which bytes are out of bounds.
+// Every call is empty unless TESSERA_EMULATOR_ADDRESS or TESSERA_EMULATOR_THREAD is defined.
+// For the thread sanitizer each thread of a block is a thread of its own. The scheduler that
+// switches between them is invisible: its files are compiled without -fsanitize=thread, and only
+// these calls express what CUDA orders.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +28,7 @@ inline constexpr bool thread = true;
 inline constexpr bool thread = false;
 #endif
 
-// Marks bytes as out of bounds, and as good again.
+// Marks bytes as out of bounds, and as accessible again.
 inline void forbid([[maybe_unused]] const void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(TESSERA_EMULATOR_ADDRESS)
   __asan_poison_memory_region(memory, bytes);
@@ -42,7 +40,7 @@ inline void allow([[maybe_unused]] const void* memory, [[maybe_unused]] std::siz
 #endif
 }
 
-// Whether all of the bytes may be accessed, as far as a sanitizer knows.
+// True if all of the bytes may be accessed, as far as a sanitizer knows.
 inline bool accessible([[maybe_unused]] const void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(TESSERA_EMULATOR_ADDRESS)
   return __asan_region_is_poisoned(const_cast<void*>(memory), bytes) == nullptr;
@@ -51,7 +49,7 @@ inline bool accessible([[maybe_unused]] const void* memory, [[maybe_unused]] std
 #endif
 }
 
-// What a thread did before release(key) comes before what another does after a later acquire(key).
+// Orders what a thread did before release(key) before what another does after a later acquire(key).
 inline void release([[maybe_unused]] void* key) {
 #if defined(TESSERA_EMULATOR_THREAD)
   __tsan_release(key);

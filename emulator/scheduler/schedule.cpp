@@ -104,7 +104,7 @@ std::uint64_t BlockOrder::at(std::uint64_t turn) const {
     case Schedule::Order::random:
       break;
   }
-  // Grids of more than 2^32 blocks would overflow here; nothing runs those on the host.
+  // Grids of more than 2^32 blocks would overflow here; no test runs such grids on the host.
   return (turn * factor_ + offset_) % count_;
 }
 

@@ -1,8 +1,7 @@
 // The order in which blocks, warps and lanes get their turns.
-//
-// CUDA promises none, so a kernel must be right under each. One warp at a time runs as far as it
-// can: that, and not a uniformly random pick, is what makes one thread meet what another has not
-// written yet, or has overwritten already.
+// CUDA guarantees no order, so a kernel must be right under each. One warp at a time runs as far as
+// it can. That, and not a uniformly random choice, makes a thread meet data that another has not
+// written yet, or has already overwritten.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +25,10 @@ struct Schedule {
   Order order = Order::forward;
   std::uint64_t seed = 1;
   int threads = 1;  // OS threads that run blocks of one grid
-  // What the thread sanitizer takes for a thread: each of a block's, or the OS thread that runs the
-  // block. The sanitizer remembers the accesses of some 250 threads: beyond them it forgets, and so
-  // races between streams show surely only where a block does not take all of those.
+  // The unit that the thread sanitizer treats as a thread: each thread of a block, or the OS thread
+  // that runs the block. The sanitizer remembers the accesses of about 250 threads and forgets
+  // older ones. So it surely finds races between streams only where a block does not use all of
+  // those.
   enum class Races { threads, streams };
   Races races = Races::threads;
 

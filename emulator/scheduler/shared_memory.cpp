@@ -1,4 +1,4 @@
-// Laying out, filling and guarding shared memory.
+// Lays out, fills and guards shared memory.
 #include "emulator/scheduler/shared_memory.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr std::size_t piece_alignment = 128;
 constexpr std::size_t gap = 128;
 constexpr std::size_t most_pieces = 65;
 constexpr unsigned char unwritten = 0xff;
-// Rounding to the alignment and a gap for each piece.
+// Room to round each piece to the alignment, and a gap after each.
 constexpr std::size_t capacity = SharedMemory::most + most_pieces * (piece_alignment + gap);
 constexpr std::size_t ordering_bytes = 8;  // the thread sanitizer's grain
 
@@ -24,8 +24,8 @@ constexpr std::size_t round_up(std::size_t bytes) {
   return (bytes + piece_alignment - 1) / piece_alignment * piece_alignment;
 }
 
-// A thread fills a variable that it is the first to name, but does not write it in CUDA's sense:
-// the thread sanitizer, which watches memset, must not see it.
+// The first thread that names a variable fills it, but that is not a write in CUDA's sense: the
+// thread sanitizer, which watches memset, must not see it.
 void fill(std::byte* memory, std::size_t bytes) {
   if constexpr (sanitizer::thread) {
     auto* unseen = reinterpret_cast<volatile unsigned char*>(memory);
@@ -54,8 +54,8 @@ void SharedMemory::take_memory() {
 }
 
 void SharedMemory::begin_block(std::size_t dynamic_bytes) {
-  // For the thread sanitizer, memory of its own for every block: blocks are not ordered with each
-  // other, and must not seem to share what they only use in turn.
+  // For the thread sanitizer every block has memory of its own: blocks are not ordered with each
+  // other, and must not seem to share memory that they use in turn.
   if constexpr (sanitizer::thread) take_memory();
   sanitizer::forbid(memory_, capacity);
   pieces_.clear();
@@ -107,7 +107,7 @@ void* SharedMemory::ordering(unsigned index) const {
 }
 
 const char* SharedMemory::check_gaps() const {
-  // The address sanitizer has reported any access already, and forbids this one.
+  // The address sanitizer has already reported any access, and forbids this one.
   if constexpr (sanitizer::address) return nullptr;
   for (const Piece& piece : pieces_) {
     const std::byte* end = memory_ + piece.offset + piece.bytes;

@@ -7,13 +7,12 @@
 
 namespace tessera::emulator {
 
-// The dynamic part and the variables of one block. Contents begin as bytes 0xff, which every
-// floating type reads as NaN. After each piece stands a gap that nobody may touch: the address
-// sanitizer reports any access to it, and check_gaps() finds what was written there in every
-// build.
+// The dynamic part and the variables of one block. Contents start as bytes 0xff, which every
+// floating type reads as NaN. A gap that must not be touched follows each piece: the address
+// sanitizer reports any access to it, and in every build check_gaps() finds writes to it.
 class SharedMemory {
  public:
-  // What the hardware gives a block (sm_90), and how much of it variables may take.
+  // The size that the hardware gives a block (sm_90), and the part that variables may take.
   static constexpr std::size_t most = std::size_t{227} << 10;
   static constexpr std::size_t most_for_variables = std::size_t{48} << 10;
 
@@ -23,18 +22,18 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   void begin_block(std::size_t dynamic_bytes);
-  // Null, or what is wrong: the block has written where nothing is.
+  // Null, or an error: the block has written outside of its pieces.
   [[nodiscard]] const char* check_gaps() const;
   void end_block();
 
   [[nodiscard]] std::byte* dynamic() const { return memory_; }
-  // The variable that `key` stands for, made at its first use. Null: no room.
+  // The variable that `key` identifies, created at first use. Null: no room.
   std::byte* variable(const void* key, std::size_t bytes);
-  // Whether all of the bytes belong to one piece.
+  // True if all of the bytes belong to one piece.
   [[nodiscard]] bool contains(const void* address, std::size_t bytes) const;
 
-  // Addresses that stand for what orders the block's threads (sanitizers.h): new ones for each
-  // block, so that nothing seems to order one block with the next.
+  // Addresses for ordering the block's threads (sanitizers.h). Each block gets new ones, so that
+  // one block does not seem ordered with the next.
   [[nodiscard]] void* ordering(unsigned index) const;
   static constexpr unsigned orderings = 1 << 12;
 

@@ -1,5 +1,5 @@
-// mma.sync.m16n8k16 and ldmatrix, worked out once for the whole warp by its last lane. Fragments
-// are laid out as the PTX manual says (9.7.14.5.8 and 9.7.14.5.15).
+// mma.sync.m16n8k16 and ldmatrix. The last lane of a warp computes them for the whole warp. The
+// layout of fragments follows the PTX manual (9.7.14.5.8 and 9.7.14.5.15).
 #include <cuda_fp16.h>
 
 #include <bit>
@@ -24,8 +24,9 @@ std::uint16_t half_of(std::uint32_t pair, int which) {
   return static_cast<std::uint16_t>(pair >> (16 * which));
 }
 
-// Lane l holds in each register two neighbouring elements: of row l / 4 (a) or column l / 4 (b), at
-// depth 2 * (l % 4). a's second register is eight rows down, its third eight deeper.
+// Lane l holds in each register two neighbouring elements of row l
+// 4 (a) or column l
+// 4 (b), at depth 2 * (l % 4). a's second register is eight rows down, its third eight deeper.
 template <float (*widen)(std::uint16_t)>
 void perform_product(const LaneArguments& lanes) {
   float a[rows][depth];
@@ -53,7 +54,8 @@ void perform_product(const LaneArguments& lanes) {
   }
 }
 
-// Lane l brought row l % 8 of matrix l / 8.
+// Lane l supplied row l % 8 of matrix l
+// 8.
 template <bool transposed>
 void perform_load(const LaneArguments& lanes) {
   for (int lane = 0; lane < lanes_of_a_warp; ++lane) {

@@ -1,4 +1,4 @@
-// Forwarding to the multiprocessor that runs the calling thread's block.
+// Forwards calls to the multiprocessor that runs the calling thread's block.
 #include "emulator/scheduler/thread_operations.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Shuffles, votes and reductions, worked out once for the whole warp by its last lane.
+// Shuffles, votes and reductions. The last lane of a warp computes them for the whole warp.
 #include "emulator/scheduler/warp_operations.h"
 
 #include <bit>

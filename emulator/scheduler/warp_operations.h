@@ -1,5 +1,5 @@
-// What the lanes of a warp exchange, as bits. Belongs to the scheduler and not to the device
-// headers because the last lane to come works on what lies on the others' stacks, which the thread
+// The exchange between the lanes of a warp, as bits. It belongs to the scheduler and not to the
+// device headers, because the last lane to come reads the other lanes' stacks, which the thread
 // sanitizer must not see.
 #pragma once
 
@@ -9,19 +9,19 @@
 
 namespace tessera::emulator {
 
-// What lane `source` brought. Fails when the mask does not name that lane.
+// The bits of lane `source`. Fails when the mask does not name that lane.
 std::uint64_t shuffle_bits(unsigned mask, std::uint64_t bits, int source,
                            const Operation& operation);
 
 // The lanes of the mask that came with a true predicate.
 unsigned ballot(unsigned mask, bool predicate, const Operation& operation);
 
-// All lanes' bits put together in the order of the lanes.
+// Combines all lanes' bits in the order of the lanes.
 std::uint64_t reduce_bits(unsigned mask, std::uint64_t bits,
                           std::uint64_t (*combine)(std::uint64_t, std::uint64_t),
                           const Operation& operation);
 
-// The lanes of the mask that brought the same bits.
+// The lanes of the mask that have the same bits.
 unsigned match_bits(unsigned mask, std::uint64_t bits, const Operation& operation);
 
 // ---- tensor core: whole warps
@@ -36,7 +36,7 @@ struct MatrixProduct {
 void multiply_bfloat16(MatrixProduct& part, const Operation& operation);
 void multiply_float16(MatrixProduct& part, const Operation& operation);
 
-// One lane's part of ldmatrix: it brings a row of eight elements and gets its part of four
+// One lane's part of ldmatrix: it supplies a row of eight elements and gets its part of four
 // matrices.
 struct MatrixLoad {
   std::uint16_t row[8];

@@ -1,4 +1,4 @@
-// The table of backends, and devices by name.
+// The table of backends, and lookup of devices by name.
 #include "engine/device/backend.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The CPU as a device: one queue, in which everything has happened when a call returns.
+// The CPU as a device. It has one queue, and all work is done when a call returns.
 #include "engine/cpu/backend.h"
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ class CpuQueue final : public DeviceQueue {
   [[nodiscard]] PointHandle record() override { return nullptr; }
   [[nodiscard]] PointHandle record_timed() override { return nullptr; }
   void wait(const PointHandle& point) override {
-    if (point) point->synchronize();  // of a GPU's queue: the thread is the queue here
+    if (point) point->synchronize();  // a point of a GPU's queue: here the thread is the queue
   }
   void synchronize() override {}
 

@@ -1,6 +1,7 @@
-// Blocks of the system's memory: small ones of its heap, large ones mapped for themselves. A heap
-// keeps the holes between blocks that were freed, and a model's construction leaves large ones: a
-// tenth of a rank's memory that no tensor uses. What the pool gives back goes back whole.
+// Blocks of system memory: small ones come from the heap, large ones are mapped separately. A heap
+// keeps the holes between freed blocks, and the construction of a model leaves large ones: a tenth
+// of a rank's memory that no tensor uses. A mapped block that the pool gives back is returned
+// completely.
 #include "engine/cpu/heap.h"
 
 #include <sys/mman.h>
@@ -12,11 +13,11 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t small_alignment = 64;
-constexpr std::size_t large_block = std::size_t{1} << 20;  // from here on, blocks are whole pages
+constexpr std::size_t large_block = std::size_t{1} << 20;  // from this size on: whole pages
 constexpr std::size_t page = 4096;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-// The address sanitizer watches the ends of the heap's blocks, not those of mappings.
+// The address sanitizer checks the ends of heap blocks, not of mappings.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool maps_large_blocks = false;
 #elif defined(__has_feature)
@@ -33,8 +34,8 @@ bool is_mapped(std::size_t bytes) {
   return maps_large_blocks && bytes >= large_block;
 }
 
-// Zeros from the system, whole pages; from a huge page on it begins at one, so that all of it
-// but the end can be huge pages. Null when there are none.
+// Maps whole pages of zeros. From the size of a huge page on, the block begins at a huge page, so
+// all of it except the end can be huge pages. Null if no memory is left.
 std::byte* map_pages(std::size_t bytes) {
   const std::size_t alignment = bytes >= huge_page ? huge_page : page;
   const std::size_t slack = alignment - page;
@@ -59,7 +60,7 @@ std::byte* Heap::take(std::size_t bytes) {
   auto* const block = is_mapped(bytes)
                           ? map_pages(bytes)
                           : static_cast<std::byte*>(std::aligned_alloc(granularity(bytes), bytes));
-  // Advice only: without huge pages the memory works the same.
+  // Only advice: the memory also works without huge pages.
   if (block != nullptr && bytes >= huge_page) ::madvise(block, bytes, MADV_HUGEPAGE);
   return block;
 }
@@ -77,7 +78,7 @@ bool Heap::discard(std::byte* block, std::size_t bytes) {
 }
 
 void Heap::populate(std::byte* block, std::size_t bytes) {
-  (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14 writing makes them
+  (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14: pages at first write
 }
 
 }  // namespace tessera

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// 64-byte aligned blocks; from 1 MiB on whole pages, mapped alone, huge ones where the system has
-// them.
+// Blocks are 64-byte aligned. From 1 MiB on they are whole pages, mapped separately, and huge pages
+// if the system has them.
 class Heap final : public MemorySource {
  public:
   [[nodiscard]] std::size_t granularity(std::size_t bytes) const override;

@@ -16,7 +16,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr std::size_t alignment = 256;
-// Large blocks come in steps that make them fit each other's gaps.
+// Sizes of large blocks are multiples of large_unit, so that blocks fit into freed gaps.
 constexpr std::size_t large_block = std::size_t{1} << 20;
 constexpr std::size_t large_unit = 4096;
 
@@ -46,7 +46,7 @@ Arena::Arena(int device) : device_(device) {
   free_ = FreeRanges(bytes_);
 }
 
-// At the end of the program the runtime may be gone, and the memory with it.
+// At the end of the program the CUDA runtime and this memory may be gone already.
 Arena::~Arena() {
   (void)cudaFree(base_);
 }
@@ -55,8 +55,8 @@ std::size_t Arena::granularity(std::size_t bytes) const {
   return bytes >= large_block ? large_unit : alignment;
 }
 
-// The wait is for single points and without the lock: waiting for the whole device could be waiting
-// for a collective whose peers wait for this rank's next call.
+// Waits for single points, and without the lock. A wait for the whole device could wait for a
+// collective whose peers wait for this rank's next call.
 std::byte* Arena::take(std::size_t bytes) {
   for (;;) {
     std::shared_ptr<const Uses> oldest;
@@ -81,18 +81,18 @@ void Arena::give_back(std::byte* block, std::size_t bytes) {
   try {
     in_flight_.push_back({offset, bytes, uses_now()});
   } catch (const Error&) {
-    free_.give_back(offset, bytes);  // the device has failed: nothing works on the block any more
+    free_.give_back(offset, bytes);  // the device has failed: no work uses the block any more
   }
 }
 
-// The mutex is held.
+// The caller holds the mutex.
 std::shared_ptr<const Arena::Uses> Arena::uses_now() const {
   auto uses = std::make_shared<Uses>();
   for (const QueueContext* const queue : queues_) uses->push_back(queue->record(false));
   return uses;
 }
 
-// The mutex is held.
+// The caller holds the mutex.
 void Arena::take_back_what_is_idle() {
   for (auto block = in_flight_.begin(); block != in_flight_.end();) {
     const bool idle = std::all_of(block->uses->begin(), block->uses->end(),

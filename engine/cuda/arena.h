@@ -1,5 +1,5 @@
-// A GPU's memory: one allocation, made at first use, that all pools of the process cut their blocks
-// from. CUDA's own allocator waits for the whole device, so nothing calls it afterwards.
+// A GPU's memory: one allocation, made at first use, from which all pools of the process take their
+// blocks. CUDA's own allocator waits for the whole device, so it is not called afterwards.
 #pragma once
 
 #include <list>
@@ -18,7 +18,7 @@ class QueueContext;
 // Blocks are 256-byte aligned. Thread-safe.
 class Arena final : public MemorySource {
  public:
-  // The size is read_settings()'. Throws Error(out_of_memory) when the device does not have it.
+  // The size comes from read_settings(). Throws Error(out_of_memory) if the device has less.
   explicit Arena(int device);
   ~Arena() override;
   Arena(const Arena&) = delete;
@@ -26,23 +26,23 @@ class Arena final : public MemorySource {
 
   [[nodiscard]] std::size_t granularity(std::size_t bytes) const override;
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
-  // Queues may still have work on the block. It is handed out again when they are done with what
-  // they have now: take() prefers what is idle, and waits only when that is not enough.
+  // Queues may still have work on the block. It is reused when they have finished their present
+  // work: take() prefers idle blocks, and waits only if those are not enough.
   void give_back(std::byte* block, std::size_t bytes) override;
-  // The same for a block that no queue has work on any more: nobody waits.
+  // Like give_back(), for a block on which no queue has work; it can be reused at once.
   void give_back_idle(std::byte* block, std::size_t bytes);
-  // What was given back and may still be worked on counts as out.
+  // Blocks that were given back but may still be in use count as taken.
   [[nodiscard]] Taken taken() const override;
   [[nodiscard]] std::string shortage() const override;
 
-  // The queues whose work on blocks is waited for; each from its making to its end.
+  // Registers the queues whose work on blocks must finish first, from their creation to their end.
   void add(const QueueContext& queue);
   void remove(const QueueContext& queue);
 
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
  private:
-  // The ends of what the queues had when a block was given back.
+  // The ends of the work that the queues had when a block was given back.
   using Uses = std::vector<std::shared_ptr<const Point>>;
   struct InFlight {
     std::size_t offset = 0;

@@ -1,4 +1,4 @@
-// Looking for GPUs.
+// Finds GPUs.
 #include "engine/cuda/device.h"
 
 #include <fmt/format.h>
@@ -11,16 +11,17 @@
 namespace tessera::cuda {
 namespace {
 
-// CUDA counts 12.4 as 12040.
+// CUDA encodes 12.4 as 12040.
 std::string cuda_version(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 Availability look() {
   // A kernel that is loaded at its first launch waits for the device, where a collective may be
-  // waiting for a peer that does the same. CUDA reads this at its first call, which is the next.
+  // waiting for a peer that does the same. CUDA reads this variable at its first call, which is the
+  // next.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  int count = 0;  // CUDA leaves both alone when it fails
+  int count = 0;  // CUDA does not change these two on failure
   int driver = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   (void)cudaDriverGetVersion(&driver);

@@ -1,4 +1,4 @@
-// Reports of kernels as exceptions.
+// Turns reports of kernels into exceptions.
 #include "engine/cuda/fault_record.h"
 
 #include <new>

@@ -1,4 +1,4 @@
-// Where a queue's kernels report bad data, as the host sees it.
+// The record in which a queue's kernels report bad data to the host.
 #pragma once
 
 #include <memory>
@@ -7,16 +7,16 @@
 
 namespace tessera::cuda {
 
-// In page-locked memory that the device writes directly: to look costs no copy. May be read when
-// the queue has been waited for.
+// It is in page-locked memory that the device writes directly, so reading it needs no copy. Read it
+// after the queue has been waited for.
 class FaultRecord {
  public:
   FaultRecord();
-  // What kernels are given.
+  // The address that kernels get.
   [[nodiscard]] kernels::cuda::Fault* address() const { return fault_; }
-  // Throws Error(data) with the CPU kernels' words when something was reported.
+  // Throws Error(data) with the message of the CPU kernels if a kernel reported a fault.
   void check() const;
-  // The same, and forgets the report. Nothing may run on the queue.
+  // Like check(), and clears the report. No work may run on the queue.
   void check_and_clear();
 
  private:

@@ -1,4 +1,4 @@
-// Two indices over the free parts: by offset for the neighbours, by size for the fit.
+// Two indices over the free parts: by offset to find neighbours, by size to find a fit.
 #include "engine/cuda/free_ranges.h"
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// The free parts of an address range: best fit, neighbours united.
+// The free parts of an address range, with best fit and merging of neighbours.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,16 @@
 
 namespace tessera::cuda {
 
-// Not thread-safe. Offsets and sizes are bytes; callers keep sizes to multiples of the alignment
-// that they want.
+// Not thread-safe. Offsets and sizes are in bytes; callers keep sizes to multiples of the alignment
+// that they need.
 class FreeRanges {
  public:
   explicit FreeRanges(std::size_t bytes);
 
-  // The offset of the smallest free part that holds `bytes`, cut to size; the lowest of equals.
+  // The offset of the smallest free part that holds `bytes`, cut to size. Among equals, the lowest
+  // one.
   std::optional<std::size_t> take(std::size_t bytes);
-  // A part that take() gave.
+  // Returns a part that came from take().
   void give_back(std::size_t offset, std::size_t bytes);
 
   [[nodiscard]] std::size_t free_bytes() const { return free_bytes_; }

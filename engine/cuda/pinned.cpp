@@ -22,7 +22,7 @@ class PageLockedMemory final : public MemorySource {
     TESSERA_CUDA(error);
     return static_cast<std::byte*>(memory);
   }
-  // At the end of the program the runtime may be gone, and the memory with it.
+  // At the end of the program the CUDA runtime and this memory may be gone already.
   void give_back(std::byte* block, std::size_t) override { (void)cudaFreeHost(block); }
   [[nodiscard]] std::string shortage() const override { return " in page-locked host memory"; }
 };

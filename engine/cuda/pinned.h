@@ -5,8 +5,8 @@
 
 namespace tessera::cuda {
 
-// Locking pages costs milliseconds: what is freed is kept for the next one of its size. Lives as
-// long as anything that was allocated from it.
+// Locking pages costs milliseconds, so freed blocks are kept for the next one of their size. The
+// pool lives as long as any block from it.
 const std::shared_ptr<MemoryPool>& pinned_pool();
 
 }  // namespace tessera::cuda

@@ -16,7 +16,7 @@ const std::shared_ptr<EventPool>& EventPool::of(int device) {
   return pools.at(static_cast<std::size_t>(device));
 }
 
-// At the end of the program the runtime may be gone, and the events with it.
+// At the end of the program the CUDA runtime and the events may be gone already.
 EventPool::~EventPool() {
   for (const auto* events : {&plain_, &timed_}) {
     for (cudaEvent_t event : *events) (void)cudaEventDestroy(event);
@@ -66,7 +66,7 @@ bool Point::reached() const {
   bind_thread(pool_->device());
   const cudaError_t error = cudaEventQuery(event_);
   if (error == cudaErrorNotReady) {
-    (void)cudaGetLastError();  // else the next launch would take it for its own
+    (void)cudaGetLastError();  // otherwise the next launch would report this error as its own
     return false;
   }
   TESSERA_CUDA(error);

@@ -1,4 +1,4 @@
-// Points of a CUDA stream: events, which are used again and again.
+// Points of a CUDA stream: events, which are reused.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,10 +12,10 @@
 
 namespace tessera::cuda {
 
-// Events of one device that no point holds. Thread-safe.
+// Events of one device that no point uses. Thread-safe.
 class EventPool {
  public:
-  // Of the device; one for the process.
+  // The device's pool; one per process.
   static const std::shared_ptr<EventPool>& of(int device);
 
   explicit EventPool(int device) : device_(device) {}
@@ -36,11 +36,11 @@ class EventPool {
   std::vector<cudaEvent_t> timed_;
 };
 
-// The event goes back to its pool with the last handle: CUDA has looked it up in the calls that
-// wait for it, so recording it anew does not disturb them.
+// The event returns to its pool with the last handle. CUDA has already resolved it in the calls
+// that wait for it, so recording it again does not disturb them.
 class Point final : public QueuePoint {
  public:
-  // Records the end of what `stream` has now.
+  // Records the end of the work that `stream` has now.
   Point(std::shared_ptr<EventPool> pool, cudaStream_t stream, bool timed,
         std::shared_ptr<const FaultRecord> faults);
   ~Point() override;

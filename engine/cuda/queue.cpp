@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 
 kernels::Queue Queue::native() {
-  bind_thread(context_.device);  // a launch goes to the stream's device only from a thread on it
+  bind_thread(context_.device);  // a launch works only from a thread bound to the device
   return {static_cast<kernels::cuda::Context*>(&context_)};
 }
 
@@ -41,7 +41,7 @@ void Queue::zero(void* memory, std::size_t bytes) {
   TESSERA_CUDA(cudaMemsetAsync(memory, 0, bytes, context_.stream));
 }
 
-// By way of the staging ring, so that the thread goes on while the device is busy.
+// Copies through the staging ring, so that the thread goes on while the device is busy.
 void Queue::copy_from_host(void* to, const void* from, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t part = std::min(bytes - done, StagingRing::largest_part);

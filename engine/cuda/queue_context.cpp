@@ -1,4 +1,4 @@
-// A stream, its name for profilers, and scratch that grows in its order.
+// A stream, its name for profilers, and scratch memory that grows in stream order.
 #include "engine/cuda/queue_context.h"
 
 #include <nvtx3/nvToolsExtCudaRt.h>
@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 namespace {
 
-// Scratch is rounded up to this, so that it grows a few times in a program and not with every op.
+// Scratch sizes are rounded up to this, so that scratch grows a few times per program, not per op.
 constexpr std::size_t scratch_unit = std::size_t{1} << 20;
 
 }  // namespace
@@ -61,7 +61,7 @@ void QueueContext::release_outgrown(bool wait) {
   });
 }
 
-// When the arena has no room, what this queue and all pools hold back is given up first.
+// If the arena is full, this queue and all pools first release the memory that they keep for later.
 std::byte* QueueContext::take(std::size_t bytes) {
   if (std::byte* memory = arena_->take(bytes)) return memory;
   release_outgrown(true);

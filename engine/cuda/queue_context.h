@@ -1,4 +1,4 @@
-// What the kernels of one queue use: its stream, its fault record, its scratch memory.
+// The resources of one queue's kernels: its stream, fault record and scratch memory.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class QueueContext final : public kernels::cuda::Context {
   void* scratch(std::size_t bytes) override;
 
   [[nodiscard]] std::shared_ptr<Point> record(bool timed) const;
-  // Waits for the stream; throws what went wrong, a fault as well.
+  // Waits for the stream; throws its errors, including faults.
   void synchronize();
 
  private:
@@ -37,7 +37,7 @@ class QueueContext final : public kernels::cuda::Context {
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<FaultRecord> faults_;
   Block scratch_;
-  std::vector<Block> outgrown_;  // launches that are under way may use them
+  std::vector<Block> outgrown_;  // active launches may still use them
 };
 
 }  // namespace tessera::cuda

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* memory_variable = "TESSERA_CUDA_MEMORY";
 
-// The number that the whole of `text` is.
+// Parses all of `text` as a number.
 template <class Number>
 std::optional<Number> parse(std::string_view text) {
   Number value{};
@@ -23,7 +23,7 @@ std::optional<Number> parse(std::string_view text) {
   return value;
 }
 
-// Bytes with an optional M or G.
+// Parses bytes with an optional M or G.
 std::optional<std::size_t> parse_bytes(std::string_view text) {
   int shift = 0;
   if (text.ends_with('M') || text.ends_with('m')) shift = 20;

@@ -1,4 +1,4 @@
-// What the environment says about GPUs. Read here and nowhere else.
+// Environment variables for GPUs. Only this file reads them.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,14 @@
 namespace tessera::cuda {
 
 struct Settings {
-  // TESSERA_CUDA_MEMORY: the size of a device's arena in bytes ("8000000000", "512M", "40G"), or as
-  // a fraction of what is free when it is first used ("0.5"). Processes that share a GPU need it.
+  // TESSERA_CUDA_MEMORY: the size of a device's arena in bytes ("8000000000", "512M", "40G"), or a
+  // fraction of the memory that is free at first use ("0.5"). Processes that share a GPU must set
+  // it.
   std::optional<std::size_t> memory_bytes;
   double memory_fraction = 0.9;
 };
 
-// Error(configuration) for a value that cannot be read.
+// Throws Error(configuration) for a value that does not parse.
 Settings read_settings();
 
 }  // namespace tessera::cuda

@@ -12,7 +12,7 @@ constexpr std::size_t part_alignment = 256;
 }  // namespace
 
 void StagingRing::wait_for_oldest() {
-  // A fault of earlier kernels is thrown here; the part is free all the same.
+  // This may throw a fault of earlier kernels; the part is free all the same.
   const PointHandle point = std::move(parts_.front().point);
   parts_.pop_front();
   if (point) point->synchronize();
@@ -23,7 +23,7 @@ std::byte* StagingRing::take(std::size_t bytes) {
                   bytes, largest_part);
   if (!memory_) memory_ = pinned_pool()->allocate(ring_bytes);
   if (next_ + bytes > ring_bytes) {
-    // The rest of the ring is skipped: its parts, from the lap before, are the oldest.
+    // Skips the rest of the ring: its parts, from the previous lap, are the oldest.
     while (!parts_.empty() && parts_.front().begin >= next_) wait_for_oldest();
     next_ = 0;
   }

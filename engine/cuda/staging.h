@@ -1,4 +1,5 @@
-// A ring of page-locked memory through which a queue takes what the host may change at once.
+// A ring of page-locked memory. A queue copies host data through it, so the host may change its
+// data at once.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +10,15 @@
 
 namespace tessera::cuda {
 
-// Parts are used in order and come free in order. Used by one thread at a time.
+// Parts are used and released in order. One thread at a time may use the ring.
 class StagingRing {
  public:
   static constexpr std::size_t largest_part = std::size_t{2} << 20;
 
-  // Memory of `bytes` (at most largest_part) that no copy reads any more; waits for the oldest
-  // copies when the ring is full. Made on first use.
+  // Memory of `bytes` (at most largest_part) that no copy reads any more. Waits for the oldest
+  // copies if the ring is full. The ring is made on first use.
   std::byte* take(std::size_t bytes);
-  // Copies from the part taken last are in the queue before `point`.
+  // States that copies from the last part taken are in the queue before `point`.
   void in_use_until(PointHandle point);
 
  private:
@@ -29,7 +30,7 @@ class StagingRing {
   void wait_for_oldest();
 
   std::shared_ptr<std::byte> memory_;
-  std::deque<Part> parts_;  // in the order of taking
+  std::deque<Part> parts_;  // in the order of take()
   std::size_t next_ = 0;
 };
 

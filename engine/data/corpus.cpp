@@ -1,4 +1,4 @@
-// Tokens straight from the file by pread.
+// Reads tokens directly from the file with pread.
 #include "engine/data/corpus.h"
 
 #include <fcntl.h>
@@ -28,10 +28,10 @@ std::string kind_of(mode_t mode) {
   if (S_ISFIFO(mode)) return "a pipe";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
   if (S_ISSOCK(mode)) return "a socket";
-  return "no regular file";
+  return "not a regular file";
 }
 
-// The stream of a text that was tokenised before, when it still is that text's.
+// True if the stream was made from this text with this tokenizer and is still valid.
 bool is_stream_of(const fs::path& stream, const Tokenizer& tokenizer, const TextStamp& stamp) {
   const int file = ::open(stream.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return false;
@@ -47,7 +47,7 @@ bool is_stream_of(const fs::path& stream, const Tokenizer& tokenizer, const Text
     return format && format->kind == "tessera" && format->fingerprint == tokenizer.fingerprint() &&
            format->vocabulary == tokenizer.vocabulary_size() && format->source == stamp;
   } catch (const Error&) {
-    return false;  // damaged, and about to be written anew
+    return false;  // damaged, and about to be rewritten
   }
 }
 
@@ -79,7 +79,7 @@ Corpus::~Corpus() {
 }
 
 void Corpus::open(const fs::path& path) {
-  // O_NONBLOCK so that a pipe named by mistake is refused below and not waited for.
+  // With O_NONBLOCK a pipe that was named by mistake is refused below instead of waited for.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   TESSERA_CHECK(file >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path.string(),
                 describe_errno("open", errno));
@@ -126,8 +126,8 @@ void Corpus::recognise(const Tokenizer& tokenizer, int workers) {
 }
 
 void Corpus::open_tokenized(const Tokenizer& tokenizer, int workers) {
-  // The lock is on the text and ends with its descriptor. Where there are no locks, each process
-  // writes the stream, and the last one stays.
+  // The lock is on the text and ends with its descriptor. On a file system without locks, each
+  // process writes the stream, and the last one remains.
   while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) {
   }
   const TextStamp stamp = stamp_of_text(path_);
@@ -146,10 +146,10 @@ void Corpus::open_tokenized(const Tokenizer& tokenizer, int workers) {
     ::close(made);
     stream = name;
   }
-  const bool passing = !ready && !may_write;  // the name goes, whatever comes
+  const bool passing = !ready && !may_write;  // unlinked in any case
   try {
     if (!ready) write_stream_of(path_, stream, tokenizer, stamp, workers);
-    open(stream);  // lets the text go
+    open(stream);  // closes the text
   } catch (...) {
     if (passing) ::unlink(stream.c_str());
     throw;
@@ -199,7 +199,7 @@ void Corpus::read(std::int64_t first, std::span<std::int32_t> out) const {
     read_bytes(format_.offset + (first + done) * width,
                std::span(block).first(static_cast<std::size_t>(size * width)));
     for (std::int64_t i = 0; i < size; ++i) {
-      std::uint32_t id = 0;  // its lower bytes come first, as on every machine that this runs on
+      std::uint32_t id = 0;  // low byte first, as on every supported machine
       std::memcpy(&id, block.data() + i * width, static_cast<std::size_t>(width));
       TESSERA_CHECK(std::cmp_less(id, limit), ErrorCode::data,
                     "data file {}: token {} is {}, and the vocabulary has {} tokens; give the file "
@@ -214,7 +214,7 @@ void Corpus::read(std::int64_t first, std::span<std::int32_t> out) const {
 std::uint64_t Corpus::fingerprint() const {
   constexpr std::int64_t samples = 64;
   constexpr std::int64_t sample_bytes = 1024;
-  // Of the tokens alone: a stream's header tells when its text was written.
+  // Hashes only the tokens: a stream's header contains the time of its text.
   const std::int64_t bytes = format_.tokens * format_.bytes_per_token;
   std::uint64_t hash = mix(0, static_cast<std::uint64_t>(bytes));
   std::array<unsigned char, sample_bytes> block;
@@ -234,7 +234,7 @@ void check_vocabulary(const std::string& what, const std::string& tokenizer,
                 "{}: tokenizer {} has {} tokens, and the model's vocabulary is {}; use the model's "
                 "own tokenizer, or a model with at least {}",
                 what, tokenizer, tokenizer_vocabulary, model_vocabulary, tokenizer_vocabulary);
-  // Embeddings are made a little larger than vocabularies, so that their sizes divide well.
+  // Embeddings are often slightly larger than vocabularies, so that their sizes divide well.
   const bool same =
       tokenizer_vocabulary == 0 || model_vocabulary - tokenizer_vocabulary <= model_vocabulary / 10;
   TESSERA_CHECK(!pretrained || same, ErrorCode::configuration,

@@ -1,4 +1,4 @@
-// A file as a long row of tokens: a text with its tokenizer, or ids that stand in it already.
+// A file as one sequence of tokens: a text with its tokenizer, or stored token ids.
 #pragma once
 
 #include <atomic>
@@ -14,20 +14,20 @@
 
 namespace tessera {
 
-// What a file may be: any bytes (tokenizer `bytes`), a text, a stream of `tessera tokenize`,
-// nanoGPT's .bin (bare uint16), llm.c's .bin. Tokens are read where they are wanted (the page cache
-// holds the file once for all ranks); nothing of the file is kept in the process. A file that
-// becomes shorter while in use is an Error(data), never a crash. Safe to use from several threads.
+// The file may be any bytes (tokenizer `bytes`), a text, a stream of `tessera tokenize`, nanoGPT's
+// .bin (bare uint16) or llm.c's .bin. Tokens are read when they are needed; the process keeps none
+// of the file (the page cache holds it once for all ranks). A file that shrinks during use is an
+// Error(data), never a crash. Safe to use from several threads.
 //
-// A text with another tokenizer than `bytes` is tokenised when it is first opened: into a stream
-// beside it, FILE.<tokenizer>.tokens, which later runs use as long as text and tokenizer are the
-// same. Ranks on a host wait for the one that does it. Where the folder cannot be written, the
-// stream is a nameless file in the folder for temporary files.
+// With a tokenizer other than `bytes`, a text is tokenised when it is first opened, into a stream
+// beside it, FILE.<tokenizer>.tokens. Later runs use it as long as text and tokenizer are
+// unchanged. One rank of a host does this and the others wait. If the folder is not writable, the
+// stream is an unnamed file in the folder for temporary files.
 class Corpus {
  public:
-  // Throws Error(data) naming the path when it is missing, unreadable, empty or no regular file,
-  // Error(configuration) for a stream of another tokenizer than the one given (`bytes` stands for
-  // whatever the stream says).
+  // Throws Error(data) with the path if it is missing, unreadable, empty or not a regular file.
+  // Throws Error(configuration) if the stream has another tokenizer than the one given; `bytes`
+  // accepts every stream.
   Corpus(const std::filesystem::path& path, const Tokenizer& tokenizer, int workers = 1);
   ~Corpus();
   Corpus(const Corpus&) = delete;
@@ -36,19 +36,19 @@ class Corpus {
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] std::int64_t tokens() const { return format_.tokens; }
 
-  // Whose ids these are; an empty name and 0 where the file does not say.
+  // The tokenizer of the ids; an empty name and 0 if the file does not record it.
   [[nodiscard]] const std::string& tokenizer_name() const { return format_.tokenizer; }
   [[nodiscard]] std::int64_t vocabulary_size() const { return format_.vocabulary; }
 
-  // Refuses a model that these tokens do not fit, see check_vocabulary() below; from then on an id
-  // that the model has not is an Error(data) when it is read.
+  // Refuses a model that does not match these tokens, see check_vocabulary() below. Afterwards,
+  // reading an id outside the model's vocabulary is an Error(data).
   void require_vocabulary(std::int64_t model_vocabulary, bool pretrained) const;
 
-  // Tokens [first, first + out.size()).
+  // Reads tokens [first, first + out.size()).
   void read(std::int64_t first, std::span<std::int32_t> out) const;
 
-  // Changes when the file does, in size or in one of the sampled places: a resumed run can tell
-  // that it has other data.
+  // Changes with the file's size and with the contents of sampled places, so that a resumed run
+  // detects other data.
   [[nodiscard]] std::uint64_t fingerprint() const;
 
  private:
@@ -65,10 +65,9 @@ class Corpus {
   mutable std::atomic<std::int64_t> limit_;  // ids are below it
 };
 
-// Throws Error(configuration), beginning with `what`, when a vocabulary of a tokenizer does not fit
-// a model's: when it has more ids than the model, or, for a model that was trained before, so many
-// fewer that the model must have learnt from another tokenizer. A tokenizer of unknown size (0)
-// fits.
+// Throws Error(configuration), beginning with `what`, if a tokenizer's vocabulary does not fit a
+// model: it has more ids than the model, or, for a pretrained model, so many fewer that the model
+// must have learnt from another tokenizer. A tokenizer of unknown size (0) fits.
 void check_vocabulary(const std::string& what, const std::string& tokenizer,
                       std::int64_t tokenizer_vocabulary, std::int64_t model_vocabulary,
                       bool pretrained);

@@ -1,4 +1,4 @@
-// A balanced Feistel network over the next power of four, walking in cycles back into the range.
+// A balanced Feistel network over the next power of four, with cycle walking back into the range.
 #include "engine/data/permutation.h"
 
 #include "base/error.h"
@@ -23,7 +23,7 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
 
 Permutation::Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch) : n_(n) {
   TESSERA_REQUIRE(n > 0, "a permutation needs at least one element");
-  // Small domains mix badly in so few rounds, so they are cut out of one of 256.
+  // Small domains mix badly in so few rounds, so they are taken from a domain of 256.
   half_bits_ = 4;
   while (half_bits_ < 32 && (std::uint64_t{1} << (2 * half_bits_)) < n) ++half_bits_;
   std::uint64_t state = mix(seed, epoch);
@@ -44,8 +44,7 @@ std::uint64_t Permutation::encrypt(std::uint64_t value) const {
 
 std::uint64_t Permutation::operator()(std::uint64_t index) const {
   TESSERA_REQUIRE(index < n_, "index {} is outside a permutation of {}", index, n_);
-  // A permutation's cycle through `index` comes back into the range at the latest at `index`
-  // itself.
+  // The permutation's cycle through `index` returns to the range at `index` itself at the latest.
   std::uint64_t value = index;
   do {
     value = encrypt(value);

@@ -5,12 +5,13 @@
 
 namespace tessera {
 
-// The order is a function of (n, seed, epoch) alone: the same on every rank, machine and resume.
+// The order is a function of (n, seed, epoch): the same on every rank and machine, and after
+// resume.
 class Permutation {
  public:
   Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch);
   [[nodiscard]] std::uint64_t size() const { return n_; }
-  // The element at `index`, each of 0..n-1 exactly once over all indices.
+  // The element at `index`. Over all indices, each of 0..n-1 occurs exactly once.
   [[nodiscard]] std::uint64_t operator()(std::uint64_t index) const;
 
  private:
@@ -22,7 +23,7 @@ class Permutation {
   std::uint64_t keys_[rounds];
 };
 
-// A well-mixed 64-bit number of two others; the same everywhere.
+// Mixes two numbers into a 64-bit number; the same on every machine.
 std::uint64_t mix(std::uint64_t a, std::uint64_t b);
 
 }  // namespace tessera

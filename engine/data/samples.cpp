@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t offset_purpose =
-    0x6f6666736574;  // keeps the offset's draw apart from the order's
+    0x6f6666736574;  // separates the offset's draw from the order's
 
 }  // namespace
 
@@ -67,7 +67,7 @@ void Samples::fill(std::span<const std::int64_t> samples, Batch& batch) const {
     const std::size_t begin = row * length;
     const std::int64_t first = position(samples[row]);
     corpus_->read(first, std::span(batch.inputs).subspan(begin, length));
-    // Targets are the inputs one further; only the last one is not among them.
+    // Targets are the inputs shifted by one; only the last target is not among the inputs.
     std::copy_n(batch.inputs.begin() + static_cast<std::ptrdiff_t>(begin) + 1, length - 1,
                 batch.targets.begin() + static_cast<std::ptrdiff_t>(begin));
     corpus_->read(first + options_.seq_len,

@@ -1,5 +1,5 @@
-// Training sequences by their global number. A sequence depends on nothing but its number, so data
-// order is the same on every world size, and a run resumes in the middle of an epoch from the
+// Training sequences by global number. A sequence depends only on its number. Data order is
+// therefore the same for every world size, and a run resumes in the middle of an epoch from the
 // number alone.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// `count` sequences of `seq_len` tokens, row after row. targets[i] is the token that follows
+// `count` sequences of `seq_len` tokens, row by row. targets[i] is the token that follows
 // inputs[i].
 struct Batch {
   std::int64_t count = 0;
@@ -28,12 +28,12 @@ struct SampleOptions {
   std::uint64_t seed = 0;
 };
 
-// The corpus cut into windows whose inputs do not overlap. An epoch takes every window once: in the
-// file's order, or shuffled in another order each epoch and from another starting token, so that
-// the cuts move as far as the rest of the file that fills no window allows.
+// The corpus split into windows whose inputs do not overlap. An epoch takes every window once, in
+// the file's order or shuffled. Each shuffled epoch has another order and another starting token;
+// the start moves within the rest of the file that does not fill a window.
 class Samples {
  public:
-  // Throws Error(data) naming the sizes when the corpus is shorter than one sequence and its last
+  // Throws Error(data) with the sizes if the corpus is shorter than one sequence and its last
   // target.
   Samples(std::shared_ptr<const Corpus> corpus, const SampleOptions& options);
 
@@ -42,11 +42,11 @@ class Samples {
 
   // The first input token of a sample in the corpus.
   [[nodiscard]] std::int64_t position(std::int64_t sample) const;
-  // Samples first_sample ... first_sample + count - 1, over as many epochs as they reach into.
+  // Samples first_sample ... first_sample + count - 1, across epochs if necessary.
   [[nodiscard]] Batch batch(std::int64_t first_sample, std::int64_t count) const;
-  // The same into a batch whose memory is used again.
+  // Fills a batch and reuses its memory.
   void fill(std::int64_t first_sample, std::int64_t count, Batch& batch) const;
-  // Samples of any numbers, in this order.
+  // Fills a batch with samples of any numbers, in this order.
   void fill(std::span<const std::int64_t> samples, Batch& batch) const;
 
  private:
@@ -55,9 +55,9 @@ class Samples {
   std::int64_t windows_ = 0;
 };
 
-// The number of the first sample of a rank's micro-batch: W ranks of batch B see, micro-batch by
-// micro-batch, what one rank of batch W x B sees. Micro-batches are numbered from 0 over the whole
-// run.
+// The number of the first sample of a rank's micro-batch. In each micro-batch, W ranks of batch B
+// see the samples that one rank of batch W x B sees. Micro-batches are numbered from 0 over the
+// whole run.
 constexpr std::int64_t first_sample_of(std::int64_t micro_batch, std::int64_t world_size,
                                        std::int64_t rank, std::int64_t batch_size) {
   return (micro_batch * world_size + rank) * batch_size;

@@ -11,7 +11,7 @@
 namespace tessera::data {
 namespace {
 
-// Put together on the CPU, then moved to where the calling thread computes.
+// Gathers rows on the CPU, then moves them to the calling thread's default device.
 Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows) {
   Shape shape = source.shape();
   shape[0] = static_cast<std::int64_t>(rows.size());
@@ -63,7 +63,7 @@ std::int64_t TensorLoader::Epochs::take(Rank rank) {
 }
 
 void TensorLoader::Epochs::set_next(Rank rank, std::int64_t epoch) {
-  TESSERA_REQUIRE(epoch >= 0, "there is no epoch {}", epoch);
+  TESSERA_REQUIRE(epoch >= 0, "an epoch cannot be negative: {}", epoch);
   const std::lock_guard lock(mutex_);
   next_[rank] = epoch;
 }

@@ -22,25 +22,23 @@ struct TensorLoaderOptions {
   std::int64_t batch_size = 1;  // samples of one rank in a step
   bool shuffle = false;
   std::uint64_t seed = 0;
-  bool drop_last =
-      false;  // else the last batches of an epoch are filled up with the epoch's first samples
+  bool drop_last = false;  // else an epoch's last batches are filled up with its first samples
 };
 
-// Iterating is one epoch; each begin() after the first is the next epoch, also of a copy and of
-// what for_rank() gives: a loader and its copies count epochs together, for each rank by itself, so
-// that ranks that are threads may share one. Telling the generator where the batch lies
-// (engine/random.h) is part of taking one. Batches are on the default device of the thread that
-// takes them.
+// One iteration is one epoch; each begin() after the first starts the next epoch. A loader, its
+// copies and the results of for_rank() share this count, separately for each rank, so ranks that
+// are threads may share one loader. Taking a batch also sets its position in the generator
+// (engine/random.h). Batches are on the default device of the thread that takes them.
 class TensorLoader {
  public:
   TensorLoader(TensorDataset dataset, const TensorLoaderOptions& options);
 
-  // The same data seen by one rank of a world.
+  // The same data, as one rank of a world sees it.
   [[nodiscard]] TensorLoader for_rank(int rank, int world_size) const;
   [[nodiscard]] std::int64_t steps_per_epoch() const;
-  // The next begin() is that of epoch `epoch`, counted from 0: for going on where a run stopped.
+  // The next begin() starts epoch `epoch`, counted from 0. Use it to resume a run.
   void set_epoch(std::int64_t epoch) { epochs_->set_next({rank_, world_size_}, epoch); }
-  // Of the batch given last: how many of its samples were not filling.
+  // The number of samples in the last batch that are not filling.
   [[nodiscard]] std::int64_t real_samples() const { return real_samples_; }
 
   class Iterator {
@@ -84,7 +82,7 @@ class TensorLoader {
   std::shared_ptr<Epochs> epochs_ = std::make_shared<Epochs>();
   std::int64_t epoch_ = -1;  // of the last begin()
   std::int64_t real_samples_ = 0;
-  std::vector<std::int64_t> order_;  // of this epoch; empty: as they lie
+  std::vector<std::int64_t> order_;  // of this epoch; empty: not shuffled
 };
 
 }  // namespace tessera::data

@@ -1,4 +1,4 @@
-// The header is fixed: 256 bytes, numbers little endian.
+// Reads and writes token streams. The header is fixed: 256 bytes, numbers little endian.
 #include "engine/data/token_stream.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ constexpr std::uint32_t stream_version = 1;
 constexpr std::size_t longest_name = 188;
 static_assert(token_stream_magic.size() == 16);
 
-// Where the fields stand.
+// The offsets of the fields.
 constexpr std::size_t version_at = 16;     // u32
 constexpr std::size_t id_bytes_at = 20;    // u32
 constexpr std::size_t tokens_at = 24;      // u64
@@ -77,7 +77,7 @@ TokenStreamFormat own_stream(const std::string& path, std::string_view header,
       {number_at<std::int64_t>(header, source_at), number_at<std::int64_t>(header, source_at + 8)}};
 }
 
-// llm.c: 256 numbers of 4 bytes, the first the magic, then the version and how many tokens follow.
+// llm.c: 256 numbers of 4 bytes: the magic number, the version, the number of tokens, ...
 struct LlmcKind {
   std::int32_t magic;
   std::int32_t version;
@@ -129,7 +129,7 @@ std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::p
 
 namespace {
 
-// A writer holds a lock on its file, which ends with its process.
+// A writer holds a lock on its file; the lock ends with the process.
 constexpr std::string_view partial_mark = ".partial-";
 constexpr std::size_t partial_digits = 8;
 
@@ -140,8 +140,8 @@ bool is_partial_of(const std::string& stream, const std::string& name) {
          name.find_first_not_of("0123456789abcdef", digits_at) == std::string::npos;
 }
 
-// What killed processes left of the same stream, each as large as the corpus. Where that cannot be
-// removed, writing goes on.
+// Removes partial files of the same stream that killed processes left; each may be as large as the
+// corpus. Failure to remove one does not stop the writer.
 void remove_stale_partials(const std::filesystem::path& stream) {
   std::error_code ended;
   const std::filesystem::path folder = stream.has_parent_path() ? stream.parent_path() : ".";
@@ -159,11 +159,12 @@ void remove_stale_partials(const std::filesystem::path& stream) {
   }
 }
 
-// New, locked, and still there: between its making and its lock another may take it for stale.
+// Opens a new locked file and checks that it still exists: before the lock, another process may
+// have removed it as stale.
 int open_partial(const std::string& path) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (file < 0) return file;
-  // On a file system without locks nobody gets one to remove it, either.
+  // On a file system without locks no process gets a lock to remove it, either.
   const bool is_taken = ::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   struct stat status {};
   if (!is_taken && ::fstat(file, &status) == 0 && status.st_nlink > 0) return file;
@@ -258,8 +259,8 @@ void TokenStreamWriter::finish() {
                 describe_errno("rename", errno));
   ::close(file_);
   file_ = -1;
-  // The name is durable once its folder is; where a folder cannot be synced it is as good as it
-  // gets.
+  // The name is durable once its folder is synced; if that is not possible, this is the best
+  // available.
   const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
   const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory >= 0) {

@@ -1,5 +1,4 @@
-// Token ids in a file: what a stream says of itself, how one is written, and how those of others
-// are told apart.
+// Token ids in a file: the format of a stream, its writer, and detection of other formats.
 #pragma once
 
 #include <cstdint>
@@ -18,41 +17,40 @@ namespace tessera {
 // What a stream of `tessera tokenize` begins with.
 inline constexpr std::string_view token_stream_magic = "TESSERA\nTOKENS\n\x1a";
 
-// Tells a text from what it was before.
+// Identifies a version of a text.
 struct TextStamp {
   std::int64_t bytes = 0;
   std::int64_t modified_ns = 0;
   bool operator==(const TextStamp&) const = default;
 };
 
-// Where the ids of a file stand, and whose they are. docs/token-streams.md has the layout.
+// The position and origin of the ids in a file. docs/token-streams.md has the layout.
 struct TokenStreamFormat {
   std::string kind;         // "tessera", "llm.c" or "uint16", for messages
   std::int64_t offset = 0;  // of the first id in the file, in bytes
   std::int64_t tokens = 0;
   int bytes_per_token = 2;        // 2 or 4, unsigned, little endian
-  std::string tokenizer;          // its name; empty: not known
-  std::uint64_t fingerprint = 0;  // of the tokenizer; 0: not known
-  std::int64_t vocabulary = 0;    // how many ids the tokenizer has; 0: not known
-  TextStamp source = {};          // of the text that it was made from, where that was noted
+  std::string tokenizer;          // its name; empty: unknown
+  std::uint64_t fingerprint = 0;  // of the tokenizer; 0: unknown
+  std::int64_t vocabulary = 0;    // number of ids of the tokenizer; 0: unknown
+  TextStamp source = {};          // of the text that it was made from, if recorded
 };
 
-// What the first bytes of a file (up to 256) and its size and name tell: a stream of
-// `tessera tokenize`, a file of llm.c, or, for a name that ends in .bin, nanoGPT's bare uint16.
-// Nothing for a text. Throws Error(data) beginning with the path when a header does not fit the
-// file.
+// Recognises a file by its first bytes (up to 256), size and name: a stream of `tessera tokenize`,
+// a file of llm.c, or, if the name ends in .bin, nanoGPT's bare uint16. Empty for a text. Throws an
+// Error(data) that begins with the path if a header does not match the file.
 std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::path& path,
                                                         std::string_view beginning,
                                                         std::int64_t file_bytes);
 
-// Writes a stream beside its final name, durably, and gives it the name when all is there: nobody
-// ever reads half a one.
+// Writes a stream under a temporary name, durably, and renames it when it is complete: no reader
+// ever sees half a stream.
 class TokenStreamWriter {
  public:
-  // Two bytes for each id when the tokenizer's all fit. Throws Error(data) naming the path.
+  // Uses two bytes per id if all ids of the tokenizer fit. Throws Error(data) with the path.
   TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer,
                     const TextStamp& source);
-  ~TokenStreamWriter();  // removes what was not finished
+  ~TokenStreamWriter();  // removes an unfinished file
   TokenStreamWriter(const TokenStreamWriter&) = delete;
   TokenStreamWriter& operator=(const TokenStreamWriter&) = delete;
 

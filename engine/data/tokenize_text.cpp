@@ -1,4 +1,4 @@
-// One thread reads and cuts, others encode; ids come out in the text's order.
+// One thread reads and cuts, others encode; ids come out in the order of the text.
 #include "engine/data/tokenize_text.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// A text file that is read from its beginning to its end.
+// Reads a text file from beginning to end.
 class TextReader {
  public:
   explicit TextReader(const std::filesystem::path& path) : path_(path) {
@@ -28,13 +28,13 @@ class TextReader {
     struct stat status {};
     const bool regular = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
     if (!regular) ::close(file_);
-    TESSERA_CHECK(regular, ErrorCode::data, "text {} is no regular file", path.string());
+    TESSERA_CHECK(regular, ErrorCode::data, "text {} is not a regular file", path.string());
   }
   ~TextReader() { ::close(file_); }
   TextReader(const TextReader&) = delete;
   TextReader& operator=(const TextReader&) = delete;
 
-  // Appends up to so many bytes; false at the file's end.
+  // Appends up to `bytes` bytes; false at the end of the file.
   bool append(std::string& text, std::int64_t bytes) {
     const std::size_t before = text.size();
     text.resize(before + static_cast<std::size_t>(bytes));
@@ -62,7 +62,7 @@ bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
 }
 
-// Whether both sides of `at` alone give the ids of the text around it.
+// True if the two sides of `at`, encoded separately, give the ids of the text around it.
 bool may_cut(std::string_view text, std::size_t at, const Tokenizer& tokenizer) {
   constexpr std::size_t context = 1024;
   std::size_t begin = at > context ? at - context : 0;
@@ -75,7 +75,7 @@ bool may_cut(std::string_view text, std::size_t at, const Tokenizer& tokenizer) 
   return apart == tokenizer.encode(text.substr(begin, end - begin));
 }
 
-// Behind the last line, or at least between two characters.
+// Cuts behind the last line, or at least between two characters.
 std::size_t last_resort(std::string_view text) {
   const std::size_t line = text.rfind('\n');
   if (line != std::string_view::npos) return line + 1;

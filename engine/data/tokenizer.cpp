@@ -1,4 +1,4 @@
-// What tokenizers have in common, and the byte tokenizer.
+// Functions that all tokenizers share, and the byte tokenizer.
 #include "engine/data/tokenizer.h"
 
 #include <utility>
@@ -34,7 +34,7 @@ std::string ByteTokenizer::decode(std::span<const std::int32_t> ids) const {
 
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name) {
   TESSERA_CHECK(name == "bytes", ErrorCode::configuration,
-                "tokenizer {} is none of those that need no file; there is bytes", name);
+                "tokenizer {} is unknown; the only one that needs no file is bytes", name);
   return std::make_shared<ByteTokenizer>();
 }
 

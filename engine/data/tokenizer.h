@@ -1,4 +1,4 @@
-// From text to token ids and back.
+// Converts text to token ids and back.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual std::int64_t vocabulary_size() const = 0;
-  // Equal for tokenizers that give the same ids, whatever they are called; 0: not known.
+  // Equal for tokenizers that give the same ids, independent of their names; 0: unknown.
   [[nodiscard]] virtual std::uint64_t fingerprint() const { return 0; }
-  // The text's tokens, no special ones put around them. Any bytes are taken: what is no UTF-8 is
-  // read as its replacement character by tokenizers that know characters.
+  // The text's tokens, without special tokens around them. Accepts any bytes: tokenizers that work
+  // on characters read invalid UTF-8 as its replacement character.
   [[nodiscard]] virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  // What a model of sentences sees: with the special tokens of the tokenizer's template around it
-  // ([CLS] .. [SEP], <s> .. </s>), the text cut so that all together are at most max_length tokens
-  // (0: no limit).
+  // The input of a sentence model: the tokens with the special tokens of the tokenizer's template
+  // around them ([CLS] .. [SEP], <s> .. </s>). The text is cut so that all together are at most
+  // max_length tokens (0: no limit).
   [[nodiscard]] virtual std::vector<std::int32_t> encode_sequence(std::string_view text,
                                                                   std::int64_t max_length) const;
-  // What sequences are filled up with.
+  // The id that pads sequences.
   [[nodiscard]] virtual std::int32_t padding_id() const { return 0; }
-  // The token that ends a text, where there is one.
+  // The token that ends a text, if the tokenizer has one.
   [[nodiscard]] virtual std::optional<std::int32_t> end_of_text() const { return {}; }
   // Throws Error(data) for an id outside the vocabulary.
   [[nodiscard]] virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
@@ -46,8 +46,8 @@ class ByteTokenizer final : public Tokenizer {
   [[nodiscard]] std::string decode(std::span<const std::int32_t> ids) const override;
 };
 
-// What needs no files, by its name; Error(configuration) for a name that there is not. Everything
-// else is loaded by tokenizers/load.h.
+// Makes a tokenizer that needs no files, by name; Error(configuration) for an unknown name.
+// tokenizers/load.h loads all others.
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Backends: what a type of device brings along. The CPU's is always there; the GPU's where the
-// build has it. Everything above asks here and names no vendor's type.
+// Backends: the implementation of a type of device. The CPU's always exists, the GPU's only in a
+// build with CUDA. All code above uses this interface and names no vendor's type.
 #pragma once
 
 #include <cstddef>
@@ -26,38 +26,38 @@ struct DeviceDescription {
 class Backend {
  public:
   virtual ~Backend() = default;
-  // False where the build leaves this type of device out.
+  // False if the build leaves out this type of device.
   [[nodiscard]] virtual bool in_build() const { return true; }
-  // How many devices can be used now; 0 with a reason in unavailable_reason().
+  // The number of usable devices; if 0, unavailable_reason() has the reason.
   [[nodiscard]] virtual int device_count() const = 0;
-  // "this build has no CUDA", "no NVIDIA driver"; empty when there is a device.
+  // "this build has no CUDA", "no NVIDIA driver"; empty if there is a device.
   [[nodiscard]] virtual std::string unavailable_reason() const = 0;
-  // Whether the machine is set up for such devices (it has their driver), so that it is news when
-  // none can be used.
+  // True if the host has the driver for such devices, so that the user should know if none is
+  // usable.
   [[nodiscard]] virtual bool installed() const { return true; }
-  // All devices that can be used. Takes none of them into use: no context is made, no thread bound.
+  // All usable devices. Does not initialise them: makes no context and binds no thread.
   [[nodiscard]] virtual std::vector<DeviceDescription> describe() const = 0;
-  // Who computes matrix products: "oneDNN 2.6.2", "cuBLASLt 13.1.0 (its file)", or "our own
-  // kernels" with the reason.
+  // The implementation of matrix products: "oneDNN 2.6.2", "cuBLASLt 13.1.0 (its file)", or "our
+  // own kernels" with the reason.
   [[nodiscard]] virtual std::string matrix_products() const = 0;
 
   [[nodiscard]] virtual const kernels::KernelTable& kernels() const = 0;
   [[nodiscard]] virtual std::unique_ptr<DeviceQueue> make_queue(Device device,
                                                                 std::string_view name) const = 0;
-  // Where the device's memory pools take their blocks from. One for the process and device.
+  // The source of blocks for the device's memory pools. One per process and device.
   [[nodiscard]] virtual std::shared_ptr<MemorySource> memory_source(Device device) const = 0;
-  // Page-locked host memory that copies of this backend's queues reach directly; plain aligned
+  // Page-locked host memory that copies of this backend's queues access directly; plain aligned
   // memory on the CPU. Throws Error(out_of_memory).
   [[nodiscard]] virtual std::shared_ptr<std::byte> allocate_pinned(std::size_t bytes) const = 0;
-  // Makes the device the calling thread's for the vendor's runtime; a no-op on the CPU.
+  // Makes the device current on the calling thread for the vendor's runtime; a no-op on the CPU.
   virtual void bind_thread(Device device) const = 0;
 };
 
-// The backend of a device type. A logic_error for `meta`.
+// The backend of a device type. Throws a logic_error for `meta`.
 const Backend& backend_of(DeviceType type);
-// Throws Error(configuration) with the reason and the way out unless the device can be used.
+// Throws Error(configuration) with the reason and the way out unless the device is usable.
 void require_device(Device device);
-// "cpu", "cuda" (cuda:0), "cuda:1", "auto" (the first GPU where one can be used, else the CPU).
+// "cpu", "cuda" (cuda:0), "cuda:1", "auto" (the first GPU if one is usable, else the CPU). Throws
 // Error(configuration) for other texts.
 Device parse_device(std::string_view text);
 

@@ -1,5 +1,5 @@
-// The GPU's backend: engine/cuda where the build has CUDA, engine/backends/cuda_absent.cpp where it
-// has not. Exactly one of the two is linked.
+// The GPU's backend: engine/cuda in a build with CUDA, else engine/backends/cuda_absent.cpp.
+// Exactly one of the two is linked.
 #pragma once
 
 #include "engine/device/backend.h"

@@ -1,4 +1,4 @@
-// Device to kernel table and queue.
+// Maps a device to its kernel table and queue.
 #include "engine/device/launch.h"
 
 #include "engine/device/backend.h"
@@ -27,7 +27,7 @@ const kernels::KernelTable& kernels_of(Device device) {
 }
 
 kernels::Queue kernel_queue(Device device) {
-  if (device.type == DeviceType::cpu) return {};  // there is one queue, and nothing to look up
+  if (device.type == DeviceType::cpu) return {};  // there is only one queue
   return current_queue(device).native();
 }
 

@@ -1,5 +1,5 @@
-// From tensors to kernels: the table and the queue of a device, and a launch that `meta` tensors
-// skip.
+// Calls kernels on tensors: the kernel table and queue of a device, and a launch that skips `meta`
+// tensors.
 #pragma once
 
 #include "engine/device/device.h"
@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-// The kernels of a device; a logic_error for `meta`.
+// The kernels of a device; throws a logic_error for `meta`.
 const kernels::KernelTable& kernels_of(Device device);
-// What kernels on the device are called with: the calling thread's current queue there.
+// The queue argument of kernels on the device: the calling thread's current queue there.
 kernels::Queue kernel_queue(Device device);
 
-// What the calling thread launches on the CPU goes through `table` instead, which outlives the
-// guard: for measuring.
+// During its lifetime, CPU launches of the calling thread use `table`, for measurements. The table
+// must outlive the guard.
 class KernelTableGuard {
  public:
   explicit KernelTableGuard(const kernels::KernelTable& table);

@@ -1,5 +1,5 @@
-// The caching pool: free blocks by size, best fit within an eighth above what is asked for, or
-// within three times as much where sizes go on changing.
+// The caching pool. It keeps free blocks by size and takes the best fit within an eighth above the
+// request, or within three times the request if sizes keep changing.
 #include "engine/device/memory.h"
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 namespace tessera {
 namespace {
 
-// Smaller blocks are kept, however sizes vary: all that are ever in use at once are little.
+// Smaller blocks are kept even if sizes vary: together they are small.
 constexpr std::size_t smallest_returned = std::size_t{64} << 10;
-// Above what was in use at once, as far as sizes do not vary.
+// The most to hold above the peak of memory in use, if sizes do not vary.
 constexpr std::size_t most_spare = std::size_t{8} << 20;
 
 std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
@@ -58,17 +58,16 @@ struct MemoryPool::State {
 
   std::shared_ptr<MemorySource> source;
   mutable std::mutex mutex;
-  FreeBlocks free;                // with pages
+  FreeBlocks free;                // whose pages other blocks needed
   FreeBlocks free_without_pages;  // whose pages others needed
   std::uint64_t freed = 0;
-  std::size_t beyond = 0;  // bytes of new blocks, so far, of more than enough()
+  std::size_t beyond = 0;  // total bytes of new blocks that exceeded enough()
   std::size_t aside = 0;   // bytes that will be brought back
-  std::size_t idle = 0;    // of blocks in use: what they have above what they are counted with
+  std::size_t idle = 0;    // in blocks in use: their size beyond the counted size
   MemoryStats stats;
   std::function<void()> on_peak;
 
-  // A block is in use from now on that counts as one of `size` bytes, of which `bytes` were asked
-  // for.
+  // Counts a block as in use with `size` bytes, of which `bytes` were requested.
   void use(MemoryKind kind, std::size_t bytes, std::size_t size, std::size_t size_of_block) {
     std::function<void()> at_peak;
     {
@@ -85,7 +84,7 @@ struct MemoryPool::State {
     if (at_peak) at_peak();
   }
 
-  // The others need the mutex.
+  // The functions below need the mutex.
   void unuse(MemoryKind kind, std::size_t bytes, std::size_t size) {
     stats.in_use -= size;
     stats.use[kind] -= bytes;
@@ -101,22 +100,23 @@ struct MemoryPool::State {
     if (stats.held + bytes > enough(bytes)) beyond += bytes;
   }
 
-  // A step of other sizes than those before (sentences) would get a set of blocks of its own: new
-  // pages for each, and the memory of them all. Steps of one size make their blocks in the first
-  // ones; who goes on has sizes that vary, and a larger block serves as well.
+  // A step whose sizes differ from earlier ones (sentences) would get its own set of blocks, with
+  // new pages and memory for all of them. Steps of constant size make all their blocks in the first
+  // ones. A pool that keeps making blocks has varying sizes; it should reuse larger blocks.
   [[nodiscard]] bool sizes_vary() const {
     return beyond > stats.peak_in_use + (std::size_t{16} << 20);
   }
 
-  // Four sizes to an octave: the new block serves the next, somewhat longer batch as well.
+  // Four sizes per octave: the new block also serves the next, somewhat longer batch.
   static std::size_t roomy(std::size_t wanted, std::size_t unit) {
     const std::size_t quarter = std::max(unit, std::bit_floor(wanted) / 4);
     return (wanted + quarter - 1) / quarter * quarter;
   }
 
-  // How much larger than `wanted` a block may be that serves what comes back. It has pages, where
-  // one of its own size needs new ones. What of it idles is missing elsewhere if the rest of what
-  // was set aside comes back before others go: up to what is to spare, or none.
+  // The extra size that a free block may have for a lent block of `wanted` bytes that comes back.
+  // Such a block has pages; a new one would need them. The unused part is missing elsewhere if the
+  // other lent blocks come back before blocks are freed, so it is limited to the spare memory, and
+  // may be 0.
   [[nodiscard]] std::size_t slack_of_return(std::size_t wanted) const {
     const auto above = [](std::size_t all, std::size_t part) { return all - std::min(all, part); };
     const std::size_t now = above(stats.peak_in_use, stats.in_use + idle);
@@ -124,8 +124,8 @@ struct MemoryPool::State {
     return std::min(slack, 3 * wanted);
   }
 
-  // The smallest block that fits and is not more than `slack` larger, of its size the one freed
-  // last, whose lines may still be cached.
+  // Takes the smallest block that fits and is at most `slack` larger. Among equal sizes it takes
+  // the one freed last, which may still be in the cache.
   static std::byte* take_fit(FreeBlocks& blocks, std::size_t wanted, std::size_t slack,
                              std::size_t& size) {
     const auto smallest = blocks.lower_bound(wanted);
@@ -137,8 +137,8 @@ struct MemoryPool::State {
     return block;
   }
 
-  // How much may be held. A little more than was ever in use at once, without which the step's
-  // peak, where all is in use, moves pages from size to size; where sizes vary an eighth.
+  // The bytes that the pool may hold: a little more than the peak of memory in use. Without the
+  // extra, the step's peak moves pages between sizes. If sizes vary, the extra is an eighth.
   [[nodiscard]] std::size_t enough(std::size_t more) const {
     return std::max(stats.peak_in_use + spare(), stats.in_use + more);
   }
@@ -147,9 +147,9 @@ struct MemoryPool::State {
     return sizes_vary() ? peak / 8 : std::min(peak / 32, most_spare);
   }
 
-  // Which free block gives up its pages for so many bytes of others. A step asks for the same
-  // blocks as the one before, for the longest unused first: as few bytes go as will do. Where sizes
-  // vary the longest unused go, and small ones too, which may come back in another size.
+  // The free block that gives up its pages for `missing` bytes. A step requests the same blocks as
+  // the one before, the longest unused first, so the smallest sufficient block is best. If sizes
+  // vary, the longest unused block goes, small ones included, and may come back in another size.
   FreeBlocks::iterator find_victim(std::size_t missing) {
     if (sizes_vary()) {
       return std::min_element(
@@ -162,8 +162,8 @@ struct MemoryPool::State {
     return largest < smallest_discarded ? free.end() : free.lower_bound(largest);
   }
 
-  // Before `bytes` more get pages: what is kept for later gives up its own, as far as more than
-  // enough() would be held.
+  // Called before `bytes` more get pages. Free blocks give up theirs while the pool would hold more
+  // than enough().
   void make_room(std::size_t bytes) {
     const std::size_t most = enough(bytes);
     while (stats.held + bytes > most) {
@@ -278,7 +278,7 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes, MemoryKind ki
     state_->hold(size);
     ++state_->stats.system_allocations;
   }
-  // What comes back another thread will write, which may as well make the pages.
+  // Another thread will write a block that comes back; it can make the pages as well.
   if (without_pages && !comes_back) state_->source->populate(block, size);
   if (counted == 0) counted = size;
   state_->use(kind, bytes, counted, size);

@@ -1,6 +1,6 @@
-// Memory for tensors: a caching pool for each rank and device. Once gradients and optimizer state
-// exist (the first step makes them), a training step of the sizes of those before allocates nothing
-// from the system.
+// Memory for tensors: a caching pool for each rank and device. After the first step has made
+// gradients and optimizer state, a training step of the same sizes allocates nothing from the
+// system.
 #pragma once
 
 #include <cstddef>
@@ -17,26 +17,25 @@
 namespace tessera {
 
 struct MemoryStats {
-  std::size_t in_use = 0;       // bytes handed out, rounded sizes
+  std::size_t in_use = 0;       // bytes of blocks in use, rounded sizes
   std::size_t peak_in_use = 0;  // largest in_use since the last reset
-  std::size_t reserved = 0;     // bytes of blocks from the system, with pages or without
-  std::size_t held = 0;  // bytes of those with pages: in_use, and what the pool keeps for later
+  std::size_t reserved = 0;     // bytes of blocks from the system, with or without pages
+  std::size_t held = 0;  // bytes of blocks with pages: in_use, and what the pool keeps for later
   std::size_t peak_held = 0;  // largest held since the last reset
   std::uint64_t system_allocations = 0;
-  MemoryUse use;        // what is handed out, by kind; its total is in_use
-  MemoryUse at_peak;    // the same when in_use came to peak_in_use
-  MemoryUse in_files;   // what lies in files instead (engine/storage): none of the above counts it
-  MemoryUse on_host;    // what lies in the host's memory instead: nor this
-  MemoryUse host_peak;  // the same when it was most, since the last reset
+  MemoryUse use;        // memory in use, by kind; its total is in_use
+  MemoryUse at_peak;    // the same when in_use reached peak_in_use
+  MemoryUse in_files;   // data in files (engine/storage); not counted above
+  MemoryUse on_host;    // data in host memory; not counted above
+  MemoryUse host_peak;  // the same at its largest, since the last reset
 };
 
 class MemoryPool;
 
-// Smaller blocks keep their pages: one fault each, they would cost more time than their memory is
-// worth.
+// Smaller blocks keep their pages: page faults would cost more than the memory is worth.
 constexpr std::size_t smallest_discarded = std::size_t{1} << 20;
 
-// Where pools take blocks from: the system's heap, or a GPU's arena. Thread-safe.
+// The source of a pool's blocks: the system's heap, or a GPU's arena. Thread-safe.
 class MemorySource {
  public:
   MemorySource() = default;
@@ -44,33 +43,34 @@ class MemorySource {
   MemorySource(const MemorySource&) = delete;
   MemorySource& operator=(const MemorySource&) = delete;
 
-  // A block, for which all pools over this source give up what they only keep for later, if it has
-  // to be. Null when there is no more.
+  // A block. If necessary, all pools over this source first release the blocks that they keep for
+  // later. Null if memory is exhausted.
   [[nodiscard]] std::byte* obtain(std::size_t bytes);
 
-  // A multiple of this is what blocks of `bytes` are rounded to.
+  // Sizes of blocks of `bytes` are rounded up to a multiple of this.
   [[nodiscard]] virtual std::size_t granularity(std::size_t bytes) const = 0;
-  // Null when there is no more.
+  // Null if memory is exhausted.
   [[nodiscard]] virtual std::byte* take(std::size_t bytes) = 0;
   virtual void give_back(std::byte* block, std::size_t bytes) = 0;
-  // Whether that costs little in the middle of a step, where another queue may still be using it.
+  // True if give_back() is cheap in the middle of a step, while another queue may still use the
+  // block.
   [[nodiscard]] virtual bool gives_back_at_once() const { return false; }
-  // Whether blocks from smallest_discarded on have pages of their own, which discard() gives back.
+  // True if blocks from smallest_discarded on have pages of their own, which discard() can release.
   [[nodiscard]] virtual bool has_pages() const { return false; }
-  // Gives the pages of a block back, which keeps its address: it holds zeros, and no memory until
-  // it is written. False, and nothing done, where that cannot be had.
+  // Releases the pages of a block, which keeps its address. It then holds zeros and needs no memory
+  // until it is written. Returns false, with no effect, if that is not possible.
   [[nodiscard]] virtual bool discard(std::byte* /*block*/, std::size_t /*bytes*/) { return false; }
-  // After discard(), before the block is written: makes its pages at once, for a fraction of what
-  // they cost one by one.
+  // After discard(), before the block is written: makes its pages at once, for a fraction of the
+  // cost of making them one by one.
   virtual void populate(std::byte* /*block*/, std::size_t /*bytes*/) {}
-  // Bytes of the blocks that are out, and the most that were at once. Zeros where nobody counts:
-  // the system knows what its heap has given.
+  // Bytes of blocks that are taken, and their peak. Zeros if the source does not count them, like
+  // the system's heap.
   struct Taken {
     std::size_t now = 0;
     std::size_t peak = 0;
   };
   [[nodiscard]] virtual Taken taken() const { return {}; }
-  // What an out-of-memory message adds about the source (", ..."), or nothing.
+  // Text about the source for an out-of-memory message (", ..."), or empty.
   [[nodiscard]] virtual std::string shortage() const { return {}; }
 
  private:
@@ -82,18 +82,18 @@ class MemorySource {
   std::vector<MemoryPool*> pools_;
 };
 
-// Blocks are 64-byte aligned (256 on a GPU), contents undefined. Thread-safe: a block may be freed
-// on another thread than the one that took it; it returns to the pool that it came from.
+// Blocks are 64-byte aligned (256 on a GPU), contents undefined. Thread-safe: any thread may free a
+// block; it returns to the pool that it came from.
 //
 // A GPU's blocks are reused in the order of the host's calls, which is the order of the rank's
-// compute queue. Memory that another queue works on must therefore be kept until the compute queue
-// has waited for that work (Event::join).
+// compute queue. Memory that another queue uses must therefore be kept until the compute queue has
+// waited for that work (Event::join).
 class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  public:
   static std::shared_ptr<MemoryPool> create(Device device = Device::cpu());
   static std::shared_ptr<MemoryPool> create(std::shared_ptr<MemorySource> source);
-  // The calling thread's pool of the device, made on first use; set_current() joins it to another
-  // thread's.
+  // The calling thread's pool of the device, made on first use. set_current() lets it share another
+  // thread's pool.
   static const std::shared_ptr<MemoryPool>& current(Device device = Device::cpu());
   static void set_current(std::shared_ptr<MemoryPool> pool, Device device = Device::cpu());
 
@@ -101,21 +101,20 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  // The block's deleter keeps the pool alive. Throws Error(out_of_memory) with the size asked for
+  // The block's deleter keeps the pool alive. Throws Error(out_of_memory) with the requested size
   // and the bytes in use.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  // Memory that is not needed for a while, nor what it held: others have it meanwhile. Who does
-  // without it brings another block of its size back, which may be a larger one that is free and
-  // has pages, where those who brought nothing back yet can still have theirs within the most that
-  // was in use at once.
+  // A block lent back to the pool while its contents are not needed. bring_back() returns a block
+  // of at least its size. It may be a larger free block that has pages, if the other lent blocks
+  // still fit below the peak of memory in use.
   class Aside {
    public:
     Aside(std::shared_ptr<MemoryPool> pool, MemoryKind kind, std::size_t bytes);
     ~Aside();
     Aside(const Aside&) = delete;
     Aside& operator=(const Aside&) = delete;
-    // Once.
+    // Call it once.
     [[nodiscard]] std::shared_ptr<std::byte> bring_back();
 
    private:
@@ -123,22 +122,22 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
     MemoryKind kind_;
     std::size_t bytes_;
   };
-  // Of the block's last user. Null, and nothing done, where it is not worth it (it is small, or
-  // its source knows no pages), or the memory is of no pool.
+  // Requires that the caller is the block's last user. Returns null, with no effect, if lending
+  // does not pay (a small block, or a source without pages) or the memory is not from a pool.
   static std::unique_ptr<Aside> set_aside(std::shared_ptr<std::byte>& block);
 
   [[nodiscard]] MemoryStats stats() const;
   void reset_peak();
-  // Called, on the allocating thread, by each allocation that raises the peak. For planning; one at
-  // a time, and none when empty.
+  // Each allocation that raises the peak calls it, on the allocating thread. For planning. There is
+  // one callback; an empty one removes it.
   void set_on_peak(std::function<void()> callback);
-  // Counts what lies in files.
+  // Counts data in files.
   void count_file(MemoryKind kind, std::size_t bytes);
   void uncount_file(MemoryKind kind, std::size_t bytes);
-  // Counts what lies in page-locked memory of the host.
+  // Counts data in page-locked host memory.
   void count_host(MemoryKind kind, std::size_t bytes);
   void uncount_host(MemoryKind kind, std::size_t bytes);
-  // Gives cached blocks that nobody uses back to the system.
+  // Returns unused cached blocks to the system.
   void trim();
 
  private:

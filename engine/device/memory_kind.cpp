@@ -1,4 +1,4 @@
-// The thread's kind of memory.
+// The thread's current kind of memory.
 #include "engine/device/memory_kind.h"
 
 namespace tessera {

@@ -1,5 +1,5 @@
-// What memory is for. A thread says it for what it allocates from now on; pools count by it, and a
-// plan is compared with a run by it.
+// The purposes of memory. A thread sets the kind of its next allocations; pools count by kind, and
+// plans are compared with runs by kind.
 #pragma once
 
 #include <array>
@@ -11,17 +11,18 @@
 namespace tessera {
 
 enum class MemoryKind : std::uint8_t {
-  parameters,     // what the optimizer updates: master shards, or an unsharded module's parameters
-  gradients,      // reduced gradients: what the optimizer reads
+  parameters,     // values that the optimizer updates: master shards, or an unsharded module's
+                  // parameters
+  gradients,      // reduced gradients, which the optimizer reads
   optimizer,      // moments
-  communication,  // what collectives work on: gathered parameters, gradients before their reduction
-  activations,    // what a forward keeps for its backward, and what both compute with
+  communication,  // buffers of collectives: gathered parameters, gradients before their reduction
+  activations,    // values that a forward saves for its backward, and temporaries of both
   other,          // batches of data, staging
 };
 inline constexpr std::size_t memory_kinds = 6;
 std::string_view name_of(MemoryKind kind);
 
-// Bytes by kind, as they were asked for, and what blocks have beyond that.
+// Requested bytes by kind, and the rounding of blocks beyond them.
 struct MemoryUse {
   std::array<std::size_t, memory_kinds> bytes{};
   std::size_t rounding = 0;
@@ -37,10 +38,10 @@ struct MemoryUse {
   }
 };
 
-// The calling thread's kind: `activations` outside of all scopes.
+// The calling thread's kind; `activations` outside all scopes.
 MemoryKind current_memory_kind();
 
-// The innermost scope decides.
+// Sets the kind during its lifetime. The innermost scope applies.
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryKind kind);

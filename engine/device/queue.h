@@ -1,8 +1,8 @@
-// Queues: in-order lists of a device's work. Kernels and copies are put into a queue and run later;
-// a point in a queue tells when it has come that far.
+// Queues: in-order lists of a device's work. Kernels and copies are enqueued and run later; a point
+// in a queue tells when the work before it is done.
 //
-// On a GPU a queue is a CUDA stream and a point an event of it. On the CPU work runs on the calling
-// thread before the call returns: there is one queue, and every point in it (null) has been
+// On a GPU a queue is a CUDA stream and a point is an event of it. On the CPU work runs on the
+// calling thread before the call returns: there is one queue, and every point in it (null) has been
 // reached.
 #pragma once
 
@@ -20,49 +20,49 @@ class QueuePoint {
  public:
   virtual ~QueuePoint() = default;
   [[nodiscard]] virtual bool reached() const = 0;
-  // The calling thread waits. Throws what went wrong on the device before the point.
+  // The calling thread waits. Throws errors of the device from before the point.
   virtual void synchronize() const = 0;
-  // Seconds of the device between an earlier point and this one; both were made by record_timed()
-  // and have been reached.
+  // Device time in seconds from an earlier point to this one. record_timed() must have made both,
+  // and both must have been reached.
   [[nodiscard]] virtual double seconds_since(const QueuePoint& earlier) const = 0;
 };
-using PointHandle = std::shared_ptr<const QueuePoint>;  // null: has been reached
+using PointHandle = std::shared_ptr<const QueuePoint>;  // null: already reached
 
-// Used by one thread at a time.
+// One thread at a time may use a queue.
 class DeviceQueue {
  public:
   virtual ~DeviceQueue() = default;
   [[nodiscard]] virtual Device device() const = 0;
-  // What kernels are called with.
+  // The queue argument of kernels.
   [[nodiscard]] virtual kernels::Queue native() = 0;
 
   [[nodiscard]] virtual PointHandle record() = 0;
   [[nodiscard]] virtual PointHandle record_timed() = 0;
-  // Work that is put in from now on runs after the point. The calling thread goes on.
+  // Work enqueued from now on runs after the point. The calling thread continues.
   virtual void wait(const PointHandle& point) = 0;
-  // The calling thread waits for everything put in so far. Throws Error(data) for a bad id or
-  // target that a kernel met, Error(runtime) for what went wrong on the device.
+  // The calling thread waits for all enqueued work. Throws Error(data) for a bad id or target that
+  // a kernel found, Error(runtime) for errors of the device.
   virtual void synchronize() = 0;
 
-  // Within the device's memory, in order with the queue's other work. No overlap.
+  // Within the device's memory, in order with the queue's other work. The ranges must not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void zero(void* memory, std::size_t bytes) = 0;
-  // Host memory of any kind. copy_from_host returns when `from` may be changed again;
-  // copy_to_host returns when the bytes are there, and throws like synchronize().
+  // For any host memory. copy_from_host returns when `from` may be changed again; copy_to_host
+  // returns when the bytes have arrived, and throws like synchronize().
   virtual void copy_from_host(void* to, const void* from, std::size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, std::size_t bytes) = 0;
-  // Host memory of Backend::allocate_pinned, untouched by others until a point recorded after the
-  // call has been reached. These return at once.
+  // For host memory of Backend::allocate_pinned. Others must not touch it until a point recorded
+  // after the call has been reached. These return at once.
   virtual void enqueue_copy_from_pinned(void* to, const void* from, std::size_t bytes) = 0;
   virtual void enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) = 0;
 };
 
-// The queue that the calling thread computes on: made on its first use of the device and kept for
-// the thread, unless a QueueGuard says otherwise. An Error(configuration) where there is no such
-// device.
+// The calling thread's queue for computation: made on its first use of the device and kept for the
+// thread, unless a QueueGuard sets another one. Throws Error(configuration) if the device does not
+// exist.
 DeviceQueue& current_queue(Device device);
 
-// Makes `queue` the thread's current one for its device.
+// Makes `queue` the thread's current one for its device during the guard's lifetime.
 class QueueGuard {
  public:
   explicit QueueGuard(DeviceQueue& queue);

@@ -1,4 +1,4 @@
-// Side streams: a worker thread each, on a GPU with a queue of its own.
+// Side streams: each is a worker thread, on a GPU with its own queue.
 #include "engine/device/stream.h"
 
 #include <pthread.h>
@@ -35,9 +35,9 @@ struct Event::State {
   const HomeProcess home;
   std::mutex mutex;
   std::condition_variable reached;
-  bool done = false;  // the worker has come to the point
+  bool done = false;  // the worker has reached the point
   std::exception_ptr error;
-  PointHandle point;  // what the device has to come to; null on the CPU
+  PointHandle point;  // the point that the device must reach; null on the CPU
 
   void finish(std::exception_ptr failure, PointHandle device_point) {
     {
@@ -88,7 +88,7 @@ struct Stream::State {
     std::shared_ptr<Event::State> event;
     PointHandle begin;  // of the enqueuing thread's queue
   };
-  // Between two timed points the queue was at work.
+  // The queue was busy between two timed points.
   struct Span {
     PointHandle begin, end;
   };
@@ -96,7 +96,7 @@ struct Stream::State {
   State(std::string stream_name, Device stream_device)
       : name(std::move(stream_name)), device(stream_device) {
     const char* setting = std::getenv("TESSERA_SERIAL_STREAMS");
-    // Planned work takes no time, and in one order it gives one plan.
+    // Planned work takes no time; serial order makes the plan deterministic.
     serial = device.is_planned() || (setting != nullptr && std::string_view(setting) == "1");
     if (on_gpu()) require_device(device);
     if (device.is_planned() || (on_gpu() && !serial)) {
@@ -120,7 +120,7 @@ struct Stream::State {
 
   [[nodiscard]] bool on_gpu() const { return device.type == DeviceType::cuda; }
 
-  // Counts what the queue has done; needs the mutex.
+  // Adds the time of finished spans; needs the mutex.
   void count_reached_spans() const {
     while (!spans.empty() && spans.front().end->reached()) {
       busy += spans.front().end->seconds_since(*spans.front().begin);
@@ -128,8 +128,8 @@ struct Stream::State {
     }
   }
 
-  // Runs the work; returns the point at its end. Without a queue of its own the stream's work is in
-  // the caller's, which is waited for.
+  // Runs the work and returns the point at its end. A stream without its own queue uses the
+  // caller's queue, and waits for it.
   PointHandle run(Item& item) {
     if (!queue) {
       item.work();
@@ -147,7 +147,7 @@ struct Stream::State {
     return end;
   }
 
-  // On the caller, for a stream without a worker.
+  // Runs work on the caller, for a stream without a worker.
   void execute_here(Item& item) {
     std::optional<QueueGuard> guard;
     if (queue) guard.emplace(*queue);
@@ -169,7 +169,7 @@ struct Stream::State {
         error = std::current_exception();
       }
     }
-    item.work = nullptr;  // what it holds is released before the event is seen
+    item.work = nullptr;  // releases what it holds before the event is visible
     {
       const std::lock_guard lock(mutex);
       failure = error;
@@ -200,11 +200,12 @@ Stream::Stream(std::string name, Device device)
   if (!state_->serial) state_->worker = std::thread([state = state_.get()] { state->loop(); });
 }
 
-// The queue's own destructor waits for what the device still has to do.
+// The queue's own destructor waits for the remaining work of the device.
 Stream::~Stream() {
   if (!state_->worker.joinable()) return;
   if (state_->home.left()) {
-    // The worker is the parent's: to join it, or to end what it waits on, would last for ever.
+    // The worker belongs to the parent: joining it, or destroying what it waits on, would block
+    // forever.
     (void)state_.release();
     return;
   }
@@ -295,13 +296,14 @@ void StallClock::join(const Event& event) {
     event.join();
     return;
   }
-  // From where the queue has nothing else to do until the event's work is done: the time in which
-  // the thread waits for the stream's worker is in it, as far as the queue ran dry meanwhile.
+  // Measures from the point at which the queue runs out of other work to the end of the event's
+  // work. This includes the time in which the thread waits for the stream's worker, once the queue
+  // is empty.
   DeviceQueue& queue = current_queue(device_);
   const PointHandle before = queue.record_timed();
   event.join();
   pending_.push_back({before, queue.record_timed()});
-  std::size_t reached = 0;  // so that a clock that is never read does not grow
+  std::size_t reached = 0;  // keeps a clock that is never read from growing
   for (; reached < pending_.size() && pending_[reached].after->reached(); ++reached) {
     queue_seconds_ += pending_[reached].after->seconds_since(*pending_[reached].before);
   }

@@ -1,11 +1,11 @@
-// Streams and events. A stream is an in-order list of work beside the rank's own thread, an event a
-// point in one.
+// Streams and events. A stream is an in-order list of work beside the rank's own thread; an event
+// is a point in a stream.
 //
-// A side stream is a worker thread, so that communication overlaps computation for real. On a GPU
-// the worker has a queue of its own (engine/device/queue.h) as well: work is a host function that
-// puts kernels and copies into it, and an event is the function's end and the point that the queue
-// had then. The environment variable TESSERA_SERIAL_STREAMS=1 runs side streams' work on the
-// caller, on the caller's queue, and waits for the device: slower, the same bits, and easy to
+// A side stream is a worker thread, so communication really overlaps computation. On a GPU the
+// worker also has its own queue (engine/device/queue.h): work is a host function that enqueues
+// kernels and copies there, and an event is the function's end together with the queue's point at
+// that time. With the environment variable TESSERA_SERIAL_STREAMS=1, side streams run their work on
+// the caller, on the caller's queue, and wait for the device: slower, the same bits, and easy to
 // debug.
 #pragma once
 
@@ -22,16 +22,16 @@ namespace tessera {
 class Event {
  public:
   Event() = default;
-  // Blocks until the point is reached, on the device too; rethrows what the stream's work threw
+  // Blocks until the point is reached, also on the device; rethrows exceptions of the stream's work
   // before it.
   void wait() const;
-  // Blocks until the stream's worker has come to the point (and rethrows); what the device still
-  // has to do is waited for by the calling thread's current queue, not by the thread. On the CPU
-  // the same as wait().
+  // Blocks until the stream's worker has reached the point (and rethrows). The calling thread's
+  // current queue, not the thread, waits for the remaining work of the device. On the CPU the same
+  // as wait().
   void join() const;
-  // Reached, on the device too.
+  // True if the point is reached, also on the device.
   [[nodiscard]] bool done() const;
-  // The same, and nothing was thrown before it: whoever would wait or join has nothing to do.
+  // True if done() and no work before it threw: wait() and join() would return at once.
   [[nodiscard]] bool succeeded() const;
 
  private:
@@ -48,12 +48,12 @@ class Stream {
  public:
   // Work uses `device`: the worker's current queue there is the stream's own.
   explicit Stream(std::string name, Device device = Device::cpu());
-  ~Stream();  // finishes what was enqueued, on the device too
+  ~Stream();  // finishes the enqueued work, also on the device
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   Event enqueue(std::function<void()> work);
-  // One behind the other, for one waking of the worker: the points at the end of each.
+  // Enqueues two pieces of work but wakes the worker once; returns the points at the end of each.
   struct Two {
     Event first, second;
   };
@@ -62,13 +62,13 @@ class Stream {
   void wait(const Event& event);
   // Runs on the stream and returns when done; rethrows.
   void run(std::function<void()> work) { enqueue(std::move(work)).wait(); }
-  // The same, but what the work throws is the caller's alone: later work is not skipped for it.
+  // Like run(), but the stream does not keep an exception of the work: later work still runs.
   void attempt(std::function<void()> work);
   void synchronize();
-  // Whether its work runs on whoever enqueues it.
+  // True if the work runs on the calling thread of enqueue().
   [[nodiscard]] bool is_serial() const;
-  // Seconds this stream spent running work (waiting included) since it was made: the worker's, or
-  // on a GPU those of its queue, as far as the work is done.
+  // Seconds that this stream has spent on work (waiting included) since its creation: of the
+  // worker, or on a GPU of its queue, for finished work.
   [[nodiscard]] double busy_seconds() const;
 
  private:
@@ -76,13 +76,13 @@ class Stream {
   std::unique_ptr<State> state_;
 };
 
-// Joins events and measures how long the compute stream stands still for them: the thread on the
-// CPU, the thread and its queue on a GPU. Used by one thread.
+// Joins events and measures how long the compute stream stalls for them: the thread on the CPU, the
+// thread and its queue on a GPU. Used by one thread.
 class StallClock {
  public:
   explicit StallClock(Device device = Device::cpu()) : device_(device) {}
   void join(const Event& event);
-  // So far; on a GPU the calling thread waits for the last join.
+  // The time so far; on a GPU the calling thread waits for the last join.
   [[nodiscard]] double seconds() const;
 
  private:

@@ -43,7 +43,7 @@ void LinearImpl::lay_in_first() {
   Tensor laid = Tensor::empty({in, out}, float32, old.device());
   const auto* const from = old.data_as<float>();
   auto* const to = laid.data_as<float>();
-  // A tile's rows and columns are whole lines of the caches.
+  // The rows and columns of a tile are whole cache lines.
   constexpr std::int64_t tile = 16;
   parallel_for(0, in, tile, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; i += tile) {
@@ -68,7 +68,7 @@ void lay_in_first(Module& module) {
 }
 
 void LinearImpl::add_lora(const LoraOptions& options) {
-  TESSERA_REQUIRE(!has_lora(), "a linear layer has one adapter, and this one has it already");
+  TESSERA_REQUIRE(!has_lora(), "this linear layer already has its one adapter");
   TESSERA_REQUIRE(options.rank > 0 && options.rank <= max_lora_rank,
                   "an adapter of rank {}; from 1 to {} is possible", options.rank, max_lora_rank);
   TESSERA_REQUIRE(options.can_scale(), "an adapter's alpha of {} makes a factor of {}",
@@ -88,7 +88,7 @@ void LinearImpl::add_lora(const LoraOptions& options) {
 
 Tensor LinearImpl::add_lora_product(const Tensor& y, const Tensor& dropped) const {
   if (!has_lora()) return y;
-  // The factor where there is least to multiply.
+  // Multiplies by the factor where the tensor is smallest.
   return y + cast(lora_b_(lora_a_(dropped) * lora_scaling_), y.dtype());
 }
 

@@ -1,4 +1,4 @@
-// The layers that transformers and small networks are made of. Parameter names are torch's.
+// The layers of transformers and small networks. Parameter names are torch's.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,7 @@ namespace tessera::nn {
 struct LinearOptions {
   bool bias = true;
   WeightLayout layout = WeightLayout::out_in;
-  // Undefined deviation (0): torch.nn.Linear's uniform in +-1/sqrt(in); else normal weights and
-  // zero bias.
+  // Unset (0): torch.nn.Linear's uniform in +-1/sqrt(in). Otherwise normal weights and zero bias.
   double deviation = 0;
 };
 
@@ -33,25 +32,26 @@ class LinearImpl : public Module {
   [[nodiscard]] const Tensor& weight() const { return parameter("weight"); }
   [[nodiscard]] Tensor bias() const { return options_.bias ? parameter("bias") : Tensor{}; }
   [[nodiscard]] WeightLayout layout() const { return options_.layout; }
-  // Turns a float32 weight of a CPU into [in, out], which products read without packing it first;
-  // their results stay the same. For a layer that computes from now on and is not trained, sharded
-  // or saved: its parameter has the other shape.
+  // Transposes a float32 weight on a CPU to [in, out], which products read without packing it
+  // first; their results stay the same. For a layer that from now on only computes: its parameter
+  // has another shape, so it must not be trained, sharded or saved.
   void lay_in_first();
 
-  // Adds an adapter where the weight lies, in the thread's dtype of parameters: A is drawn as torch
-  // draws a linear layer, B is zero. Its matrices are `lora_A` and `lora_B`, PEFT's names.
+  // Adds an adapter on the weight's device, in the thread's dtype of parameters. A is drawn like a
+  // linear layer in torch, B is zero. The matrices are named `lora_A` and `lora_B`, as in PEFT.
   void add_lora(const LoraOptions& options);
   [[nodiscard]] bool has_lora() const { return static_cast<bool>(lora_a_); }
   [[nodiscard]] const LoraFactor& lora_a() const { return lora_a_; }
   [[nodiscard]] const LoraFactor& lora_b() const { return lora_b_; }
   [[nodiscard]] double lora_scaling() const { return lora_scaling_; }
-  // For who computes with the weight in another way than by forward(). What acts now of the
-  // adapter's dropout; what the adapter adds to y, of inputs that have been through it; and both at
-  // once, where dimension 0 of x is the batch. Without an adapter y stays as it is.
+  // For code that uses the weight without calling forward(): the adapter's dropout that now applies
+  // (0 outside training), and y plus the adapter's product of inputs that have been through the
+  // dropout. add_lora() does both; dimension 0 of x is the batch. Without an adapter y is
+  // unchanged.
   [[nodiscard]] double lora_dropout() const { return is_training() ? lora_dropout_ : 0.0; }
   [[nodiscard]] Tensor add_lora_product(const Tensor& y, const Tensor& dropped) const;
   [[nodiscard]] Tensor with_lora(const Tensor& y, const Tensor& x) const;
-  // An adapter goes with its layer's unit.
+  // An adapter belongs to its layer's unit.
   [[nodiscard]] bool is_indivisible() const override { return has_lora(); }
 
  private:
@@ -62,7 +62,7 @@ class LinearImpl : public Module {
 };
 TESSERA_MODULE(Linear);
 
-// All linear layers of a module.
+// Does it for all linear layers of a module.
 void lay_in_first(Module& module);
 
 class EmbeddingImpl : public Module {
@@ -100,7 +100,7 @@ class DropoutImpl : public Module {
  public:
   explicit DropoutImpl(double p);
   Tensor forward(const Tensor& x) const;
-  // What acts now: p in training mode, else 0.
+  // The probability that now applies: p in training mode, else 0.
   [[nodiscard]] double probability() const { return is_training() ? p_ : 0.0; }
 
  private:

@@ -1,4 +1,4 @@
-// Freezing, and choosing the layers that get an adapter.
+// Freezes modules, and selects the layers that get an adapter.
 #include "engine/nn/lora.h"
 
 #include <fmt/ranges.h>
@@ -38,7 +38,7 @@ bool is_name_or_its_end(std::string_view name, std::string_view wanted) {
   return before.empty() || before.ends_with('.');
 }
 
-// The last parts of the layers' names, which is what lists usually have.
+// The last parts of the layers' names, which lists of names usually contain.
 std::string names_to_choose_from(const std::vector<NamedLinear>& layers) {
   std::set<std::string> names;
   for (const NamedLinear& layer : layers) {
@@ -72,7 +72,7 @@ std::vector<std::string> match_pattern(const std::vector<NamedLinear>& layers,
   return matched;
 }
 
-// Why a name of the list means no linear layer.
+// Reports why a name of the list selects no linear layer.
 [[noreturn]] void refuse_name(nn::Module& module, const std::vector<NamedLinear>& layers,
                               const std::string& wanted) {
   for (const auto& [name, part] : module.named_modules()) {
@@ -159,7 +159,7 @@ void freeze(nn::Module& module, std::optional<DType> storage,
 
 std::vector<std::string> lora_targets(nn::Module& module, const LoraOptions& options) {
   TESSERA_REQUIRE(options.target_modules.empty() != options.target_pattern.empty(),
-                  "LoRA: target_modules or target_pattern says which layers get an adapter");
+                  "LoRA: set either target_modules or target_pattern to choose the layers");
   const std::vector<NamedLinear> layers = linear_layers(module);
   return options.target_pattern.empty() ? match_names(module, layers, options.target_modules)
                                         : match_pattern(layers, options.target_pattern);
@@ -176,7 +176,7 @@ std::vector<std::string> lora_targets(const std::vector<std::string>& layers,
   try {
     if (!options.target_pattern.empty()) means = meant_by_pattern(options.target_pattern);
     std::copy_if(layers.begin(), layers.end(), std::back_inserter(meant), means);
-  } catch (const Error& error) {  // words that Python alone has
+  } catch (const Error& error) {  // syntax that only Python has
     if (error.code() != ErrorCode::configuration) throw;
     meant.clear();
   }

@@ -1,5 +1,4 @@
-// What a low-rank adapter is made of, as a recipe or an adapter's file says it: no more than
-// values.
+// The options of a low-rank adapter, as a recipe or an adapter's file gives them. Only values.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +7,24 @@
 
 namespace tessera::nn {
 
-// Above every layer's width; what is more is a mistake.
+// Larger than every layer's width; a larger rank is a mistake.
 inline constexpr std::int64_t max_lora_rank = 1 << 20;
 
-// A low-rank adapter (LoRA): the layer's result plus scaling() * B(A(dropout(x))). Which layers of
-// a module get one is engine/nn/lora.h's to say.
+// A low-rank adapter (LoRA): the layer's result plus scaling() * B(A(dropout(x))). engine/nn/lora.h
+// selects the layers that get one.
 struct LoraOptions {
   std::int64_t rank = 8;
   double alpha = 16;
-  double dropout = 0;   // of what goes into A
-  bool rslora = false;  // divides by the root of the rank, which suits large ones
-  // A layer is meant by its name ("layers.0.q_proj") or by its name's end after a dot ("q_proj").
+  double dropout = 0;   // of the input of A
+  bool rslora = false;  // divides by the root of the rank; better for large ranks
+  // Selects a layer by its name ("layers.0.q_proj") or by the end of its name after a dot
+  // ("q_proj").
   std::vector<std::string> target_modules = {};
-  // Instead: a regular expression for the whole name, or "all-linear": all but one called lm_head.
+  // Alternative: a regular expression for the whole name, or "all-linear": all except lm_head.
   std::string target_pattern = {};
 
   [[nodiscard]] double scaling() const;
-  // Whether fp32 has scaling().
+  // True if scaling() is a finite fp32 number.
   [[nodiscard]] bool can_scale() const;
 };
 

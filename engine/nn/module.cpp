@@ -24,7 +24,7 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-// `seen` has modules and parameters.
+// `seen` contains modules and parameters.
 void collect_parameters(const Module& module, const std::string& prefix,
                         std::unordered_set<const void*>& seen, std::vector<NamedParameter>& out) {
   if (!seen.insert(&module).second) return;
@@ -119,8 +119,8 @@ void Module::refuse_forward_hooks() const {
 
 void Module::set_hooks(std::shared_ptr<const ModuleHooks> hooks) {
   TESSERA_REQUIRE(!hooks || !hooks_,
-                  "{} has the hooks of {} already, which follow its calls; programs have "
-                  "register_forward_hook() and register_forward_pre_hook(), as many as they like",
+                  "{} already has the hooks of {}, which follow its calls; use "
+                  "register_forward_hook() and register_forward_pre_hook() instead",
                   class_name(), hooks_->owner);
   hooks_ = std::move(hooks);
 }
@@ -137,8 +137,8 @@ void Module::refuse_recompute() const {
 
 void Module::refuse_precision() const {
   misuse(
-      "{} cannot compute in another dtype than what is around it: its forward returns something "
-      "else than a tensor or two, or changes an argument",
+      "{} cannot compute in another dtype than its surroundings: its forward must return one or "
+      "two tensors, and must not change an argument",
       class_name());
 }
 
@@ -153,7 +153,7 @@ Tensor in_precision(const Tensor& tensor, DType dtype) {
 }  // namespace detail
 
 void Module::replace_own_parameter(const Tensor& old, const Tensor& tensor) {
-  const Tensor kept(old.impl());  // `old` may be what is replaced
+  const Tensor kept(old.impl());  // `old` may be the tensor that is replaced
   for (auto& [name, parameter] : parameters_) {
     if (parameter.impl() == kept.impl()) parameter = tensor;
   }
@@ -165,11 +165,11 @@ void Module::replace_own_parameter(const Tensor& old, const Tensor& tensor) {
 Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
   TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
                   "parameter name \"{}\" of {} is empty or has a dot", name, class_name());
-  for (const auto& [other, tensor] : parameters_) {
-    TESSERA_REQUIRE(other != name, "{} has a parameter {} already", class_name(), name);
-  }
+  TESSERA_REQUIRE(!parameter_names_.contains(name), "{} has a parameter {} already", class_name(),
+                  name);
   require_registration_allowed("parameter " + name);
   TESSERA_REQUIRE(parameter.defined(), "parameter {} of {} is undefined", name, class_name());
+  parameter_names_.insert(name);
   parameters_.emplace_back(name, parameter);
   return parameter;
 }
@@ -185,15 +185,14 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> child, b
   TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
                   "module name \"{}\" in {} is empty or has a dot", name, class_name());
   TESSERA_REQUIRE(child != nullptr, "module {} in {} is an empty handle", name, class_name());
-  for (const auto& [other, module] : children_) {
-    TESSERA_REQUIRE(other != name, "{} has a module {} already", class_name(), name);
-  }
+  TESSERA_REQUIRE(!child_names_.contains(name), "{} has a module {} already", class_name(), name);
   require_registration_allowed("module " + name);
   child->has_forward_ = child->has_forward_ || has_forward;
   if (child->position_->parent.expired()) {
     child->position_->name = name;
     child->position_->parent = position_;
   }
+  child_names_.insert(name);
   children_.emplace_back(name, std::move(child));
 }
 

@@ -18,6 +18,7 @@
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -30,8 +31,8 @@ namespace tessera::nn {
 
 class Module;
 
-// A parameter under its full name ("h.0.attn.c_attn.weight"). `shape` is the logical shape, also
-// where `tensor` is one rank's shard.
+// A parameter with its full name ("h.0.attn.c_attn.weight"). `shape` is the logical shape, even if
+// `tensor` is one rank's shard.
 struct NamedParameter {
   std::string name;
   Tensor tensor;
@@ -45,7 +46,7 @@ struct ForwardOfAnother {
 };
 template <class T>
 struct WithForward : T, ForwardOfAnother {};
-// Whether T has a member `forward`, overloaded or not: the name is ambiguous then.
+// True if T has a member `forward`, overloaded or not: the name is then ambiguous.
 template <class T>
 inline constexpr bool has_forward = !requires {
   &WithForward<T>::forward;
@@ -54,21 +55,21 @@ template <class T>
 requires std::is_final_v<T>
 inline constexpr bool has_forward<T> = true;
 
-// Without namespaces and "Impl".
+// The class name without namespaces and "Impl".
 std::string class_name_of(const std::type_info& type);
 [[noreturn]] void fail_empty_handle(const std::type_info& type, bool takes_nothing);
 
 }  // namespace detail
 
-// The dtype that a module computes in, and that of what is around it.
+// The dtype in which a module computes, and the dtype of its surroundings.
 struct ModulePrecision {
   DType inside = DType::float32;
   DType outside = DType::float32;
 };
 
-// What programs want to see of a module's calls: the tensors among the arguments of its forward
-// (alone, or in pairs, tuples and vectors), and those of its result, which a forward hook may
-// replace by assigning to them.
+// Hooks on a module's calls. They get the tensors among the arguments of its forward (alone, or in
+// pairs, tuples and vectors), and those of its result. A forward hook may replace results by
+// assignment.
 using ForwardPreHook = std::function<void(Module&, std::span<const Tensor> inputs)>;
 using ForwardHook =
     std::function<void(Module&, std::span<const Tensor> inputs, std::span<Tensor> outputs)>;
@@ -80,11 +81,11 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // Depth first in the order of registration. A parameter that is registered twice (tied) comes
+  // Depth first in the order of registration. A parameter that is registered twice (tied) appears
   // once, under its first name.
   [[nodiscard]] std::vector<NamedParameter> named_parameters() const;
   [[nodiscard]] std::vector<NamedParameter> parameters() const { return named_parameters(); }
-  // This module ("" first) and all below, each once.
+  // This module ("" first) and all modules below it, each once.
   [[nodiscard]] std::vector<std::pair<std::string, Module*>> named_modules();
   [[nodiscard]] const std::vector<std::pair<std::string, Tensor>>& own_parameters() const {
     return parameters_;
@@ -94,73 +95,73 @@ class Module {
     return children_;
   }
 
-  // Training mode, of this module and all below. Dropout acts in training mode only.
+  // Sets training mode for this module and all below. Dropout is active only in training mode.
   void train(bool on = true);
   void eval() { train(false); }
   [[nodiscard]] bool is_training() const { return training_; }
 
-  // The class's name without namespaces and "Impl": what TRANSFORMER_BASED_WRAP names.
+  // The class name without namespaces and "Impl", as in TRANSFORMER_BASED_WRAP.
   [[nodiscard]] virtual std::string class_name() const;
-  // A module whose children's parameters are used outside the children's own forward (fused ops):
-  // wrap policies never cut below.
+  // True if the parameters of its children are used outside the children's own forward (fused ops):
+  // wrap policies never split such a module.
   [[nodiscard]] virtual bool is_indivisible() const { return false; }
-  // Whether it was registered as a module with a forward, which its handle calls with hooks. A
-  // list of modules has none: nothing would say when it is used.
+  // True if it was registered as a module with a forward, which its handle calls with hooks. A list
+  // of modules has no forward, so its use cannot be observed.
   [[nodiscard]] bool has_forward() const { return has_forward_; }
-  // What reads_parameter() was given.
+  // The arguments of reads_parameter().
   [[nodiscard]] const std::vector<Tensor>& parameters_read() const { return read_; }
 
-  // Called before and after each forward that the module's handle calls, in the order of their
-  // registration; a plain module->forward(x) passes them by. Where sharding gathers the module's
-  // parameters, hooks can read them; where the module runs again in backward, they run again
-  // (autograd::in_backward() tells). The handle that is returned removes the hook.
+  // Called before and after each forward that the module's handle calls, in the order of
+  // registration. A plain module->forward(x) does not call them. Sharding has gathered the module's
+  // parameters then, so hooks can read them. If the module runs again in backward, hooks also run
+  // again (autograd::in_backward() tells). The returned handle removes the hook.
   HookHandle register_forward_pre_hook(ForwardPreHook hook);
   HookHandle register_forward_hook(ForwardHook hook);
   [[nodiscard]] bool has_forward_hooks() const {
     return !pre_hooks_.empty() || !forward_hooks_.empty();
   }
-  // By the handle.
+  // The handle calls these.
   void run_pre_hooks(std::span<const Tensor> inputs);
   void run_forward_hooks(std::span<const Tensor> inputs, std::span<Tensor> outputs);
-  // handle.call() of a module with forward hooks.
+  // Called by handle.call() for a module with forward hooks.
   [[noreturn]] void refuse_forward_hooks() const;
 
-  // Not for programs, which have register_forward_hook(): the one set of hooks by which a schedule
-  // (sharding) follows the module's calls. A logic_error where there is one already; null takes it
-  // away.
+  // Not for programs, which use register_forward_hook(). Sets the one set of hooks with which a
+  // schedule (sharding) follows the module's calls. Throws a logic_error if there is one already;
+  // null removes it.
   void set_hooks(std::shared_ptr<const ModuleHooks> hooks);
   [[nodiscard]] const std::shared_ptr<const ModuleHooks>& hooks() const { return hooks_; }
-  // For messages. By whoever calls the module.
+  // For messages. Used by the caller of the module.
   [[nodiscard]] std::shared_ptr<const ModulePosition> position();
 
-  // Calls of the module, through its handle, keep their arguments for backward and no more, and run
-  // again there: recompute() around each. The arguments are copied.
+  // Wraps each call through the module's handle in recompute(): it keeps only its arguments for
+  // backward, and runs again there. The arguments are copied.
   void set_recompute(std::optional<RecomputeOptions> options) { recompute_ = std::move(options); }
   [[nodiscard]] const std::optional<RecomputeOptions>& recompute_options() const {
     return recompute_;
   }
   [[noreturn]] void refuse_recompute() const;  // an argument cannot be copied
 
-  // Calls of the module, through its handle, cast their floating arguments into its dtype and what
-  // they return back. Its parameters must have that dtype.
+  // Makes calls through the module's handle cast floating arguments to the module's dtype, and cast
+  // results back. Its parameters must have that dtype.
   void set_precision(const std::optional<ModulePrecision>& precision) { precision_ = precision; }
   [[nodiscard]] const std::optional<ModulePrecision>& precision() const { return precision_; }
-  [[noreturn]] void refuse_precision() const;  // what it takes or returns cannot be cast
+  [[noreturn]] void refuse_precision() const;  // an argument or a result cannot be cast
 
-  // As long as `reason` lives, registering a parameter or a module here is a logic_error that gives
-  // it. Set by sharding, which has decided where everything lies.
+  // While `reason` is alive, registering a parameter or a module here throws a logic_error with
+  // that text. Sharding sets it, because it has decided the layout of all parameters.
   void forbid_registration(std::weak_ptr<const std::string> reason) {
     registration_forbidden_ = std::move(reason);
   }
-  // Expires when the module does: for those who do not own it.
+  // Expires with the module, for observers that do not own it.
   [[nodiscard]] std::weak_ptr<const void> life() const { return life_; }
 
-  // Puts `tensor` in place of this module's own registrations of `old` (sharding swaps parameters
-  // for views). Modules below keep theirs.
+  // Replaces this module's own registrations of `old` by `tensor` (sharding swaps parameters for
+  // views). Modules below keep theirs.
   void replace_own_parameter(const Tensor& old, const Tensor& tensor);
 
  protected:
-  // The name must be new in this module and have no dot. Returns what is registered.
+  // The name must be new in this module and have no dot. Returns the registered tensor.
   Tensor register_parameter(const std::string& name, Tensor parameter);
   template <class Handle>
   Handle register_module(const std::string& name, Handle handle) {
@@ -168,19 +169,20 @@ class Module {
     add_child(name, handle.pointer(), detail::has_forward<Implementation>);
     return handle;
   }
-  // Registers the children of `module` here, under their names: this module stands in its place in
-  // the tree, and calls its forward.
+  // Registers the children of `module` here, under their names: this module takes its place in the
+  // tree, and calls its forward.
   void register_children_of(const Module& module) {
     for (const auto& [name, child] : module.children_) {
       child->position_->parent.reset();
       add_child(name, child, child->has_forward_);
     }
   }
-  // Says that this module's forward reads a parameter that another module registers, outside of
-  // that module's forward (a head that multiplies by the token table): it then belongs to a unit
-  // around both.
+  // Declares that this module's forward reads a parameter that another module registers, outside
+  // that module's forward (a head that multiplies by the token table). The parameter then belongs
+  // to a unit around both.
   void reads_parameter(const Tensor& parameter) { read_.push_back(parameter); }
-  // The parameter itself, looked up: members would keep a tensor that sharding has replaced.
+  // Looks up the parameter itself; a member variable would keep a tensor that sharding has
+  // replaced.
   [[nodiscard]] const Tensor& parameter(std::string_view name) const;
 
  private:
@@ -189,11 +191,13 @@ class Module {
 
   std::vector<std::pair<std::string, Tensor>> parameters_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  // The names in these two, so that a long list registers each of its modules in constant time.
+  std::unordered_set<std::string> parameter_names_, child_names_;
   std::vector<Tensor> read_;
   std::shared_ptr<const ModuleHooks> hooks_;
   HookList<ForwardPreHook> pre_hooks_;
   HookList<ForwardHook> forward_hooks_;
-  // As it was registered first.
+  // The place of its first registration.
   std::shared_ptr<ModulePosition> position_ = std::make_shared<ModulePosition>();
   bool has_forward_ = false;
   std::optional<RecomputeOptions> recompute_;
@@ -205,7 +209,8 @@ class Module {
 
 namespace detail {
 
-// Of another floating dtype than `dtype`, not fp64: cast. Else, and no tensor at all: as it is.
+// Casts a floating dtype other than `dtype` and fp64. Anything else, also an undefined tensor, is
+// returned unchanged.
 Tensor in_precision(const Tensor& tensor, DType dtype);
 
 template <class T>
@@ -230,7 +235,7 @@ inline constexpr bool is_vector = false;
 template <class T>
 inline constexpr bool is_vector<std::vector<T>> = true;
 
-// visit(tensor) for each that the value is made of.
+// Calls visit(tensor) for each tensor that the value contains.
 template <class T, class Visit>
 void for_tensors(T& value, Visit&& visit) {
   using Plain = std::remove_cv_t<T>;
@@ -261,7 +266,7 @@ class ModuleHandle {
   explicit operator bool() const { return impl_ != nullptr; }
   [[nodiscard]] std::shared_ptr<Module> pointer() const { return impl_; }
 
-  // forward with the module's hooks around it.
+  // Calls forward with the module's hooks around it.
   template <class... Args>
   auto operator()(Args&&... args) const {
     Impl& module = implementation();
@@ -277,8 +282,8 @@ class ModuleHandle {
     }
     return run(module, std::forward<Args>(args)...);
   }
-  // The same around what somebody else computes with the module's parameters: body(module). Never
-  // recomputed, and nothing that forward hooks could see.
+  // Runs the same hooks around code that computes with the module's parameters: body(module). It is
+  // never recomputed, and forward hooks are refused.
   template <class Body>
   auto call(Body&& body) const {
     Impl& module = implementation();
@@ -356,7 +361,7 @@ class ModuleHandle {
     using ::tessera::nn::ModuleHandle<Name##Impl>::ModuleHandle; \
   }
 
-// The dtype of parameters that the calling thread makes: float32 unless a guard says otherwise.
+// The dtype of parameters that the calling thread makes: float32, or as set by a guard.
 DType default_parameter_dtype();
 
 class ParameterDTypeGuard {
@@ -370,7 +375,7 @@ class ParameterDTypeGuard {
   DType previous_;
 };
 
-// Makes a parameter on the thread's default device; on `meta` the values come when it is
+// Makes a parameter on the thread's default device. On `meta` it gets its values when it is
 // materialised.
 Tensor make_parameter(const Shape& shape, Initializer initializer,
                       DType dtype = default_parameter_dtype());

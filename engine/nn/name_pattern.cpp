@@ -1,4 +1,5 @@
-// PCRE2's interpreter: names are short, and a compiler to machine code would take longer than they.
+// Uses PCRE2's interpreter: names are short, and compilation to machine code would take longer than
+// matching.
 #include "engine/nn/name_pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -32,7 +33,7 @@ std::string message_of(int error) {
   return reinterpret_cast<const char*>(message.data());
 }
 
-// An empty view may have no address, which PCRE2 does not take.
+// An empty view may have a null address, which PCRE2 does not accept.
 PCRE2_SPTR bytes_of(std::string_view text) {
   return reinterpret_cast<PCRE2_SPTR>(text.empty() ? "" : text.data());
 }
@@ -47,8 +48,8 @@ struct NamePattern::Compiled {
 
 NamePattern::NamePattern(std::string_view expression, std::string_view where) {
   TESSERA_CHECK(expression.size() <= longest_expression, ErrorCode::configuration,
-                "{} an expression of {} bytes; there may be {}", where, expression.size(),
-                longest_expression);
+                "{} an expression of {} bytes is too long; at most {} are allowed", where,
+                expression.size(), longest_expression);
   int error = 0;
   PCRE2_SIZE at = 0;
   pcre2_code* const code =
@@ -56,7 +57,7 @@ NamePattern::NamePattern(std::string_view expression, std::string_view where) {
                     PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
                     &error, &at, nullptr);
   TESSERA_CHECK(code != nullptr, ErrorCode::configuration,
-                "{} \"{}\" is no regular expression: {}, at byte {}", where, expression,
+                "{} \"{}\" is not a regular expression: {}, at byte {}", where, expression,
                 message_of(error), at);
   auto compiled = std::make_shared<Compiled>();
   compiled->code = owned(code);
@@ -74,7 +75,7 @@ bool NamePattern::matches(std::string_view name) const {
                   PCRE2_ANCHORED | PCRE2_ENDANCHORED, data.get(), compiled_->limits.get());
   if (found == PCRE2_ERROR_NOMATCH) return false;
   TESSERA_CHECK(found >= 0, ErrorCode::configuration,
-                "{} \"{}\" gives up on the name {}: {}; write it without repetitions inside "
+                "{} \"{}\" gives up on the name {}: {}; avoid repetitions inside "
                 "repetitions",
                 compiled_->where, compiled_->expression, name, message_of(found));
   return true;

@@ -7,18 +7,18 @@
 
 namespace tessera {
 
-// An expression in PCRE2's words, which have those of Python's `re` and of ECMAScript among them:
-// what PEFT and Accelerate write is read as they mean it. Expressions come from recipes and from
-// adapters' files, so that reading and matching end soon whatever they say. Copies share the
-// compiled expression; any number of threads may match.
+// An expression in PCRE2's syntax, which includes that of Python's `re` and of ECMAScript, so
+// expressions of PEFT and Accelerate keep their meaning. Expressions come from recipes and
+// adapters' files, so the time of compilation and matching is bounded for any input. Copies share
+// the compiled expression; any number of threads may match.
 class NamePattern {
  public:
-  // Error(configuration) that begins with `where` ("LoRA:") if it is no regular expression, or has
-  // more than 16384 bytes.
+  // Throws Error(configuration) that begins with `where` ("LoRA:") if it is not a regular
+  // expression, or has more than 16384 bytes.
   NamePattern(std::string_view expression, std::string_view where);
 
-  // Whether it matches the whole name. Error(configuration) where it takes more than a million
-  // steps to say.
+  // True if it matches the whole name. Throws Error(configuration) if this takes more than a
+  // million steps.
   [[nodiscard]] bool matches(std::string_view name) const;
 
  private:

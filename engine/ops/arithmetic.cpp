@@ -10,7 +10,7 @@ namespace {
 
 using kernels::BinaryOp;
 
-// How b repeats over a: `outer` times `inner` elements.
+// The broadcast of b over a: `outer` times `inner` elements.
 struct Broadcast {
   std::int64_t outer = 1;
   std::int64_t inner = 1;
@@ -40,7 +40,7 @@ Tensor launch(BinaryOp op, const Tensor& a, const Tensor& b, Broadcast shape) {
   return out;
 }
 
-// A sum's backward reads no value.
+// The backward of a sum reads no values.
 Tensor launch_sum(BinaryOp op, const Tensor& a, const Tensor& b, Broadcast shape) {
   if (autograd::value_is_needed()) return launch(op, a, b, shape);
   return Tensor::empty(a.shape(), a.dtype(), a.device());
@@ -52,7 +52,7 @@ Tensor scaled(const Tensor& x, double scale) {
   return out;
 }
 
-// Sums a gradient of a's shape down to b's.
+// Sums a gradient of a's shape over the broadcast dimensions, to b's shape.
 void reduce_to(autograd::GradientSink& sink, int input, const Tensor& gradient, Broadcast shape) {
   if (shape.outer == 1) {
     sink.add(input, gradient);
@@ -133,7 +133,7 @@ Tensor divide(const Tensor& a, const Tensor& b) {
 
 namespace {
 
-// `name` is what the program wrote.
+// `name` is the function that the program called.
 Tensor affine_as(const char* name, const Tensor& x, double scale, double shift) {
   ops::require_floating(name, x);
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
@@ -153,7 +153,7 @@ Tensor affine(const Tensor& x, double scale, double shift) {
   return affine_as("affine", x, scale, shift);
 }
 
-// A shift of -0 leaves every value as it is, zeros of either sign too.
+// Adding -0 leaves every value unchanged, including zeros of either sign.
 Tensor operator-(const Tensor& x) {
   return affine_as("negate", x, -1.0, -0.0);
 }

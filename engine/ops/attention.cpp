@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Where q, k and v lie: three tensors, or one with element offsets.
+// The memory of q, k and v: three tensors, or one tensor with element offsets.
 struct Projections {
   Tensor q, k, v;
   std::int64_t k_offset = 0, v_offset = 0;  // elements

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Rows up to which reading the weight outweighs the product.
+// Up to this many rows, the time to read the weight exceeds the time of the product.
 constexpr std::int64_t few_rows = 8;
 
 void require_no_grad(const char* op) {

@@ -170,10 +170,10 @@ Tensor concatenate(std::initializer_list<Tensor> parts) {
 
 namespace {
 
-// A tensor of `shape` that holds scalar * scale everywhere.
+// A tensor of `shape` filled with scalar * scale.
 Tensor spread(const Tensor& scalar, double scale, const Shape& shape) {
   const Device device = scalar.device();
-  if (device.type == DeviceType::cpu) {  // reading it costs nothing
+  if (device.type == DeviceType::cpu) {  // reading it is free
     return Tensor::full(shape, scalar.item() * scale, scalar.dtype(), device);
   }
   Tensor out = Tensor::full(shape, scale, scalar.dtype(), device);

@@ -1,4 +1,6 @@
 // Matrix products: matmul, linear layers, and linear layers fused with the activation before them.
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
@@ -8,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// x [rows, in] times a weight in either layout.
+// The shape of x [rows, in] times a weight in either layout.
 struct LinearShape {
   std::int64_t rows, in, out;
   WeightLayout layout;
@@ -19,9 +21,11 @@ struct LinearShape {
 
 LinearShape linear_shape(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
                          WeightLayout layout) {
-  TESSERA_REQUIRE(weight.dimensions() == 2 && x.dimensions() >= 1,
-                  "{}: x of shape {} and weight of shape {}", op, x.shape().to_string(),
-                  weight.shape().to_string());
+  TESSERA_REQUIRE(
+      weight.dimensions() == 2 && x.dimensions() >= 1,
+      "{}: x of shape {} and weight of shape {}; the weight must be a matrix and x have "
+      "a last dimension of features",
+      op, x.shape().to_string(), weight.shape().to_string());
   ops::require_same_device(op, x, weight, bias);
   const bool transposed = layout == WeightLayout::out_in;
   const std::int64_t in = weight.size(transposed ? 1 : 0);
@@ -70,7 +74,7 @@ void input_gradient(const LinearShape& s, const Tensor& dout, const Tensor& weig
                   .out_dtype = s.dtype});
 }
 
-// Rounded to no more than the slot is, which may be float32 where the weight is of 16 bits.
+// Rounds only to the slot's dtype, which may be float32 for a 16-bit weight.
 void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
                      const autograd::GradientSink::Slot& dw) {
   const Tensor& left = s.transposed() ? dout : x;   // rows of the weight
@@ -105,16 +109,32 @@ Shape with_last(const Shape& shape, std::int64_t last) {
   return result;
 }
 
+void check_product(const Tensor& a, const Tensor& b) {
+  const std::string shapes =
+      fmt::format("matmul of {} and {}", a.shape().to_string(), b.shape().to_string());
+  const int dims = a.dimensions();
+  TESSERA_REQUIRE((dims == 2 || dims == 3) && b.dimensions() == dims,
+                  "{}: give two matrices, or two batches of matrices, [batch, rows, columns]; "
+                  "linear() takes any number of dimensions before the last",
+                  shapes);
+  TESSERA_REQUIRE(a.size(-1) == b.size(-2),
+                  "{}: the first has {} columns and the second {} rows, which must be equal; "
+                  "for a weight of shape [outputs, inputs] use linear()",
+                  shapes, a.size(-1), b.size(-2));
+  TESSERA_REQUIRE(dims == 2 || a.size(0) == b.size(0),
+                  "{}: batches of {} and {} matrices; give as many of both", shapes, a.size(0),
+                  b.size(0));
+  TESSERA_REQUIRE(a.dtype() == b.dtype(), "{}: dtypes {} and {} differ; cast one of them", shapes,
+                  name_of(a.dtype()), name_of(b.dtype()));
+  ops::require_same_device("matmul", a, b);
+}
+
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   ops::require_floating("matmul", a, b);
+  check_product(a, b);
   const int dims = a.dimensions();
-  TESSERA_REQUIRE((dims == 2 || dims == 3) && b.dimensions() == dims && a.size(-1) == b.size(-2) &&
-                      (dims == 2 || a.size(0) == b.size(0)) && a.dtype() == b.dtype(),
-                  "matmul: {} {} x {} {}", name_of(a.dtype()), a.shape().to_string(),
-                  name_of(b.dtype()), b.shape().to_string());
-  ops::require_same_device("matmul", a, b);
   const std::int64_t batch = dims == 3 ? a.size(0) : 1;
   const std::int64_t m = a.size(-2);
   const std::int64_t k = a.size(-1);
@@ -215,8 +235,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
         if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
         Tensor dh = Tensor::empty(in.shape(), s.dtype, in.device());
         input_gradient(s, dout[0], saved_weight.get(), {dh, false});
-        // The activation is computed again, over the pre-activation when nobody else
-        // needs that.
+        // Computes the activation again, over the pre-activation if no other tensor shares it.
         Tensor h;
         if (sink.wants(2)) {
           const bool in_place = autograd::sole_owner(in) && !autograd::keeps_graph();

@@ -1,23 +1,23 @@
-// A language model's head and its loss, in tiles of the logits that stay in a cache: a chunk of
-// rows by a block of the vocabulary.
+// A language model's head and its loss, computed in tiles of the logits that stay in a cache: a
+// chunk of rows by a block of the vocabulary.
 //
-// What is kept between forward and backward is the logits' log-sum-exp, one number a row; the
-// backward computes each tile of logits again, makes it the gradient in place, and has both
-// products of it before the next tile. The choice was between these:
+// Between forward and backward only the logits' log-sum-exp is kept, one number per row. The
+// backward computes each tile of logits again, turns it into the gradient in place, and computes
+// both products of it before the next tile. These were the alternatives:
 //
 //   products     memory beside x and its gradient                    GPT-2 124M, 1,024 rows
 //   3, whole     the logits, which their gradient overwrites          196 MiB (bf16 98)
 //   3, in rows   the weight's gradient, in fp32, forward to backward  147 MiB (bf16 147)
 //   4, in tiles  a tile                                               8 MiB (bf16 12)
 //
-// In the second the forward computes the gradients (rows are enough for the log-sum-exp), before it
-// knows what the loss is multiplied by, and adds up the weight's in memory of its own: with 16-bit
-// gradients not even the place where it belongs could hold the sums. In the third the weight's
-// gradient is written where it belongs, a block of rows of it at once and rounded once. The fourth
-// product is bought with what whole logits cost: six passes over 196 MiB of memory.
+// In the second, the forward computes the gradients (rows are enough for the log-sum-exp), before
+// it knows the factor of the loss, and sums the weight's gradient in separate memory: with 16-bit
+// gradients the final buffer could not hold the sums. In the third, the weight's gradient is
+// written to its final buffer, one block of rows at a time and rounded once. It needs a fourth
+// product, but avoids six passes over 196 MiB of memory that whole logits need.
 //
-// Bits depend on the blocks, never on the chunk: rows of a product do not depend on how many are
-// asked for (kernels/matmul.h), the parts of a row's log-sum-exp and of its gradient are added
+// Bits depend on the blocks, never on the chunk. Rows of a product do not depend on the number of
+// rows requested (kernels/matmul.h). The parts of a row's log-sum-exp and of its gradient are added
 // vocabulary block by vocabulary block, and those of the weight's gradient row block by row block.
 #include <algorithm>
 
@@ -32,17 +32,18 @@ namespace {
 
 constexpr std::int64_t block_columns = 2048;
 constexpr std::int64_t block_rows = 1024;
-// A tile of logits: a part of a processor's last cache; on a GPU enough rows to occupy it.
+// The size of a tile of logits: a part of a CPU's last-level cache; on a GPU enough rows to occupy
+// it.
 constexpr std::int64_t tile_bytes_cpu = std::int64_t{8} << 20;
 constexpr std::int64_t tile_bytes_gpu = std::int64_t{128} << 20;
-// Rows of a tile begin on 32 bytes.
+// Rows of a tile are aligned to 32 bytes.
 constexpr std::int64_t row_multiple = 16;
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// x [rows, in], weight [vocabulary, in], and how both are cut.
+// x [rows, in], weight [vocabulary, in], and their tiling.
 struct Head {
   std::int64_t rows, in, vocabulary, ignore;
   std::int64_t chunk;  // rows of a tile
@@ -60,13 +61,14 @@ struct Head {
   [[nodiscard]] bool one_block_of_columns() const { return vocabulary <= block_columns; }
   [[nodiscard]] bool one_block_of_rows() const { return rows <= block_rows; }
 
-  // Row `row` of a matrix of `width` columns.
+  // The address of row `row` in a matrix with `width` columns.
   static void* at(const Tensor& tensor, std::int64_t row, std::int64_t width) {
     return tensor.raw_data() + static_cast<std::size_t>(row * width) * size_of(tensor.dtype());
   }
 };
 
-// Calls body(first row, rows) chunk by chunk; once for no rows, over which a sum is zero.
+// Calls body(first row, rows) for each chunk. For zero rows it calls it once: a sum over them is
+// zero.
 template <class Body>
 void for_chunks(std::int64_t rows, std::int64_t chunk, Body&& body) {
   std::int64_t row = 0;
@@ -126,12 +128,12 @@ RowStatistics losses_of_rows(const Head& h, const Tensor& x, const Tensor& weigh
   return result;
 }
 
-// Where the sums of a gradient are made: in the slot itself, or in memory of their own, for a slot
-// of a 16-bit type that more than one product goes into. finish() adds that to the slot.
+// Where a gradient is summed: in the slot itself, or in separate memory if the slot has a 16-bit
+// type and gets more than one product. finish() then adds the sums to the slot.
 struct GradientSums {
   autograd::GradientSink::Slot slot;
   Tensor sums;
-  bool accumulate = false;  // what the first product does
+  bool accumulate = false;  // for the first product
 
   GradientSums() = default;
   GradientSums(const autograd::GradientSink::Slot& into, bool one_product, const Shape& shape,
@@ -144,7 +146,7 @@ struct GradientSums {
   [[nodiscard]] bool wanted() const { return sums.defined(); }
   [[nodiscard]] bool apart() const { return sums.impl() != slot.tensor.impl(); }
 
-  // Rows [row, row + rows) of the slot, of `width` columns, from the sums' first rows.
+  // Adds the first rows of the sums to rows [row, row + rows) of the slot, of `width` columns.
   void finish(std::int64_t row, std::int64_t rows, std::int64_t width) const {
     if (!wanted() || !apart()) return;
     TESSERA_LAUNCH(sums.device(), cast,
@@ -179,7 +181,7 @@ struct TileGradient {
                     .out_dtype = dx.sums.dtype()});
   }
 
-  // Row block by row block, whatever the chunk.
+  // Adds one block of rows after another, for every chunk size.
   void to_weight(const Tensor& x, const GradientSums& dweight) const {
     if (!dweight.wanted()) return;
     for_chunks(rows, block_rows, [&](std::int64_t block, std::int64_t depth) {
@@ -251,7 +253,7 @@ void gradients(const Head& h, const SavedHead& saved, const Tensor& dloss,
 Head describe(const Tensor& x, const Tensor& weight, const Tensor& targets,
               const LinearCrossEntropyOptions& options) {
   TESSERA_REQUIRE(targets.dtype() == int32 || targets.dtype() == int64,
-                  "linear_cross_entropy: targets of {}; int32 or int64 wanted",
+                  "linear_cross_entropy: targets of {}; int32 or int64 required",
                   name_of(targets.dtype()));
   TESSERA_REQUIRE(weight.dimensions() == 2 && x.dimensions() >= 1 && x.size(-1) > 0 &&
                       x.size(-1) == weight.size(1) && weight.size(0) > 0 &&

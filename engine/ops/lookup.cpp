@@ -11,7 +11,7 @@ namespace {
 
 void check_ids(const char* op, const Tensor& ids) {
   TESSERA_REQUIRE(ids.dtype() == int32 || ids.dtype() == int64,
-                  "{}: ids of {}; int32 or int64 wanted", op, name_of(ids.dtype()));
+                  "{}: ids of {}; int32 or int64 required", op, name_of(ids.dtype()));
 }
 
 }  // namespace
@@ -22,7 +22,7 @@ Tensor embedding(const Tensor& ids, const Tensor& table) {
   TESSERA_REQUIRE(table.dimensions() == 2 && ids.dimensions() < Shape::max_dimensions,
                   "embedding: table of shape {}, ids of shape {}", table.shape().to_string(),
                   ids.shape().to_string());
-  TESSERA_REQUIRE(is_floating(table.dtype()), "embedding: a table of {}; a floating dtype wanted",
+  TESSERA_REQUIRE(is_floating(table.dtype()), "embedding: a table of {}; a floating dtype required",
                   name_of(table.dtype()));
   ops::require_same_device("embedding", ids, table);
   const std::int64_t entries = table.size(0);
@@ -38,7 +38,7 @@ Tensor embedding(const Tensor& ids, const Tensor& table) {
                                                                      autograd::GradientSink& sink) {
                      const Tensor& at = saved.get();
                      const auto [dtable, accumulate] = sink.wide_slot(0);
-                     // The rows, not the table, take the dtype of the other.
+                     // Casts the rows, not the table, to the other's dtype.
                      const Tensor rows = cast(dout[0], dtable.dtype());
                      TESSERA_LAUNCH(dtable.device(), embedding_backward,
                                     {at.data(), at.dtype(), rows.data(), dtable.raw_data(),
@@ -52,7 +52,8 @@ Tensor dropout(const Tensor& x, double p) {
   TESSERA_REQUIRE(p >= 0 && p < 1, "dropout: probability {} is not in [0, 1)", p);
   if (p == 0) return x;
   TESSERA_REQUIRE(x.dimensions() > 0, "dropout of a scalar");
-  // Rows of the batch may have been merged with other dimensions: count elements per sample.
+  // Rows of the batch may have been merged with other dimensions, so elements are counted per
+  // sample.
   const std::int64_t first = first_element_drawn(x.elements(), x.size(0));
   const auto key = next_dropout_key();
   const auto run = [=, p = static_cast<float>(p)](const Tensor& in, const Tensor& out) {
@@ -98,7 +99,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t i
                   inverse_count.data_as<double>(), rows, ignore, dtype});
   autograd::record(
       Op::cross_entropy, {logits}, {loss},
-      // The logits are overwritten by their gradient when nobody else holds them.
+      // The gradient overwrites the logits if no other tensor shares them.
       [saved_logits = autograd::SavedValue(logits.detach()), weak = std::weak_ptr(logits.impl()),
        saved_targets = autograd::SavedValue(targets), log_sum_exp, inverse_count, rows, vocabulary,
        ignore](std::vector<Tensor>& dout, autograd::GradientSink& sink) {

@@ -18,7 +18,7 @@ struct Norm {
   Tensor out;
 };
 
-// What a norm needs to compute its output again.
+// The inputs with which a norm computes its output again.
 struct NormAgain {
   autograd::SavedValue input, gamma, beta;
   Tensor mean, rstd;
@@ -28,7 +28,7 @@ struct NormAgain {
   [[nodiscard]] Tensor operator()() const {
     const Tensor& x = input.get();
     Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
-    // The statistics are written over with the same values.
+    // Overwrites the statistics with the same values.
     TESSERA_LAUNCH(x.device(), norm_forward,
                    {x.data(), nullptr, address(gamma.get()), address(beta.get()), nullptr,
                     out.data(), address(mean), rstd.raw_data(), rstd.elements(), x.size(-1),
@@ -37,10 +37,10 @@ struct NormAgain {
   }
 };
 
-// A norm's output costs one pass over memory to compute again and as much memory as its input to
-// keep, so backwards that need it compute it again from the input, which the norm keeps anyway.
-// Those of the module call that the norm is in find gamma and beta where they are. An output that
-// outlives the call may be needed where they are sharded: then they are copied.
+// Computing a norm's output again costs one pass over memory; keeping it costs as much memory as
+// its input. Backwards that need the output therefore compute it again from the input, which the
+// norm keeps anyway. Inside the norm's module call, gamma and beta are still present. An output
+// that outlives the call may be needed when they are sharded, so then they are copied.
 void offer_recompute(const Tensor& out, NormAgain norm) {
   auto again = std::make_shared<NormAgain>(std::move(norm));
   if (const auto& call = current_module_call()) {
@@ -84,8 +84,8 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
                  {x.data(), address(residual), address(gamma), address(beta), address(result.sum),
                   result.out.data(), address(mean), rstd.raw_data(), rows, dim,
                   static_cast<float>(eps), rms, x.dtype()});
-  // The saved input is the rounded sum where there is one. detach(): the node must not own its own
-  // output.
+  // The saved input is the rounded sum if there is a residual. detach() prevents the node from
+  // owning its own output.
   const Tensor input = residual.defined() ? result.sum.detach() : x;
   const auto backward = [device, mean, rstd, rows, dim, rms, saved = autograd::SavedValue(input),
                          saved_gamma = autograd::SavedValue(gamma)](

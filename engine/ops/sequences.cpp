@@ -21,14 +21,14 @@ void check_sequences(const char* op, const Tensor& x, const Sequences& sequences
   TESSERA_REQUIRE(
       sequences.starts.defined() && sequences.lengths.defined() && sequences.slots.defined(),
       "{}: starts, lengths or slots of the sequences is an undefined tensor", op);
-  TESSERA_REQUIRE(x.dimensions() == 2, "{}: x of shape {}; [rows, elements] wanted", op,
+  TESSERA_REQUIRE(x.dimensions() == 2, "{}: x of shape {}; [rows, elements] required", op,
                   x.shape().to_string());
   ops::require_same_device(op, x, sequences.starts, sequences.lengths, sequences.slots);
   const std::int64_t count = sequences.count();
   TESSERA_REQUIRE(sequences.starts.elements() == count && sequences.slots.elements() == x.size(0) &&
                       sequences.starts.dtype() == int32 && sequences.lengths.dtype() == int32 &&
                       sequences.slots.dtype() == int32,
-                  "{}: {} starts, {} lengths and {} slots for {} rows; int32 of each wanted", op,
+                  "{}: {} starts, {} lengths and {} slots for {} rows; int32 required", op,
                   sequences.starts.elements(), count, sequences.slots.elements(), x.size(0));
   TESSERA_REQUIRE(sequences.longest <= sequences.capacity,
                   "{}: sequences of up to {} rows with a capacity of {}", op, sequences.longest,
@@ -40,7 +40,7 @@ struct Attention {
   Sequences sequences;
   kernels::SequenceShape shape;
 
-  // With addresses, which are looked up at each use.
+  // The shape with addresses, which are looked up at each use.
   [[nodiscard]] kernels::SequenceShape now() const {
     kernels::SequenceShape s = shape;
     s.starts = sequences.starts.data_as<std::int32_t>();

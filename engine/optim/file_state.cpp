@@ -1,5 +1,5 @@
-// Optimizers whose parameters, gradients or state lie in files: where state goes, and steps in
-// pieces.
+// Steps in pieces, and the state files, of optimizers whose parameters, gradients or state are in
+// files.
 #include <algorithm>
 
 #include "base/error.h"
@@ -11,8 +11,8 @@
 namespace tessera::optim {
 namespace {
 
-// State in a file begins as far from a block's beginning as its parameters do, so that pieces of
-// both begin blocks.
+// State in a file has the same offset within a block as its parameters, so pieces of both start at
+// block boundaries.
 std::int64_t lead_of(const Segment& segment) {
   return segment.first % static_cast<std::int64_t>(StateFile::alignment / size_of(segment.dtype));
 }
@@ -21,10 +21,10 @@ std::size_t state_bytes_of(const Segment& segment) {
   return static_cast<std::size_t>(lead_of(segment) + segment.count) * size_of(segment.dtype);
 }
 
-// What a step works on, element by element: in memory, or through the window of its file.
+// One operand of a step, by element: in memory, or through the window of its file.
 class Array {
  public:
-  // Of `storage`, at `offset` bytes for element 0 of the segment.
+  // Element 0 of the segment is at `offset` bytes in `storage`.
   Array(const Storage& storage, std::int64_t offset, DType dtype, bool changes)
       : storage_(storage), offset_(offset), element_(size_of(dtype)), changes_(changes) {
     if (!storage.file() && storage.device().type != DeviceType::meta) memory_ = storage.data();
@@ -35,7 +35,7 @@ class Array {
     return {place.file->window(), place.offset + static_cast<std::uint64_t>(offset_), element_,
             changes_};
   }
-  // Where the element is, of an array in memory.
+  // The address of the element, for an array in memory.
   [[nodiscard]] std::byte* at(std::int64_t element) const {
     return memory_ + offset_ + element * static_cast<std::int64_t>(element_);
   }
@@ -88,7 +88,7 @@ Tensor Optimizer::make_state(std::size_t segment, std::size_t which) {
     }
     return Tensor::zeros({whole.count}, whole.dtype, whole.storage->device());
   }
-  make_state_files(state_names());  // what is not there yet
+  make_state_files(state_names());  // makes the files that do not exist yet
   const auto found = std::find_if(state_files_.begin(), state_files_.end(),
                                   [&](const StateFiles& f) { return f.folder == folder; });
   return Tensor::view_of(Storage::in_file(found->files.at(which), state_bytes_of(whole)),

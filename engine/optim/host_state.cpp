@@ -1,4 +1,4 @@
-// Steps on parameters, gradients and state of which some lie on a GPU and some on its host.
+// Steps whose parameters, gradients and state are partly on a GPU and partly on its host.
 #include <algorithm>
 #include <vector>
 
@@ -8,7 +8,7 @@
 namespace tessera::optim {
 namespace {
 
-// An array on the other side, and the window that it passes through.
+// An array on the other side, and the window through which it passes.
 struct Passing {
   HostLink::Window* window = nullptr;
   std::byte* memory = nullptr;  // of element 0 of the segment
@@ -40,7 +40,7 @@ class Passage {
     link_.down().wait(begin);
   }
 
-  // work(range, where each array's `range` is).
+  // Calls work(range, addresses of each array's `range`).
   template <class Work>
   void run(const Work& work) {
     std::vector<std::byte*> where(arrays_.size());
@@ -53,7 +53,7 @@ class Passage {
       work(pieces_[i], where);
       take_back(i);
     }
-    // What the compute queue does from now on comes after the last piece.
+    // Later work of the compute queue comes after the last piece.
     end_ = (on_host_ ? link_.up() : link_.down()).record();
     compute_.wait(end_);
   }
@@ -148,8 +148,8 @@ void Optimizer::step_over_host_link(std::size_t segment, const std::vector<Gradi
     update_range(segment, range, memory);
   });
   if (link.updates_on() != link.device() || !passage.end()) return;
-  // The GPU works on what lies on the host: whoever reads parameters or changes gradients there
-  // waits.
+  // The GPU still works on data on the host: code that reads parameters or changes gradients there
+  // must wait.
   const auto wait = [point = passage.end()] { point->synchronize(); };
   if (link.parameters() != nullptr) whole.storage->set_arrival(wait);
   if (link.gradients() != nullptr) run.storage->set_arrival(wait);

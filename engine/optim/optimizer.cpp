@@ -1,4 +1,4 @@
-// What all optimizers share: segments, state, step counts.
+// The common part of all optimizers: segments, state, step counts.
 #include "engine/optim/optimizer.h"
 
 #include <algorithm>
@@ -80,7 +80,8 @@ const ParameterGroup* Optimizer::group_of(std::size_t parameter) const {
   return &groups_[*group_of_[parameter]];
 }
 
-// Where decay begins and ends along each segment. Padding goes with what stands before it.
+// Finds where decay begins and ends along each segment. Padding is treated like the parameter
+// before it.
 void Optimizer::find_decay_edges(const ParameterFilter& decay) {
   for (const Segment& segment : segments_) {
     std::vector<std::int64_t>& edges = edges_.emplace_back();
@@ -104,7 +105,7 @@ void Optimizer::step() {
 void Optimizer::step(std::size_t segment) {
   if (!begin_step(segment)) return;
   const std::vector<GradientRun> runs = runs_of(segment);
-  if (runs.empty()) return;  // this rank has no element of them
+  if (runs.empty()) return;  // this rank has no elements of them
   const Storage& storage = *segments_[segment].storage;
   if (storage.file() || storage.state_folder() || runs.front().storage->file()) {
     return step_through_files(segment, runs);
@@ -140,7 +141,7 @@ void Optimizer::update_range(std::size_t segment, ElementRange range, const Memo
   const std::vector<GradientRun> runs = runs_of(segment);
   for (const GradientRun& run : runs) {
     TESSERA_REQUIRE(run.lies_as(runs.front()),
-                    "the gradients of a segment do not lie as its parameters do; use step()");
+                    "the gradients of a segment are not laid out like its parameters; use step()");
     const ElementRange part = intersect(run.range, range);
     if (part.count == 0) continue;
     const std::int64_t offset = part.first - range.first;
@@ -169,7 +170,7 @@ void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementR
     what.lr_scale = group->lr_scale;
     what.weight_decay = group->weight_decay;
   }
-  // The edges inside the part, and its beginning where that decays.
+  // The edges inside the part, and its beginning if it decays.
   const std::vector<std::int64_t>& edges = edges_[segment];
   std::vector<std::int64_t> own_edges;
   const auto next = std::upper_bound(edges.begin(), edges.end(), part.first);

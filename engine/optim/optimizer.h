@@ -1,10 +1,10 @@
 // Optimizers over fp32 parameters (an unsharded module's, or one rank's shards: the update is
 // element-wise, so both give the same bits). State is made at the first step that sees a gradient.
 //
-// Parameters that lie one behind the other, as a shard's do, form segments (segments.h): one kernel
-// updates a segment. step() does all of them, in pieces where parameters, gradients or state lie in
-// files or partly on a GPU's host (engine/storage). Who wants to work piece by piece, perhaps on
-// copies of the memory, calls begin_step() of a segment and then update_range().
+// Parameters that are adjacent in memory, like a shard's, form segments (segments.h): one kernel
+// updates a segment. step() updates all of them, in pieces if parameters, gradients or state are in
+// files or partly on a GPU's host (engine/storage). To update piece by piece, possibly on copies of
+// the memory, call begin_step() for a segment and then update_range().
 #pragma once
 
 #include <cstdint>
@@ -21,21 +21,20 @@ namespace tessera::optim {
 
 using ParameterFilter = std::function<bool(const nn::NamedParameter&)>;
 
-// Weight decay for matrices and tables, none for biases and norms: the usual choice for
-// transformers.
+// Decays matrices and tables, but not biases and norms: the usual choice for transformers.
 bool decay_matrices(const nn::NamedParameter& parameter);
 
 // Trained parameters with settings of their own: those whose whole name the regular expression
-// matches, of several groups the first.
+// matches. If several groups match, the first one applies.
 struct ParameterGroup {
   std::string pattern;
-  double lr_scale = 1;                      // of the optimizer's learning rate
-  std::optional<double> weight_decay = {};  // of all of the group's; unset: the optimizer's
+  double lr_scale = 1;                      // factor of the optimizer's learning rate
+  std::optional<double> weight_decay = {};  // for the whole group; unset: the optimizer's
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
 
-// Neighbouring elements that are updated alike, and where they lie: what an optimizer's kernel is
-// given.
+// The arguments of an optimizer's kernel: neighbouring elements with the same settings, and their
+// memory.
 struct Update {
   Device device;
   std::byte* parameter = nullptr;
@@ -44,7 +43,7 @@ struct Update {
   std::int64_t count = 0;
   DType dtype = DType::float32;  // of parameter and states
   DType gradient_dtype = DType::float32;
-  float gradient_scale = 1.0f;  // to be multiplied in (clipping)
+  float gradient_scale = 1.0f;  // factor to multiply in (clipping)
   std::int64_t step = 1;        // counted from 1
   double lr_scale = 1;
   std::optional<double> weight_decay;  // instead of the optimizer's
@@ -54,7 +53,7 @@ struct Update {
 
 class Optimizer {
  public:
-  // `decay` says which parameters' weights decay; none: all. A group that matches no trained
+  // `decay` selects the parameters whose weights decay; empty: all. A group that matches no trained
   // parameter is an Error(configuration).
   explicit Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay = {},
                      std::vector<ParameterGroup> groups = {});
@@ -62,29 +61,30 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Updates every parameter that has a gradient. Parameters without one are left alone, state and
-  // all. Gradients on the host come there in the order of the backward, the last unit's first: the
-  // CPU updates each unit's parameters when they are there, while the GPU goes on.
+  // Updates every parameter that has a gradient. Others are unchanged, including their state.
+  // Gradients on the host arrive in the order of the backward, the last unit's first: the CPU
+  // updates each unit's parameters when they have arrived, while the GPU continues.
   void step();
   void zero_grad();
 
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
-  // What step() does, for one segment.
+  // The same as step(), for one segment.
   void step(std::size_t segment);
-  // Counts a step of the segment's parameters that have gradients, and tells their storage that
-  // they will change. False: none has one, and there is nothing to update.
+  // Counts a step of the segment's parameters that have gradients, and notifies their storage of
+  // the write. False: none has a gradient, so there is nothing to update.
   bool begin_step(std::size_t segment);
-  // Memory that holds a range of a segment, gradients and state included, or takes its place.
+  // Memory that holds a range of a segment, with gradients and state, or a copy of it.
   struct Memory {
     Device device;
     std::byte* parameter = nullptr;
     const std::byte* gradient = nullptr;
     std::vector<std::byte*> states;  // in the order of state_names()
   };
-  // After begin_step(): updates elements `range` of the segment in `memory`. Ranges may come in any
-  // order and be cut anywhere; each element once. Gradients must lie as their parameters do.
+  // After begin_step(): updates elements `range` of the segment in `memory`. Ranges may be split
+  // anywhere and come in any order, but cover each element once. Gradients must be laid out like
+  // their parameters.
   void update_range(std::size_t segment, ElementRange range, const Memory& memory);
-  // A range where it lies. State is made when there is none.
+  // The memory of a range in place. Makes the state if it does not exist.
   [[nodiscard]] Memory memory_of(std::size_t segment, ElementRange range);
 
   [[nodiscard]] double learning_rate() const { return learning_rate_; }
@@ -92,14 +92,14 @@ class Optimizer {
   [[nodiscard]] const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
   [[nodiscard]] const std::vector<ParameterGroup>& groups() const { return groups_; }
 
-  // The names of the state tensors that go with each parameter ("exp_avg"); each has the
-  // parameter's local shape.
+  // The names of the state tensors of each parameter ("exp_avg"); each has the parameter's local
+  // shape.
   [[nodiscard]] virtual std::vector<std::string> state_names() const = 0;
-  // State tensor `name` of parameter `index`, made (zero) when absent: for saving and loading.
+  // State tensor `name` of parameter `index`, made with zeros if absent: for saving and loading.
   Tensor state(std::size_t index, const std::string& name);
-  // State `which` (of state_names()) of a whole segment, likewise.
+  // State `which` (an index into state_names()) of a whole segment, made if absent.
   Tensor segment_state(std::size_t segment, std::size_t which);
-  // How many steps each parameter has seen (bias correction counts them).
+  // The number of steps of each parameter (for bias correction).
   [[nodiscard]] std::vector<std::int64_t> step_counts() const { return steps_; }
   void set_step_counts(std::vector<std::int64_t> counts);
   // Bytes of all state tensors.
@@ -109,13 +109,13 @@ class Optimizer {
   virtual void update(const Update& update) = 0;
 
  protected:
-  // Makes the files of the states that go there, so that a folder without room is refused before
-  // the first step: for the constructors of optimizers, which know the states' names. Else it
-  // happens in that step.
+  // Makes the state files, so that a folder without room is refused before the first step. The
+  // constructors of optimizers call it because they know the names of the states. Otherwise the
+  // first step makes them.
   void make_state_files(const std::vector<std::string>& names);
 
  private:
-  // Of the segments whose state goes to one folder.
+  // The files of the segments whose state is in one folder.
   struct StateFiles {
     std::shared_ptr<const StateFolder> folder;
     std::vector<std::shared_ptr<StateFile>> files;  // by state
@@ -127,11 +127,11 @@ class Optimizer {
   void step_over_host_link(std::size_t segment, const std::vector<GradientRun>& runs);
   void find_groups();
   void find_decay_edges(const ParameterFilter& decay);
-  // Null: none.
+  // Null: no group.
   [[nodiscard]] const ParameterGroup* group_of(std::size_t parameter) const;
   [[nodiscard]] std::vector<GradientRun> runs_of(std::size_t segment) const;
   [[nodiscard]] Memory memory_in(std::size_t segment, const GradientRun& run, ElementRange range);
-  // `memory` is that of `part`, which lies in the run.
+  // `memory` holds `part`, which is inside the run.
   void update_run(std::size_t segment, const GradientRun& run, ElementRange part, Memory memory);
 
   std::vector<nn::NamedParameter> parameters_;

@@ -7,8 +7,8 @@ namespace tessera::optim {
 
 enum class ScheduleKind : std::uint8_t { constant, linear, cosine };
 
-// Linear warm-up from peak/warmup_steps over `warmup_steps`, then constant, or decay to `minimum`
-// that ends at step `decay_steps`.
+// Linear warm-up from peak/warmup_steps over `warmup_steps`, then constant, or decay that reaches
+// `minimum` at step `decay_steps`.
 struct Schedule {
   ScheduleKind kind = ScheduleKind::constant;
   double peak = 1e-3;

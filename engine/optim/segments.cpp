@@ -1,4 +1,4 @@
-// Grouping by storage and place.
+// Groups parameters by storage and position.
 #include "engine/optim/segments.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ std::int64_t first_element(const Tensor& tensor) {
 }  // namespace
 
 std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parameters) {
-  // Of a storage that says nothing of what lies between its tensors, each is by itself.
+  // If a storage does not declare its padding, each of its tensors is a segment of its own.
   std::vector<std::vector<std::size_t>> together;
   std::unordered_map<const Storage*, std::size_t> known;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -1,4 +1,4 @@
-// Parameters that lie one behind the other in memory, so that one kernel may run over all of them.
+// Parameters that are adjacent in memory, so that one kernel can run over all of them.
 #pragma once
 
 #include <cstddef>
@@ -11,46 +11,46 @@
 
 namespace tessera::optim {
 
-// A run of parameters in a storage that says what may lie between them (Storage::padded_to), or one
-// parameter by itself. Between its parameters lies padding, which belongs to nobody, and whose
-// gradient and state are zero.
+// A run of parameters in a storage that declares its padding (Storage::padded_to), or a single
+// parameter. Padding between the parameters belongs to none of them; its gradient and state are
+// zero.
 struct Segment {
   std::shared_ptr<Storage> storage;
   DType dtype = DType::float32;
   std::int64_t first = 0;               // in the storage, in elements
   std::int64_t count = 0;               // to the end of the last parameter
-  std::vector<std::size_t> parameters;  // their indices, in the order of memory; empty ones too
-  std::vector<ElementRange> places;     // in the segment, of each of `parameters`
+  std::vector<std::size_t> parameters;  // indices in memory order; empty ones too
+  std::vector<ElementRange> places;     // in the segment, for each of `parameters`
 
   [[nodiscard]] std::byte* data() const {
     return storage->data() + static_cast<std::size_t>(first) * size_of(dtype);
   }
 };
 
-// Every parameter is in one segment; in the order of each one's first parameter.
+// Puts every parameter in one segment. Segments are in the order of their first parameters.
 std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parameters);
 
-// A part of a segment whose parameters have gradients that lie one behind the other as they do.
+// A part of a segment whose gradients are adjacent in memory like its parameters.
 struct GradientRun {
   ElementRange range;     // in the segment
-  std::size_t first = 0;  // of the segment's parameters: [first, last)
+  std::size_t first = 0;  // index among the segment's parameters: [first, last)
   std::size_t last = 0;
   std::shared_ptr<Storage> storage;  // the gradient's
-  std::int64_t at = 0;               // where it begins there, in elements
+  std::int64_t at = 0;               // its beginning there, in elements
   DType dtype = DType::float32;
 
   [[nodiscard]] const std::byte* data() const {
     return storage->data() + static_cast<std::size_t>(at) * size_of(dtype);
   }
-  // Whether both are parts of the same array, each as far from its beginning as in the segment.
+  // True if both are parts of the same array, with the same distance in it as in the segment.
   [[nodiscard]] bool lies_as(const GradientRun& other) const {
     return storage == other.storage && dtype == other.dtype &&
            at - other.at == range.first - other.range.first;
   }
 };
 
-// The parameters of a segment that have gradients, in as few runs as there can be. Neighbours for
-// which same(index, index) is false are not in one run.
+// Splits the parameters of a segment that have gradients into as few runs as possible. A parameter
+// for which same(first index of the run, index) is false starts a new run.
 template <class Same>
 std::vector<GradientRun> gradient_runs(const std::vector<nn::NamedParameter>& parameters,
                                        const Segment& segment, const Same& same) {

@@ -1,5 +1,5 @@
-// Kernels, copies and queues that do nothing but log their work where somebody wants it, over a
-// source that only counts.
+// Kernels, copies and queues that only log their work, if a log is set, over a memory source that
+// only counts.
 #include "engine/planned/backend.h"
 
 #include <cstring>
@@ -27,7 +27,7 @@ class PlannedPoint final : public QueuePoint {
   LoggedPoint point_;
 };
 
-// The thread's own queue of the host is the log's first lane, where its program runs.
+// The thread's own queue of the host is the log's first lane, in which its program runs.
 class PlannedQueue final : public DeviceQueue {
  public:
   PlannedQueue(Device device, std::string_view name) : device_(device) {
@@ -59,7 +59,7 @@ class PlannedQueue final : public DeviceQueue {
   void copy_from_host(void* /*to*/, const void* /*from*/, std::size_t bytes) override {
     note(LoggedWork::Kind::to_device, bytes);
   }
-  // What nobody has computed reads as zero: a step that looks at its loss goes on.
+  // Values that were not computed read as zero, so a step that reads its loss continues.
   void copy_to_host(void* to, const void* /*from*/, std::size_t bytes) override {
     if (bytes > 0) std::memset(to, 0, bytes);
     note(LoggedWork::Kind::to_host, bytes);
@@ -117,7 +117,7 @@ const kernels::KernelTable& planned_kernels() {
 
 class PlannedBackend final : public Backend {
  public:
-  // One for each type of device that a plan can be for.
+  // One for each type of device for which a plan can be made.
   [[nodiscard]] int device_count() const override { return 2; }
   [[nodiscard]] std::string unavailable_reason() const override { return {}; }
   [[nodiscard]] std::vector<DeviceDescription> describe() const override { return {}; }
@@ -144,7 +144,7 @@ class PlannedBackend final : public Backend {
 
 }  // namespace
 
-// As Heap and Arena do.
+// The same rounding as in Heap and Arena.
 std::size_t CountingSource::granularity(std::size_t bytes) const {
   if (bytes >= large_block) return page;
   return stands_for_ == DeviceType::cuda ? 256 : 64;

@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-// Blocks are rounded as those of the device that the plan is for. Following an address is a fault
-// of the processor at once: no address of x86-64 begins with these bits. Thread-safe.
+// Rounds blocks like the device for which the plan is made. Access to an address faults at once: no
+// valid address of x86-64 begins with these bits. Thread-safe.
 class CountingSource final : public MemorySource {
  public:
   explicit CountingSource(DeviceType stands_for) : stands_for_(stands_for) {}
 
   [[nodiscard]] std::size_t granularity(std::size_t bytes) const override;
-  // Every call gives addresses that were not given before.
+  // Every call returns addresses that were not returned before.
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
   void give_back(std::byte* /*block*/, std::size_t /*bytes*/) override {}
   [[nodiscard]] bool has_pages() const override { return stands_for_ == DeviceType::cpu; }

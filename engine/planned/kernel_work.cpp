@@ -1,4 +1,4 @@
-// Counting the work of each kernel of the table. A kernel without a count does not link.
+// Counts the work of each kernel of the table. A kernel without a count fails to link.
 #include "engine/planned/kernel_work.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ KernelWork memory_work(KernelId kernel, DType dtype, double bytes) {
   return work;
 }
 
-// `passes` over `rows` x `dim` elements.
+// The work of `passes` over `rows` x `dim` elements.
 KernelWork rows_of(KernelId kernel, DType dtype, std::int64_t rows, std::int64_t dim, int passes) {
   return memory_work(kernel, dtype, passes * bytes_in(rows * dim, dtype));
 }
@@ -53,7 +53,7 @@ KernelWork product_work(KernelId kernel, DType dtype, std::int64_t m, std::int64
   return work;
 }
 
-// Of `scores` seen by all heads, `products` of head_dim each.
+// The work of `products` of length head_dim for each score that is not masked, over all heads.
 KernelWork attention_work(KernelId kernel, const AttentionShape& shape, int products, int tensors) {
   KernelWork work = memory_work(kernel, shape.dtype, 0);
   work.m = shape.query_length;
@@ -62,7 +62,7 @@ KernelWork attention_work(KernelId kernel, const AttentionShape& shape, int prod
   work.batch = shape.batch * shape.heads;
   const double queries = real(shape.query_length);
   const double keys = real(shape.key_length);
-  const double before = keys - queries;  // of the first query
+  const double before = keys - queries;  // keys before the first query
   const double seen =
       shape.causal ? queries * before + queries * (queries + 1) / 2 : queries * keys;
   work.operations = 2.0 * products * seen * real(shape.head_dim) * real(work.batch);
@@ -72,7 +72,7 @@ KernelWork attention_work(KernelId kernel, const AttentionShape& shape, int prod
   return work;
 }
 
-// Every sequence as long as their mean: lengths are on the device.
+// Assumes that every sequence has the mean length: the lengths are on the device.
 KernelWork sequence_work(KernelId kernel, const SequenceShape& shape, int products, int tensors) {
   KernelWork work = memory_work(kernel, shape.dtype, 0);
   const std::int64_t length =

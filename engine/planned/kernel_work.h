@@ -1,5 +1,5 @@
-// What a kernel has to do: its operations and the bytes that it must move, from its arguments
-// alone. Plans of time count these, and calibration times the same kernels by the same counts.
+// The work of a kernel: its operations and the bytes that it must move, computed from its arguments
+// alone. Plans of time use these counts, and calibration measures the same kernels with them.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@ inline constexpr int kernel_count = static_cast<int>(KernelId::sgd_step) + 1;
 std::string_view name_of(KernelId kernel);
 std::optional<KernelId> kernel_named(std::string_view name);
 
-// What bounds a kernel when it is done well.
+// The resource that limits a well-implemented kernel.
 enum class KernelNature : std::uint8_t { product, attention, memory };
 KernelNature nature_of(KernelId kernel);
 
-// Attention counts the scores that are seen, its backward five products a score where the forward
-// has two. `bytes` are those of each operand once.
+// Attention counts the scores that are not masked; its backward has five products per score, the
+// forward two. `bytes` counts each operand once.
 struct KernelWork {
   KernelId kernel = KernelId::fill;
   DType dtype = DType::float32;  // of the operands
-  double operations = 0;         // multiplications and additions, of products and attention
+  double operations = 0;         // multiplications and additions, for products and attention
   double bytes = 0;
-  std::int64_t m = 0, n = 0, k = 0, batch = 1;  // of products; of attention queries, keys, head_dim
+  std::int64_t m = 0, n = 0, k = 0, batch = 1;  // of products; attention: queries, keys, head_dim
 };
 
 #define TESSERA_KERNEL_WORK(name, Arguments) KernelWork work_of(const kernels::Arguments& call);

@@ -1,8 +1,8 @@
-// What a planned step would have its device and its host do: kernels, copies, waits, in the order
-// of the program, each in a lane. Lanes run side by side, what is in one runs in its order.
+// The work that a planned step would give its device and host: kernels, copies and waits, in
+// program order, each in a lane. Lanes run in parallel; the entries of one lane run in order.
 //
-// Lane 0 is the rank's own thread, and on CPUs the compute stream. A planned queue is a lane. An
-// entry begins no earlier than when lane 0 had come to its call.
+// Lane 0 is the rank's own thread, and on CPUs the compute stream. Each planned queue is a lane. An
+// entry begins no earlier than the time at which lane 0 reaches its call.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Everything that a lane was given before; entries are numbered over the log's whole life.
+// All entries of a lane before this point. Entries are numbered over the log's whole life.
 struct LoggedPoint {
   std::uint32_t lane = 0;
   std::uint64_t end = 0;  // entries of the lane
@@ -28,12 +28,12 @@ struct LoggedWork {
     to_host,     //
     file_read,   //
     file_write,  //
-    outside,     // of whoever logged it, under number `outside`
+    outside,     // defined by the code that logged it, under number `outside`
     wait,        // for `until`
   };
   Kind kind = Kind::wait;
-  bool again = false;     // of a second run that recomputes
-  bool backward = false;  // of a backward
+  bool again = false;     // part of a second run that recomputes
+  bool backward = false;  // part of a backward
   std::uint32_t lane = 0;
   std::uint64_t issued = 0;  // entries of lane 0 before the call
   KernelWork kernel = {};
@@ -52,15 +52,15 @@ class WorkLog {
   void wait(std::uint32_t lane, LoggedPoint until);
   [[nodiscard]] LoggedPoint end_of(std::uint32_t lane) const;
 
-  // Since the last begin().
+  // Entries since the last begin().
   [[nodiscard]] const std::vector<LoggedWork>& entries() const { return entries_; }
   struct Lane {
     std::string name;
     std::uint64_t first;  // entries before the last begin()
-    std::uint64_t end;    // and until now
+    std::uint64_t end;    // entries until now
   };
   [[nodiscard]] const std::vector<Lane>& lanes() const { return lanes_; }
-  // Forgets what was logged; points in it have been reached.
+  // Clears the log; all points in it count as reached.
   void begin();
 
  private:
@@ -68,7 +68,7 @@ class WorkLog {
   std::vector<Lane> lanes_;
 };
 
-// Where the calling thread's planned queues log; null: nowhere.
+// The log of the calling thread's planned queues; null: none.
 WorkLog* work_log();
 
 class WorkLogGuard {

@@ -1,4 +1,4 @@
-// A run of neighbouring elements.
+// A range of neighbouring elements.
 #pragma once
 
 #include <algorithm>

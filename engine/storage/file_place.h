@@ -1,4 +1,4 @@
-// Where state lies that is offloaded to files: folders, and places in the files there.
+// The place of state that is offloaded to files: folders, and ranges in files.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@ namespace tessera {
 
 class StateFile;
 
-// Where files of state are made, and for whom.
+// The folder for files of state, and their owner.
 struct StateFolder {
   std::string path;
   std::string owner;  // "rank 3", for messages
   Device device = Device::cpu();
-  // Transfers go in pieces of this many bytes: a multiple of 8192. A window has four.
+  // The bytes of one transfer: a multiple of 8192. A window has four pieces.
   std::size_t piece_bytes = std::size_t{4} << 20;
-  bool direct = true;  // tries to go past the page cache
+  bool direct = true;  // tries to bypass the page cache
 };
 
 // A place in a file.

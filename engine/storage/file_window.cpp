@@ -10,19 +10,18 @@
 namespace tessera {
 namespace {
 
-// A piece boundary at a multiple of this many elements is one of a block for elements of 4 bytes
-// and of 8.
+// A multiple of this many elements is a block boundary for elements of 4 and of 8 bytes.
 constexpr auto grid_elements = static_cast<std::int64_t>(StateFile::alignment / 4);
 
 std::int64_t floor_to(std::int64_t value, std::int64_t unit) {
   return value / unit * unit;
 }
 
-// The blocks that hold a range of an array.
+// The blocks that contain a range of an array.
 struct Cover {
   std::uint64_t begin = 0;
   std::size_t bytes = 0;
-  std::size_t lead = 0;  // from the first block's beginning to the range's
+  std::size_t lead = 0;  // from the beginning of the first block to the range
 };
 
 Cover cover_of(const StreamedArray& array, ElementRange range) {
@@ -78,7 +77,8 @@ class Pipeline {
   [[nodiscard]] static std::size_t slot(std::size_t array, std::size_t piece) {
     return array * FileWindow::pieces + piece % FileWindow::pieces;
   }
-  // Transfers of a file run in order: a piece's memory has been written before it is read into.
+  // Transfers of a file run in order: a piece's memory has been written out before the next read
+  // into it.
   void read(std::size_t piece) {
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const Cover cover = cover_of(arrays_[a], pieces_[piece]);
@@ -104,7 +104,7 @@ class Pipeline {
   std::span<const StreamedArray> arrays_;
   std::vector<ElementRange> pieces_;
   std::vector<Event> read_;     // by array and piece
-  std::vector<Event> written_;  // by array: the last
+  std::vector<Event> written_;  // by array: the last write
 };
 
 }  // namespace
@@ -122,7 +122,7 @@ std::size_t FileWindow::bytes_of_piece(std::size_t piece_bytes, std::size_t larg
                                    (2 * StateFile::alignment) * (2 * StateFile::alignment));
 }
 
-// A piece that begins inside a block reaches into one more; the first one begins a block.
+// A piece that begins inside a block touches one more block; the first piece begins at a block.
 std::size_t FileWindow::bytes(std::size_t piece_bytes, std::size_t largest) {
   return AlignedMemory::bytes(pieces *
                               (bytes_of_piece(piece_bytes, largest) + StateFile::alignment));
@@ -137,7 +137,7 @@ FileWindow::~FileWindow() {
   try {
     file_.transfers().synchronize();
   } catch (const std::exception&) {
-    // A failed transfer, which whoever waited for it has been told.
+    // The waiter has already received this transfer's error.
   }
 }
 

@@ -1,4 +1,4 @@
-// Windows and queues between a GPU and its host.
+// The windows and queues between a GPU and its host.
 #include "engine/storage/host_link.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::size_t HostLink::bytes_of_piece(std::size_t piece_bytes, std::size_t larges
 
 std::unique_ptr<HostLink::Window> HostLink::make_window(MemoryKind kind, const Sizes& sizes,
                                                         std::size_t largest) const {
-  if (largest == 0) return nullptr;  // nothing is trained
+  if (largest == 0) return nullptr;  // nothing to train
   const MemoryScope scope(kind);
   const std::size_t bytes = window_bytes(sizes.piece_bytes, largest);
   return std::make_unique<Window>(

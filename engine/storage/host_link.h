@@ -1,11 +1,11 @@
-// State of a rank that lies in the host's page-locked memory instead of its GPU's, and the way
-// between the two.
+// State of a rank in page-locked host memory instead of its GPU's, and the transfers between the
+// two.
 //
-// An optimizer updates where its moments lie: on the host by the CPU's kernels, else on the GPU.
-// Parameters and gradients that lie on the other side pass through windows, piece by piece: one
-// piece is worked on while the next ones come and the one before goes. Copies run on two queues of
-// their own, one for each direction, in the order of points; the thread waits only where the CPU is
-// about to compute.
+// An optimizer updates on the side of its moments: on the host with the CPU's kernels, else on the
+// GPU. Parameters and gradients on the other side pass through windows, piece by piece: one piece
+// is updated while the next ones arrive and the previous one leaves. Copies run on two queues of
+// their own, one for each direction, ordered by points. The thread waits only when the CPU is about
+// to compute.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// What lies on the host.
+// The kinds of state that are on the host.
 struct OnHost {
   bool parameters = false;
   bool gradients = false;
@@ -29,7 +29,7 @@ class HostLink {
  public:
   static constexpr std::size_t pieces = 3;
 
-  // A few pieces of memory on the side where updates are.
+  // A few pieces of memory on the side of the updates.
   class Window {
    public:
     Window(std::shared_ptr<Storage> memory, std::size_t piece_bytes)
@@ -38,7 +38,7 @@ class HostLink {
       return memory_->data() + index % pieces * piece_bytes_;
     }
     [[nodiscard]] std::size_t piece_bytes() const { return piece_bytes_; }
-    // From when on the piece may be written again.
+    // The point from which the piece may be overwritten.
     [[nodiscard]] PointHandle& writable(std::size_t index) { return writable_[index % pieces]; }
 
    private:
@@ -52,15 +52,15 @@ class HostLink {
     std::size_t largest_parameters = 0;  // of one segment
     std::size_t largest_gradients = 0;
   };
-  // Of the calling thread, which alone uses it.
+  // Belongs to the calling thread; only that thread uses it.
   HostLink(Device device, const OnHost& on_host, const Sizes& sizes);
 
   [[nodiscard]] Device device() const { return device_; }
-  // Where updates are computed.
+  // The device that computes updates.
   [[nodiscard]] Device updates_on() const { return on_host_.optimizer ? device_.host() : device_; }
-  // Memory for moments; zeros.
+  // Memory for moments, filled with zeros.
   [[nodiscard]] std::shared_ptr<Storage> make_state(std::size_t bytes) const;
-  // Null: they lie where updates are.
+  // Null: they are on the side of the updates.
   [[nodiscard]] Window* parameters() const { return parameters_.get(); }
   [[nodiscard]] Window* gradients() const { return gradients_.get(); }
 
@@ -68,7 +68,7 @@ class HostLink {
   [[nodiscard]] DeviceQueue& down() const { return *down_; }  // from it
 
   static std::size_t bytes_of_piece(std::size_t piece_bytes, std::size_t largest);
-  // That a window for arrays of at most `largest` bytes takes.
+  // Bytes of a window for arrays of at most `largest` bytes.
   static std::size_t window_bytes(std::size_t piece_bytes, std::size_t largest) {
     return pieces * bytes_of_piece(piece_bytes, largest);
   }
@@ -80,7 +80,7 @@ class HostLink {
   Device device_;
   OnHost on_host_;
   std::unique_ptr<Window> parameters_, gradients_;
-  std::unique_ptr<DeviceQueue> up_, down_;  // end, and are waited for, before what they copy
+  std::unique_ptr<DeviceQueue> up_, down_;  // destroyed, after a wait, before their memory
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Under a name of this process beside the file, then renamed.
+// Writes to a temporary name of this process beside the file, then renames it.
 #include "engine/storage/output_file.h"
 
 #include <fcntl.h>
@@ -20,9 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int most_links = 40;  // as the kernel follows
+constexpr int most_links = 40;  // the kernel's limit
 
-// There while it lives, unless it became the file.
+// The partial file. It is removed at the end of its life, unless it became the file.
 class PartialOutput {
  public:
   PartialOutput(const std::string& what, const fs::path& path) : what_(what) {
@@ -51,7 +51,7 @@ class PartialOutput {
   void become(std::string_view text) {
     write(text);
     take_mode();
-    if (::fsync(file_) != 0 && errno != EINVAL) refuse("fsync");  // some file systems have none
+    if (::fsync(file_) != 0 && errno != EINVAL) refuse("fsync");  // some file systems have no fsync
     if (::close(std::exchange(file_, -1)) != 0) refuse("close");
     if (::rename(partial_.c_str(), target_.c_str()) != 0) refuse("rename");
   }
@@ -72,11 +72,12 @@ class PartialOutput {
     }
   }
 
-  // Of the file that was there. The owner first: a change of it takes the mode's special bits.
+  // Copies owner and mode of the previous file. The owner comes first: changing it clears special
+  // bits of the mode.
   void take_mode() const {
     struct stat before {};
     if (::stat(target_.c_str(), &before) != 0 || !S_ISREG(before.st_mode)) return;
-    (void)!::fchown(file_, before.st_uid, before.st_gid);  // root alone may, mostly
+    (void)!::fchown(file_, before.st_uid, before.st_gid);  // usually only root may
     if (::fchmod(file_, before.st_mode & 07777) != 0) refuse("fchmod");
   }
 
@@ -87,7 +88,7 @@ class PartialOutput {
 };
 
 void write_stream(const std::string& what, const fs::path& path, std::string_view text) {
-  // Appended: standard output may be a file that others write to as well.
+  // Appends: standard output may be a file that other processes also write.
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(path.c_str(), "ab"),
                                                                &std::fclose);
   TESSERA_CHECK(stream, ErrorCode::configuration, "{}: cannot be written: {}", what,

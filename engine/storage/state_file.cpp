@@ -1,4 +1,4 @@
-// Unnamed files: space, transfers past the page cache, errors in words.
+// Unnamed files: reservation of space, transfers that bypass the page cache, error messages.
 #include "engine/storage/state_file.h"
 
 #include <fcntl.h>
@@ -109,7 +109,8 @@ StateFile::StateFile(const StateFolder& folder, std::string what, MemoryKind kin
       counted_(MemoryPool::current(folder.device)),
       transfers_("offload", folder.device) {
   TESSERA_REQUIRE(folder_.piece_bytes > 0 && folder_.piece_bytes % (2 * alignment) == 0,
-                  "pieces of {} bytes are no multiple of {}", folder_.piece_bytes, 2 * alignment);
+                  "pieces of {} bytes are not a multiple of {}", folder_.piece_bytes,
+                  2 * alignment);
   if (folder_.device.is_planned()) return;
   open();
   reserve();
@@ -121,7 +122,7 @@ StateFile::~StateFile() {
 }
 
 StateFile::Descriptor::~Descriptor() {
-  if (fd != -1) ::close(fd);  // nothing in it is of use to anybody: no error matters
+  if (fd != -1) ::close(fd);  // the contents are no longer needed, so errors do not matter
 }
 
 void StateFile::open() {
@@ -137,7 +138,7 @@ void StateFile::open() {
   if (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL) {
     fail_use("open");
   }
-  // A file system without unnamed files: the name goes before anything is written.
+  // For a file system without unnamed files: unlinks the name before anything is written.
   std::string name = folder_.path + "/tessera-XXXXXX";
   file_.fd = while_interrupted([&] { return ::mkostemp(name.data(), O_CLOEXEC); });
   if (file_.fd == -1) fail_use("mkostemp");
@@ -160,7 +161,7 @@ void StateFile::reserve() {
   fail_use("posix_fallocate");
 }
 
-// Some file systems take the flag and refuse the transfer: tried out on the first block.
+// Some file systems accept the flag but refuse the transfer, so this tries the first block.
 bool StateFile::takes_direct_transfers() const {
   if (bytes_ < alignment) return false;
   const int flags = ::fcntl(file_.fd, F_GETFL);
@@ -195,7 +196,7 @@ void StateFile::read(std::uint64_t offset, std::byte* data, std::size_t bytes) c
   if (file_.fd == -1) return note_planned(LoggedWork::Kind::file_read, bytes);
   if (bytes == 0) return;
   if (!direct_ || goes_direct(offset, data, bytes)) return read_blocks(offset, data, bytes);
-  // The blocks around it, through memory that is aligned.
+  // Reads the surrounding blocks through aligned memory.
   const AlignedBlock block = aligned_block(std::min(unaligned_piece, round_up(bytes) + alignment));
   while (bytes > 0) {
     const std::uint64_t begin = offset / alignment * alignment;
@@ -220,7 +221,7 @@ void StateFile::write(std::uint64_t offset, const std::byte* data, std::size_t b
     const auto skipped = static_cast<std::size_t>(offset - begin);
     const std::size_t count = std::min(bytes, unaligned_piece - skipped);
     const std::size_t whole = round_up(skipped + count);
-    // What stands around it stays.
+    // Keeps the bytes around the range.
     if (skipped > 0) read_blocks(begin, block.get(), alignment);
     if (whole > skipped + count && (whole > alignment || skipped == 0)) {
       read_blocks(begin + whole - alignment, block.get() + whole - alignment, alignment);
@@ -233,7 +234,7 @@ void StateFile::write(std::uint64_t offset, const std::byte* data, std::size_t b
   }
 }
 
-// Of a transfer that ended early, what the next one can go on from.
+// For a transfer that ended early: the bytes after which the next transfer can continue.
 std::size_t StateFile::whole_blocks(std::size_t done, std::size_t wanted) const {
   if (!direct_ || done == wanted) return done;
   TESSERA_CHECK(done >= alignment, ErrorCode::runtime,
@@ -276,8 +277,8 @@ void StateFile::write_blocks(std::uint64_t offset, const std::byte* data, std::s
   drop_cached(begin, all, true);
 }
 
-// Without direct transfers the page cache would keep all of it, and what is dirty could not be
-// dropped: memory that a limit on the process counts.
+// Without direct transfers the page cache would keep everything, and dirty pages could not be
+// dropped. A limit on the process's memory counts them.
 void StateFile::drop_cached(std::uint64_t offset, std::size_t bytes, bool written) const {
   if (direct_) return;
   const auto at = static_cast<off_t>(offset);

@@ -1,9 +1,9 @@
-// State of a rank that lies in a file instead of in memory: masters, reduced gradients, moments.
+// State of a rank in a file instead of in memory: masters, reduced gradients, moments.
 //
-// The file has no name: whatever ends the process, nothing is left in the folder. Its space is
-// reserved before anything is written, so that a folder without room is refused at once. Data goes
-// past the page cache where the file system can (O_DIRECT), and is dropped from it where it cannot:
-// the state takes no memory but the windows it is worked on in (engine/storage/file_window.h).
+// The file has no name, so nothing stays in the folder however the process ends. Its space is
+// reserved before anything is written, so a folder without room is refused at once. Transfers
+// bypass the page cache if the file system can (O_DIRECT); otherwise data is dropped from the
+// cache. The state uses no memory except its windows (engine/storage/file_window.h).
 #pragma once
 
 #include <cstddef>
@@ -23,42 +23,41 @@ class MemoryPool;
 
 class StateFile {
  public:
-  // Ranges, memory and sizes that are multiples of this go past the page cache.
+  // Ranges, memory and sizes that are multiples of this bypass the page cache.
   static constexpr std::size_t alignment = 4096;
   static constexpr std::size_t round_up(std::size_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
   }
 
   // Reserves `bytes` of `kind` (the ranges taken, each rounded up to the alignment), which read as
-  // zeros. `what` they are: "the master parameters". Makes the folder where it is missing.
-  // Error(configuration) where it cannot be used or has no room.
+  // zeros. `what` describes them: "the master parameters". Makes the folder if it does not exist.
+  // Throws Error(configuration) if the folder is not usable or has no room.
   StateFile(const StateFolder& folder, std::string what, MemoryKind kind, std::size_t bytes);
   ~StateFile();
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
 
-  // The next `bytes` of what was reserved: where they begin.
+  // Takes the next `bytes` of the reservation and returns their offset.
   std::uint64_t take(std::size_t bytes);
 
-  // Thread-safe for ranges that do not meet in one block of the alignment. Error(runtime) with
-  // what, place and reason.
+  // Thread-safe for ranges that do not share a block of the alignment. Throws Error(runtime) with
+  // `what`, place and reason.
   void read(std::uint64_t offset, std::byte* data, std::size_t bytes) const;
   void write(std::uint64_t offset, const std::byte* data, std::size_t bytes);
-  // Whoever writes waits as long as somebody has what this returns: a save that reads the file
-  // while training goes on. Thread-safe; may outlive the file.
+  // Writes wait while any returned handle is alive: a save can read the file while training goes
+  // on. Thread-safe; may outlive the file.
   [[nodiscard]] std::shared_ptr<void> hold();
   void await_holders();
-  // The range as memory, for whoever has to do with few of its values. What is done through it is
-  // seen by read() and write() that come after, and the other way round. A disk that fails here is
-  // a SIGBUS.
+  // Maps the range to memory, for access to a few of its values. Later read() and write() see
+  // changes through it, and it sees theirs. A disk error here is a SIGBUS.
   [[nodiscard]] std::shared_ptr<std::byte> map(std::uint64_t offset, std::size_t bytes) const;
 
-  // The memory that steps work on it through, for ranges of at most `largest` bytes: of the thread
-  // that the file is of.
+  // Makes the window through which steps work on the file, for ranges of at most `largest` bytes.
+  // It belongs to the file's thread.
   void make_window(std::size_t largest);
   [[nodiscard]] FileWindow* window() const { return window_.get(); }
 
-  // Where transfers run that are not waited for: one at a time, in order.
+  // The stream for asynchronous transfers: one at a time, in order.
   [[nodiscard]] Stream& transfers() { return transfers_; }
   [[nodiscard]] const StateFolder& folder() const { return folder_; }
   [[nodiscard]] MemoryKind kind() const { return kind_; }
@@ -96,8 +95,8 @@ class StateFile {
   bool direct_ = false;
   struct Holders;
   std::shared_ptr<Holders> holders_;
-  std::shared_ptr<MemoryPool> counted_;  // the pool that counts what lies in the file
-  Stream transfers_;                     // behind all that its thread uses
+  std::shared_ptr<MemoryPool> counted_;  // the pool that counts the data in the file
+  Stream transfers_;                     // destroyed before everything that its thread uses
   std::unique_ptr<FileWindow> window_;
 };
 

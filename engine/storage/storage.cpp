@@ -97,7 +97,7 @@ void Storage::set_arrival(std::function<void()> wait) {
   data_ = nullptr;
 }
 
-// What the wait throws, it throws again: the values never come.
+// If the wait throws, later calls throw again: the values never arrive.
 void Storage::await_arrival() const {
   arrival_();
   arrival_ = nullptr;
@@ -110,7 +110,7 @@ void Storage::map() const {
 }
 
 void Storage::discard() const {
-  TESSERA_REQUIRE(!part_, "the pages of a part of a block are not to be had alone");
+  TESSERA_REQUIRE(!part_, "a part of a block cannot be discarded alone");
   if (!owned_ || file_) return;
   aside_ = MemoryPool::set_aside(owned_);
   if (aside_) data_ = nullptr;
@@ -132,8 +132,8 @@ void Storage::fail_missing() const {
   if (!why_missing_.empty()) misuse("{} {}", name_, why_missing_);
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "
-      "or within an unsharded(model) scope; a module whose forward reads another's parameter says "
-      "so in its constructor, by reads_parameter(tensor)",
+      "or within an unsharded(model) scope; a module whose forward reads another's parameter must "
+      "declare it in its constructor, by reads_parameter(tensor)",
       name_);
 }
 

@@ -1,4 +1,4 @@
-// The CPU's row of kernels.
+// The CPU's kernel table.
 #include "kernels/registry.h"
 
 namespace tessera::kernels {

@@ -1,4 +1,4 @@
-// The GPU's row of kernels.
+// The GPU's kernel table.
 #include "kernels/cuda/device/registry.h"
 
 namespace tessera::kernels {

@@ -61,9 +61,9 @@ class BertModel : public TextEncoder {
   BertEncoder encoder_;
 };
 
-// The names that a parameter may have in the file of a model whose tree begins with `prefix`, or
-// one of its kin with other heads: with and without the prefix, and as TensorFlow's converters
-// called norms.
+// The names that a parameter may have in the file of a model whose tree begins with `prefix`, or of
+// a related model with other heads: with and without the prefix, and with the names that
+// TensorFlow's converters gave to norms.
 std::vector<std::string> encoder_aliases(const std::string& name, const std::string& prefix);
 
 }  // namespace tessera::models

@@ -68,7 +68,7 @@ BertConfig BertConfig::parse(const nlohmann::json& config, const ConfigSource& s
   auto c = read_shared<BertConfig>(reader, config);
   reader.check_key(!reader.has("position_embedding_type") ||
                        reader.text("position_embedding_type") == "absolute",
-                   "position_embedding_type", "is not built but for absolute");
+                   "position_embedding_type", "is not supported; use absolute");
   reader.only("is_decoder", false);
   reader.only("add_cross_attention", false);
   return c;
@@ -79,7 +79,7 @@ MPNetConfig MPNetConfig::parse(const nlohmann::json& config, const ConfigSource&
   auto c = read_shared<MPNetConfig>(reader, config);
   reader.check_key(
       c.max_position_embeddings > 2 && c.vocab_size > 1, "max_position_embeddings",
-      "= {} with vocab_size = {}; the first two positions and the token 1 are padding's",
+      "= {} with vocab_size = {}; the first two positions and the token 1 are for padding",
       c.max_position_embeddings, c.vocab_size);
   return c;
 }

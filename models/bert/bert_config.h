@@ -1,4 +1,4 @@
-// The config.json of BERT and of MPNet, which share their keys but for a few.
+// The config.json of BERT and of MPNet, which share most keys.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,12 @@ struct BertConfig {
   std::string original = "{}";  // the JSON text it was read from
 
   static const ConfigTable<BertConfig>& table();
-  // Absent keys take transformers' own values. Error(configuration) for what cannot be built.
+  // Absent keys take transformers' own values. Error(configuration) for a model that is not
+  // supported.
   static BertConfig parse(const nlohmann::json& config, const ConfigSource& source);
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
 
-  // `gelu` is the error function's form; the other names mean the tanh approximation.
+  // `gelu` is the exact form, with the error function; the other names mean the tanh approximation.
   [[nodiscard]] bool exact_gelu() const { return hidden_act == "gelu"; }
 };
 

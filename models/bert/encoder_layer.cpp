@@ -6,8 +6,7 @@
 namespace tessera::models {
 namespace {
 
-// Registers modules under dotted paths, with a module of no job of its own for each name on the
-// way.
+// Registers modules under dotted paths, with an empty module for each name on the path.
 class Places {
  public:
   template <class Handle, class Register>
@@ -29,7 +28,7 @@ class Places {
   std::map<std::string, Names> places_;
 };
 
-// Rows are no samples: the adapter's dropout goes by the sequences.
+// Rows are not samples, so the adapter's dropout is drawn by sequence.
 Tensor with_lora(const nn::Linear& layer, const Tensor& y, const Tensor& x,
                  const Sequences& sequences) {
   if (!layer->has_lora()) return y;
@@ -70,7 +69,7 @@ EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerN
 }
 
 Tensor EncoderLayerImpl::feed(const Tensor& x, const Sequences& sequences) const {
-  // An adapter needs what goes into its layer, which the fused product does not show.
+  // An adapter needs its layer's input, which the fused product does not expose.
   if (output_->has_lora()) {
     return project(output_, gelu(project(intermediate_, x, sequences), exact_gelu_), sequences);
   }

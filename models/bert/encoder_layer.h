@@ -1,7 +1,7 @@
-// The layer that BERT and MPNet are made of: attention and a feed-forward block, each followed by
-// the residual's addition and a norm (post-norm). They differ in their parameters' names.
+// The layer of BERT and MPNet: attention and a feed-forward block, each followed by the residual's
+// addition and a norm (post-norm). The two models differ in their parameters' names.
 //
-// What a layer keeps for backward, in units of [tokens, hidden_size] (intermediate_size = 4
+// A layer keeps for backward, in units of [tokens, hidden_size] (intermediate_size = 4
 // hidden_size), 11 in all: its input 1, queries, keys and values 3, the attention's output 1, the
 // sums before both norms 2 and the feed-forward's pre-activation 4. The first norm's output is
 // computed again; the second's is the next layer's input.
@@ -26,7 +26,7 @@ class EncoderLayerImpl : public nn::Module {
   EncoderLayerImpl(const BertConfig& config, const EncoderLayerNames& names);
   // x [rows, hidden_size]; relative_bias as sequence_attention() takes it, or undefined.
   Tensor forward(const Tensor& x, const Sequences& sequences, const Tensor& relative_bias) const;
-  // The intermediate bias is added inside the output's product.
+  // The output's product also adds the intermediate bias.
   [[nodiscard]] bool is_indivisible() const override { return true; }
 
  private:
@@ -39,7 +39,7 @@ class EncoderLayerImpl : public nn::Module {
   nn::LayerNorm attention_norm_, output_norm_;
 };
 
-// Registered as a place for names alone.
+// An empty module that only provides names.
 class NamesImpl : public nn::Module {
  public:
   template <class Handle>

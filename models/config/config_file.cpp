@@ -1,4 +1,4 @@
-// Strict reading of small JSON files.
+// Reads small JSON files strictly.
 #include "models/config/config_file.h"
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// config.json and its like as they lie in a model's folder.
+// config.json and similar files in a model's folder.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,10 +7,10 @@
 
 namespace tessera::models {
 
-// The object in FOLDER/config.json; Error(checkpoint) where there is none, or anything but one
-// JSON object with every key once.
+// The object in FOLDER/config.json. Error(checkpoint) if the file is missing, or is not one JSON
+// object with every key once.
 nlohmann::json read_config(const std::string& folder);
-// The same of another file of the folder, which may be missing.
+// The same for another file of the folder, which may be missing.
 std::optional<nlohmann::json> read_optional_config(const std::string& folder,
                                                    const std::string& name);
 

@@ -1,5 +1,5 @@
-// One key of an architecture's config.json as everybody sees it: what its values are, what it means
-// and what it is when it is not given. config_table.h ties keys to the members of a configuration.
+// One key of an architecture's config.json: its values, its meaning and its default. config_table.h
+// ties keys to the members of a configuration.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tessera::models {
 
 struct ConfigKey {
   enum class Type : std::uint8_t { whole, number, flag, choice };
-  // Keys whose value a recipe has from elsewhere when they are not given.
+  // Keys whose value a recipe takes from elsewhere if they are not given.
   enum class Role : std::uint8_t { plain, vocabulary, positions, dropout };
 
   std::string name;  // "rope_scaling.factor" is the key `factor` of an object
@@ -23,11 +23,11 @@ struct ConfigKey {
   std::string help;
   Role role = Role::plain;
   std::string fallback;   // the default in words; "none" for a key that is left out
-  bool has_value = true;  // whether there is a default
+  bool has_value = true;  // there is a default
   bool nullable = false;  // null is a value of its own, not the default
 };
 
-// Where a configuration came from, for messages, which begin "WHERE: NAME ...".
+// The place of a configuration, for messages, which begin "WHERE: NAME ...".
 struct ConfigSource {
   std::function<std::string(const std::string& key)> where;
   std::function<std::string(const std::string& key)> name;

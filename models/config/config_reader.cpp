@@ -10,7 +10,7 @@
 namespace tessera::models {
 namespace {
 
-// What is wanted in words, where `value` is not of the key's type and range; else nothing.
+// The required value in words if `value` is not of the key's type and range; otherwise empty.
 std::string unmet_wish(const ConfigKey& key, const nlohmann::json& value) {
   constexpr std::int64_t limit = std::int64_t{1} << 31;  // keeps every product of two sizes exact
   switch (key.type) {
@@ -30,7 +30,7 @@ std::string unmet_wish(const ConfigKey& key, const nlohmann::json& value) {
       break;
   }
   if (!value.is_string()) {
-    return fmt::format("a text, one of {},", fmt::join(key.choices, ", "));
+    return fmt::format("a text, one of {}", fmt::join(key.choices, ", "));
   }
   const auto found = std::ranges::find(key.choices, value.get<std::string>());
   return found != key.choices.end() ? "" : fmt::format("one of {}", fmt::join(key.choices, ", "));
@@ -45,8 +45,8 @@ ConfigSource::ConfigSource(std::string file)
 ConfigReader::ConfigReader(const nlohmann::json& config, ConfigSource source)
     : config_(config), source_(std::move(source)) {
   TESSERA_CHECK(config.is_object(), ErrorCode::configuration,
-                "{}: a JSON object with the model's configuration is wanted, this is {}",
-                source_.where(""), config.type_name());
+                "{}: the model's configuration must be a JSON object, not {}", source_.where(""),
+                config.type_name());
 }
 
 const nlohmann::json* ConfigReader::find(std::string_view key) const {
@@ -69,7 +69,7 @@ bool ConfigReader::is_null(std::string_view key) const {
 
 void ConfigReader::refuse(std::string_view key, const nlohmann::json& value,
                           std::string_view wanted) const {
-  check_key(false, key, "is {}; {} is wanted", value.dump(), wanted);
+  check_key(false, key, "is {}; it must be {}", value.dump(), wanted);
   misuse("a check that cannot hold did");
 }
 
@@ -111,7 +111,7 @@ void ConfigReader::only(std::string_view key, bool supported) const {
   const nlohmann::json* value = find(key);
   if (value == nullptr) return;
   if (!value->is_boolean()) refuse(key, *value, "true or false");
-  check_key(*value == supported, key, "= {} is not built; {} is", !supported, supported);
+  check_key(*value == supported, key, "= {} is not supported; use {}", !supported, supported);
 }
 
 void complete_config(nlohmann::json& config, std::string_view model_class,

@@ -1,5 +1,5 @@
-// Reads the fields of a Hugging Face config.json, each checked: a wrong type or value is an
-// Error(configuration) that names the source, the key, the value and what is wanted.
+// Reads and checks the fields of a Hugging Face config.json. A wrong type or value is an
+// Error(configuration) that names the source, the key, the value and the required value.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,9 +22,9 @@ class ConfigReader {
   // `config` must outlive the reader.
   ConfigReader(const nlohmann::json& config, ConfigSource source);
 
-  // The value under `key`, which must be of its type and range; null when it is not given.
+  // The value of `key`, which must be of its type and range; null if it is not given.
   [[nodiscard]] const nlohmann::json* value(const ConfigKey& key) const;
-  // Fields of other small files; without a fallback an absent one is an error.
+  // Fields of other small files. Without a fallback, an absent field is an error.
   [[nodiscard]] std::int64_t positive(std::string_view key,
                                       std::optional<std::int64_t> fallback = {}) const;
   [[nodiscard]] bool flag(std::string_view key, bool fallback) const;
@@ -34,7 +34,7 @@ class ConfigReader {
   void only(std::string_view key, bool supported) const;
 
   [[nodiscard]] bool has(std::string_view key) const { return find(key) != nullptr; }
-  // Whether null stands there.
+  // True if the key is present and null.
   [[nodiscard]] bool is_null(std::string_view key) const;
   [[nodiscard]] std::string source() const { return source_.where(""); }
   [[nodiscard]] std::string name_of_key(const std::string& key) const { return source_.name(key); }
@@ -46,7 +46,7 @@ class ConfigReader {
     fail(ErrorCode::configuration, "{}: {}", source(),
          fmt::format(format, std::forward<Args>(args)...));
   }
-  // "WHERE: KEY text", from where the key was given.
+  // "WHERE: KEY text", with the place where the key was given.
   template <class... Args>
   void check_key(bool condition, std::string_view key, fmt::format_string<Args...> format,
                  Args&&... args) const {
@@ -65,9 +65,9 @@ class ConfigReader {
   ConfigSource source_;
 };
 
-// The keys that every config.json ends with: class, type, dtype of the weights, and special tokens
-// (null where the original has none, because the defaults that transformers would put there belong
-// to other vocabularies).
+// Adds the keys that end every config.json: class, type, dtype of the weights, and special tokens
+// (null if the original has none, because transformers' defaults for them belong to other
+// vocabularies).
 void complete_config(nlohmann::json& config, std::string_view model_class,
                      std::string_view model_type, DType weights);
 

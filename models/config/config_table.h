@@ -1,4 +1,4 @@
-// An architecture's configuration described once: a row for each key of its config.json with the
+// Describes an architecture's configuration once: a row for each key of its config.json with the
 // member that holds it, its range, its default and its meaning. The table reads a config.json,
 // writes one, and gives the recipe its keys. Included by *_config.cpp files.
 #pragma once
@@ -20,24 +20,24 @@ class ConfigTable {
  public:
   class Row {
    public:
-    // The default follows from keys of the rows above; `words` is what people read.
+    // The default follows from keys of the rows above; `words` describes it to the user.
     Row& follows(std::string words, std::function<nlohmann::json(const Config&)> value) {
       key_.fallback = std::move(words);
       derive_ = std::move(value);
       return *this;
     }
-    // The same for a value that is null; the default is the table's.
+    // The same for a null value; an absent key still takes the table's default.
     Row& follows_where_null(std::function<nlohmann::json(const Config&)> value) {
       derive_ = std::move(value);
       where_null_ = true;
       return *this;
     }
-    // A recipe has its value from elsewhere where it is not given.
+    // A recipe takes the value from elsewhere if it is not given.
     Row& has_role(ConfigKey::Role role) {
       key_.role = role;
       return *this;
     }
-    // Without a default: left out where it is not given.
+    // Without a default: omitted if it is not given.
     Row& optional() {
       key_.fallback = "none";
       key_.has_value = false;
@@ -53,7 +53,7 @@ class ConfigTable {
     bool where_null_ = false;
   };
 
-  // Defaults are what `defaults` holds.
+  // `defaults` holds the default values.
   ConfigTable() = default;
   explicit ConfigTable(Config defaults) : defaults_(std::move(defaults)) {}
 
@@ -115,7 +115,7 @@ class ConfigTable {
     return add(name, member, help, from_up_to(0, 1)).has_role(ConfigKey::Role::dropout);
   }
 
-  // What the configuration has of the rows' keys, defaults for the rest.
+  // The configuration's values of the rows' keys, with defaults for the rest.
   [[nodiscard]] Config read(const ConfigReader& reader) const {
     Config config = defaults_;
     for (const Row& row : rows_) {
@@ -130,7 +130,7 @@ class ConfigTable {
     }
     return config;
   }
-  // Puts in what `config` has not given.
+  // Adds the values that `config` does not give.
   void complete(const ConfigReader& reader, nlohmann::json& config) const {
     const Config whole = read(reader);
     for (const Row& row : rows_) {
@@ -138,7 +138,7 @@ class ConfigTable {
       if (row.key_.has_value && !config.contains(name)) config[name] = row.get_(whole);
     }
   }
-  // Every row's value but those of optional ones.
+  // Writes every row's value, except those of optional rows.
   void write(const Config& config, nlohmann::json& json) const {
     for (const Row& row : rows_) {
       if (row.key_.has_value) json[row.key_.name] = row.get_(config);

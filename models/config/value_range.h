@@ -1,4 +1,4 @@
-// What a number may be beyond its type, in a configuration or a recipe.
+// The range of a number in a configuration or a recipe.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@ struct Range {
   bool low_excluded = false;
   bool high_excluded = false;
 
-  [[nodiscard]] std::string text() const;  // "at least 0 and below 1", or nothing
+  [[nodiscard]] std::string text() const;  // "at least 0 and below 1", or empty
   [[nodiscard]] bool holds(double value) const;
 };
 

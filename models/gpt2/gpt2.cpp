@@ -41,7 +41,7 @@ Tensor GPT2AttentionImpl::forward(const Tensor& x) const {
   return resid_dropout_(c_proj_(packed_attention(c_attn_(x), options)));
 }
 
-// The cache's rows are the packed projections whole: one copy a token.
+// The cache's rows are whole packed projections: one copy for each token.
 Tensor GPT2AttentionImpl::decode(const Tensor& x, std::int64_t layer,
                                  const DecodingBatch& batch) const {
   const Tensor qkv = decode_layer(c_attn_, x);
@@ -64,7 +64,7 @@ GPT2MLPImpl::GPT2MLPImpl(const Gpt2Config& config) : exact_gelu_(config.exact_ge
 }
 
 Tensor GPT2MLPImpl::forward(const Tensor& x) const {
-  // An adapter needs what goes into its layer, which the fused product does not show.
+  // An adapter needs its layer's input, which the fused product does not expose.
   if (c_proj_->has_lora()) return dropout_(c_proj_(gelu(c_fc_(x), exact_gelu_)));
   const Tensor before_bias = linear(x, c_fc_->weight(), {}, c_fc_->layout());
   return dropout_(bias_gelu_linear(c_fc_->with_lora(before_bias, x), c_fc_->bias(),
@@ -168,7 +168,7 @@ Tensor GPT2LMHeadModel::decode(const DecodingBatch& batch) {
 
 HuggingFaceNames GPT2LMHeadModel::hugging_face_names() const {
   HuggingFaceNames names;
-  // The Hub's gpt2 was saved from the model without its head, and so without the prefix.
+  // The Hub's gpt2 was saved from the model without its head, so its names have no prefix.
   names.aliases = [](const std::string& name) {
     constexpr std::string_view prefix = "transformer.";
     std::vector<std::string> aliases{name};

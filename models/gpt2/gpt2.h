@@ -1,9 +1,9 @@
-// GPT-2 with Hugging Face's module tree, parameter names and shapes (linear weights lie [in, out],
-// as its Conv1D's).
+// GPT-2 with Hugging Face's module tree, parameter names and shapes (linear weights are [in, out],
+// as in its Conv1D).
 //
-// What a layer keeps for backward, in units of [tokens, n_embd] (n_inner = 4 n_embd), 10 in all:
-// its input 1, the packed projections 3, the attention's output 1, the stream after the attention 1
-// and the feed-forward's pre-activation 4. Both norms' outputs are computed again.
+// A layer keeps for backward, in units of [tokens, n_embd] (n_inner = 4 n_embd), 10 in all: its
+// input 1, the packed projections 3, the attention's output 1, the stream after the attention 1 and
+// the feed-forward's pre-activation 4. Both norms' outputs are computed again.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class GPT2MLPImpl : public nn::Module {
   explicit GPT2MLPImpl(const Gpt2Config& config);
   Tensor forward(const Tensor& x) const;
   Tensor decode(const Tensor& x) const;
-  // c_fc's bias is added inside c_proj's product.
+  // c_proj's product also adds c_fc's bias.
   [[nodiscard]] bool is_indivisible() const override { return true; }
 
  private:
@@ -63,7 +63,7 @@ class GPT2ModelImpl : public nn::Module {
  public:
   explicit GPT2ModelImpl(const Gpt2Config& config);
   Tensor forward(const Tensor& ids) const;          // the last norm's output
-  Tensor decode(const DecodingBatch& batch) const;  // the same of each sequence's last token
+  Tensor decode(const DecodingBatch& batch) const;  // the same for each sequence's last token
   [[nodiscard]] const Tensor& token_table() const { return wte_->weight(); }
 
  private:

@@ -35,7 +35,7 @@ ConfigTable<Gpt2Config> make_gpt2_table() {
   table.add("scale_attn_by_inverse_layer_idx", &C::scale_attn_by_inverse_layer_idx,
             "Scores are divided by the layer's number as well.");
   table.add("reorder_and_upcast_attn", &C::reorder_and_upcast_attn,
-            "Scores in fp32, as they are here in any case.");
+            "No effect: scores are always computed in fp32.");
   return table;
 }
 

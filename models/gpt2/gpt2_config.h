@@ -1,4 +1,4 @@
-// GPT-2's configuration, as Hugging Face's config.json has it.
+// GPT-2's configuration, as in Hugging Face's config.json.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,13 @@ struct Gpt2Config {
   bool tie_word_embeddings = true;
   std::string original = "{}";  // the JSON text it was read from
 
-  // Absent keys take the values above, transformers' own. Error(configuration) for what cannot be
-  // built.
+  // Absent keys take the values above, transformers' own. Error(configuration) for a model that is
+  // not supported.
   static Gpt2Config parse(const nlohmann::json& config, const ConfigSource& source);
   static const ConfigTable<Gpt2Config>& table();
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
 
-  // `gelu` is the error function's form; the other names mean the tanh approximation.
+  // `gelu` is the exact form, with the error function; the other names mean the tanh approximation.
   [[nodiscard]] bool exact_gelu() const { return activation_function == "gelu"; }
   // The factor of the attention scores in layer `layer`.
   [[nodiscard]] double attention_scale(std::int64_t layer) const;

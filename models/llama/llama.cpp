@@ -67,7 +67,7 @@ LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
 }
 
 Tensor LlamaMLPImpl::forward(const Tensor& x) const {
-  // An adapter needs what goes into its layer, which the fused product does not show.
+  // An adapter needs its layer's input, which the fused product does not expose.
   if (down_proj_->has_lora()) return down_proj_(silu(gate_proj_(x)) * up_proj_(x));
   const Tensor y =
       swiglu_linear(gate_proj_(x), up_proj_(x), down_proj_->weight(), down_proj_->layout());
@@ -141,7 +141,7 @@ Tensor LlamaModelImpl::decode(const DecodingBatch& batch) {
   return norm_(batch.last_rows(x));
 }
 
-// Tables grow by doubling: a context of 131072 positions costs nothing until it is used.
+// Tables grow by doubling, so a context of 131072 positions costs nothing until it is used.
 const RopeTables& LlamaModelImpl::rope_for(std::int64_t length, Device device) {
   if (!rope_.cosine || rope_.cosine.size(0) < length || rope_.cosine.device() != device) {
     const auto doubled =

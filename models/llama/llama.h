@@ -48,7 +48,7 @@ class LlamaDecoderLayerImpl : public nn::Module {
   Tensor forward(const Tensor& x, const RopeTables& rope) const;
   Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
                 const DecodingBatch& batch) const;
-  // The name that the class has in transformers, by family.
+  // The class's name in transformers, by family.
   [[nodiscard]] std::string class_name() const override { return class_name_; }
 
  private:
@@ -64,7 +64,7 @@ class LlamaModelImpl : public nn::Module {
  public:
   explicit LlamaModelImpl(const LlamaConfig& config);
   Tensor forward(const Tensor& ids);          // the last norm's output
-  Tensor decode(const DecodingBatch& batch);  // the same of each sequence's last token
+  Tensor decode(const DecodingBatch& batch);  // the same for each sequence's last token
   [[nodiscard]] const Tensor& token_table() const { return embed_tokens_->weight(); }
 
  private:
@@ -72,7 +72,7 @@ class LlamaModelImpl : public nn::Module {
 
   std::int64_t positions_;
   std::vector<float> frequencies_;
-  RopeTables rope_;  // of as many positions as were needed so far
+  RopeTables rope_;  // for the most positions used so far
   nn::Embedding embed_tokens_;
   nn::ModuleList<LlamaDecoderLayer> layers_;
   nn::RmsNorm norm_;

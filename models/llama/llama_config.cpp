@@ -1,4 +1,4 @@
-// Llama's config.json, and what models of its build share.
+// Llama's config.json, and the common part of models of its build.
 #include "models/llama/llama_config.h"
 
 #include <algorithm>
@@ -41,8 +41,8 @@ void add_rope_rows(ConfigTable<LlamaConfig>& table) {
       .optional();
 }
 
-// One spelling of rotary positions: rope_theta, and scaling with its rope_type. `parameters` says
-// whether it was the newer one, rope_parameters.
+// Converts rotary positions to one spelling: rope_theta, and scaling with its rope_type. Sets
+// `parameters` if the source used the newer spelling, rope_parameters.
 nlohmann::json unified_rope(nlohmann::json config, bool& parameters) {
   if (!config.is_object()) return config;
   parameters = config.contains("rope_parameters") && !config["rope_parameters"].is_null();
@@ -50,7 +50,7 @@ nlohmann::json unified_rope(nlohmann::json config, bool& parameters) {
   config.erase("rope_parameters");
   const auto scaling = config.find("rope_scaling");
   if (scaling == config.end() || !scaling->is_object()) return config;
-  // "type" is the spelling of the first configurations that had scaling.
+  // The first configurations with scaling spelled it "type".
   if (scaling->contains("type") && !scaling->contains("rope_type")) {
     (*scaling)["rope_type"] = (*scaling)["type"];
   }

@@ -1,5 +1,5 @@
-// Llama's configuration, as Hugging Face's config.json has it, rotary scaling in both of its
-// spellings; and what other models of the same build (Mistral, Qwen2) change of it.
+// Llama's configuration, as in Hugging Face's config.json, with both spellings of rotary scaling,
+// and the differences of other models of the same build (Mistral, Qwen2).
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace tessera::models {
 template <class Config>
 class ConfigTable;
 
-// How rotary frequencies are stretched for more positions than a model was first trained on.
+// Stretches rotary frequencies for more positions than a model was first trained on.
 struct RopeScaling {
-  std::string rope_type = "default";  // that is none, linear, or llama3
+  std::string rope_type = "default";  // no scaling; or linear, or llama3
   double factor = 1.0;
   // llama3: wavelengths above original / low are stretched by `factor`, those below original / high
-  // stay.
+  // are not.
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   std::int64_t original_max_position_embeddings = 0;
@@ -28,7 +28,7 @@ struct RopeScaling {
 
 struct LlamaConfig;
 
-// What models of Llama's build differ in beside their numbers.
+// The differences between models of Llama's build, besides their numbers.
 struct DecoderFamily {
   std::string model_type;
   std::string model_class;
@@ -58,12 +58,12 @@ struct LlamaConfig {
   bool tie_word_embeddings = false;
   std::string original = "{}";  // the JSON text it was read from
 
-  // Tokens that a query sees, itself included: transformers' sliding window. Sequences are not
-  // taken beyond it, and up to it it changes nothing.
+  // Tokens that a query sees, including itself: transformers' sliding window. Longer sequences are
+  // refused, and within the window it has no effect.
   std::optional<std::int64_t> sliding_window;
 
-  // Absent keys take the values above, transformers' own. Error(configuration) for what cannot be
-  // built.
+  // Absent keys take the values above, transformers' own. Error(configuration) for a model that is
+  // not supported.
   static LlamaConfig parse(const nlohmann::json& config, const ConfigSource& source);
   static const ConfigTable<LlamaConfig>& table();
   // Writes the spelling that all versions of transformers read: rope_theta and rope_scaling.
@@ -74,11 +74,11 @@ struct LlamaConfig {
   static const DecoderFamily& llama_family();
 };
 
-// The rows that every model of Llama's build has, with the defaults of `defaults`, and what reads
-// and checks them.
-// What a configuration without num_key_value_heads means: as many as there are heads, or what
-// `defaults` has (and null as many as heads).
+// Number of key heads if num_key_value_heads is absent: the number of heads, or the value of
+// `defaults` (null still means the number of heads).
 enum class KeyHeads : std::uint8_t { as_heads, own_default };
+// The rows of every model of Llama's build, with the values of `defaults`; parse_decoder() reads
+// and checks them.
 ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults,
                                        KeyHeads absent = KeyHeads::as_heads);
 LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,

@@ -16,12 +16,12 @@ struct RopeTables {
   Tensor sine;
 };
 
-// The angle that pair i turns by from one position to the next.
+// The angle of pair i between one position and the next.
 std::vector<float> rope_frequencies(std::int64_t head_dim, double theta,
                                     const RopeScaling& scaling);
 
-// Rounded where transformers rounds (frequencies and angles to fp32), so that far positions agree
-// with it too.
+// Rounds where transformers rounds (frequencies and angles to fp32), so that far positions agree as
+// well.
 RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t positions,
                             Device device = Device::cpu());
 

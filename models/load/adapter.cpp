@@ -1,4 +1,4 @@
-// Adding adapters, their names in PEFT's files, and finding the base of a folder.
+// Adds adapters, maps their names in PEFT's files, and finds the base of a folder.
 #include "models/load/adapter.h"
 
 #include <fmt/ranges.h>
@@ -22,20 +22,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What transformers calls the model: PEFT's names begin there.
+// The model of transformers, at which PEFT's names begin.
 Model& transformer_of(Model& model) {
   if (auto* encoder = dynamic_cast<SentenceEncoder*>(&model)) return encoder->transformer();
   return model;
 }
 
-// A transformer that a sentence encoder holds stands beside the encoder's tree, not in it.
+// A sentence encoder holds its transformer beside its module tree, not in it.
 void freeze_whole(Model& model, std::optional<DType> storage,
                   const std::vector<std::string>& wide_classes) {
   freeze(transformer_of(model), storage, wide_classes);
   freeze(model, storage, wide_classes);
 }
 
-// Whether adapters are on layers whose weights lie [in, out].
+// True if adapters are on layers whose weights are [in, out].
 bool adapts_transposed(const nn::Module& module) {
   const auto* layer = dynamic_cast<const nn::LinearImpl*>(&module);
   if (layer != nullptr && layer->has_lora()) return layer->layout() == WeightLayout::in_out;
@@ -106,7 +106,7 @@ LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<D
       return stored.contains(stored_as);
     });
     if (one == wanted.end()) continue;
-    // Before memory is taken for what the config says.
+    // Checked before memory is allocated for the config's rank.
     const std::vector<std::int64_t>& shape = stored.at(*one);
     TESSERA_CHECK(shape.size() == 2 && shape[0] == options.rank, ErrorCode::checkpoint,
                   "{}: {} says r {}, and '{}' has shape [{}]", folder, checkpoint::peft_config_file,
@@ -114,10 +114,11 @@ LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<D
     layer->add_lora(options);
     any = true;
   }
-  TESSERA_CHECK(any, ErrorCode::checkpoint,
-                "{}: its adapters are for layers that the model has not, as '{}'; it was made for "
-                "another model",
-                folder, stored.begin()->first);
+  TESSERA_CHECK(
+      any, ErrorCode::checkpoint,
+      "{}: its adapters are for layers that the model does not have, such as '{}'; it was made for "
+      "another model",
+      folder, stored.begin()->first);
   return options;
 }
 
@@ -142,8 +143,8 @@ checkpoint::PeftConfig peft_config(const Model& model, const LoraOptions& option
   const bool predicts = dynamic_cast<const LanguageModel*>(&model) != nullptr;
   config.task_type = predicts ? "CAUSAL_LM" : "FEATURE_EXTRACTION";
   config.fan_in_fan_out = adapts_transposed(model);
-  // PEFT has more ways to choose layers (layers_to_transform, exclude_modules): who goes by what is
-  // written here has to find those that have an adapter, and no others.
+  // PEFT has other ways to choose layers (layers_to_transform, exclude_modules). The options must
+  // select exactly the layers that have an adapter.
   LinearNames layers;
   collect_linear_layers(transformer_of(model), "", layers);
   if (layers.adapted != lora_targets(layers.all, options)) {
@@ -183,7 +184,7 @@ std::map<std::string, bool> weights_in_out(const std::string& config) {
       for (const std::string& alias : names.aliases(name + ".weight"))
         layouts[alias] = layer->layout() == WeightLayout::in_out;
     }
-  } catch (const Error&) {  // a model that is not built here
+  } catch (const Error&) {  // a model that is not supported
     return {};
   }
   return layouts;
@@ -199,7 +200,7 @@ WeightFolders find_weights(const std::string& folder, const std::string& base) {
   const std::string found = base.empty() ? checkpoint::read_peft_config(folder).base : base;
   std::error_code error;
   TESSERA_CHECK(!found.empty() && fs::is_directory(found, error), ErrorCode::checkpoint,
-                "{}: an adapter, and its base model is no folder here: {}; name the base's folder "
+                "{}: its base model is not a folder here: {}; name the base's folder "
                 "with --base",
                 folder, found.empty() ? "none is named" : missing_folder_text(found));
   TESSERA_CHECK(!checkpoint::is_peft_folder(found), ErrorCode::configuration,

@@ -1,4 +1,4 @@
-// Building on meta and reading into place.
+// Builds on meta and reads weights into place.
 #include "models/load/load.h"
 
 #include <filesystem>
@@ -31,20 +31,20 @@ checkpoint::State state_of(const Model& model) {
   return state;
 }
 
-// Of a folder of steps the one that was saved last, since a step's config.json is its model's.
+// In a folder of steps, the step that was saved last: a step's config.json is its model's.
 fs::path folder_of_config(const fs::path& folder) {
   if (fs::exists(folder / "config.json") || checkpoint::is_peft_folder(folder)) return folder;
   const checkpoint::StepListing listing = checkpoint::list_committed(folder);
   return listing.steps.empty() ? folder : listing.steps.front().path;
 }
 
-// Fills a model from folder_of_config()'s folder, or, when that came from a folder of steps, from
-// the newest there that is sound.
+// Fills a model from folder_of_config()'s folder or, if that is a step of a folder of steps, from
+// the newest intact step there.
 void fill(LoadedLanguageModel& loaded, const std::string& folder, checkpoint::State& state) {
   const auto alone = comm::connect(comm::World{});
   if (loaded.folder != folder) {
     auto found = checkpoint::load_latest(*alone, folder, state, checkpoint::LoadParts::model_only);
-    TESSERA_CHECK(found.has_value(), ErrorCode::checkpoint, "{}: no step is there any more",
+    TESSERA_CHECK(found.has_value(), ErrorCode::checkpoint, "{}: the folder no longer has a step",
                   folder);
     loaded.folder = found->path;
     loaded.skipped = std::move(found->skipped);
@@ -59,7 +59,7 @@ void fill(LoadedLanguageModel& loaded, const std::string& folder, checkpoint::St
 }  // namespace
 
 void materialise(nn::Module& module, Device device) {
-  std::map<const void*, Tensor> made;  // a tied parameter is one
+  std::map<const void*, Tensor> made;  // a tied parameter is made once
   for (const auto& [name, part] : module.named_modules()) {
     const std::vector<std::pair<std::string, Tensor>> own = part->own_parameters();
     for (const auto& [parameter_name, parameter] : own) {
@@ -76,7 +76,7 @@ LoadedLanguageModel load_language_model(const std::string& given, DType dtype, D
   LoadedLanguageModel loaded;
   std::string folder = given;
   std::string adapter;
-  // The adapter of a folder of steps is the newest one's.
+  // The adapter of a folder of steps is the newest step's.
   const std::string newest = folder_of_config(given).string();
   if (checkpoint::is_peft_folder(newest) || !base.empty()) {
     const WeightFolders weights = find_weights(newest, base);

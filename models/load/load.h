@@ -1,4 +1,4 @@
-// Weights from folders, for models that are used and not trained.
+// Weights from folders, for models that are not trained.
 #pragma once
 
 #include <memory>
@@ -9,21 +9,21 @@
 
 namespace tessera::models {
 
-// Gives the parameters of a module that was built on `meta` memory on the device, contents
-// undefined.
+// Allocates the parameters of a module that was built on `meta` on the device, with undefined
+// contents.
 void materialise(nn::Module& module, Device device);
 
 struct LoadedLanguageModel {
   std::unique_ptr<LanguageModel> model;  // in evaluation mode
-  // That it came from: of a folder of steps the step's, of an adapter the base's.
+  // The source of the weights: for a folder of steps the step's folder, for an adapter the base's.
   std::string folder;
   std::string adapter;               // the adapter's folder, or empty
-  std::vector<std::string> skipped;  // a line for each damaged step that was passed over
+  std::vector<std::string> skipped;  // one line for each damaged step that was skipped
 };
 
-// From a checkpoint's step folder, a folder of steps (the newest that is sound), or one that
-// transformers saved. Nothing but the weights is read, and that is verified where the folder says
-// how; parameters are of `dtype`. A folder may be PEFT's: find_weights() says where its base is.
+// Loads from a checkpoint's step folder, a folder of steps (the newest intact step), or a folder
+// that transformers saved. Reads only the weights, and verifies them if the folder has checksums.
+// Parameters are of `dtype`. For a PEFT folder, find_weights() finds the base.
 LoadedLanguageModel load_language_model(const std::string& folder, DType dtype, Device device,
                                         const std::string& base = {});
 

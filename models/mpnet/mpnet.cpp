@@ -33,7 +33,7 @@ std::int32_t mpnet_bucket(std::int64_t distance) {
   const std::int32_t first = distance > 0 ? side : 0;
   const std::int64_t away = std::abs(distance);
   if (away < exact) return first + static_cast<std::int32_t>(away);
-  // In float, as transformers computes it.
+  // In fp32, as in transformers.
   const float logarithmic = std::log(static_cast<float>(away) / static_cast<float>(exact)) /
                             static_cast<float>(std::log(furthest / exact)) *
                             static_cast<float>(side - exact);
@@ -94,7 +94,7 @@ Tensor MPNetModel::forward(const TokenRows& tokens) {
   return encoder_(embeddings_(tokens), tokens.sequences);
 }
 
-// A padding token has padding's position and is not counted, wherever it stands.
+// A padding token has the position of padding and is not counted, wherever it is.
 TokenRows MPNetModel::rows_of(const TokenBatch& tokens) const {
   return padded_rows(tokens, padding_token, positions());
 }

@@ -1,7 +1,6 @@
-// MPNet as an encoder, with Hugging Face's module tree and parameter names: BERT without token
-// types, with positions that begin after padding's, and with a bias of attention by distance, one
-// table that all layers read. The pooler and the head of pre-training are ignored when weights are
-// read.
+// MPNet as an encoder, with Hugging Face's module tree and parameter names. It is BERT without
+// token types, with positions that begin after padding's, and with an attention bias by distance,
+// one table for all layers. The pooler and the pre-training head are ignored when weights are read.
 #pragma once
 
 #include <cstdint>
@@ -66,8 +65,8 @@ class MPNetModel : public TextEncoder {
   MPNetEncoder encoder_;
 };
 
-// The row of MPNet's table for a key `distance` places after the query: exact near by, then
-// logarithmic, 16 buckets to each side.
+// The row of MPNet's table for a key `distance` places after the query: exact for near keys, then
+// logarithmic, with 16 buckets on each side.
 std::int32_t mpnet_bucket(std::int64_t distance);
 
 }  // namespace tessera::models

@@ -19,7 +19,7 @@ namespace tessera::models {
 namespace {
 
 #ifdef TESSERA_CONFIGURATIONS_ONLY
-// What reads configurations alone (the fuzz targets) does not link the models.
+// The fuzz targets read only configurations, and do not link the models.
 template <class Built, class Description>
 constexpr decltype(Architecture::make) make_row = nullptr;
 #else
@@ -68,7 +68,7 @@ const Architecture& architecture_of(const nlohmann::json& config, const ConfigSo
     if (row.model_type == model_type) return row;
     known.push_back(row.model_type);
   }
-  reader.check_key(false, "model_type", "\"{}\" is not built; there are {}", model_type,
+  reader.check_key(false, "model_type", "\"{}\" is not supported; use one of {}", model_type,
                    fmt::join(known, ", "));
   misuse("a check that cannot hold did");
 }
@@ -85,7 +85,7 @@ std::unique_ptr<Kind> make_kind(ModelKind kind, const nlohmann::json& config,
                                 const ConfigSource& source) {
   const Architecture& architecture = architecture_of(config, source);
   ConfigReader(config, source)
-      .check_key(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is wanted here",
+      .check_key(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is required here",
                  architecture.model_type, words_for(architecture.kind), words_for(kind));
   std::unique_ptr<Model> model = architecture.make(config, source);
   auto* wanted = dynamic_cast<Kind*>(model.get());

@@ -22,20 +22,20 @@ struct Architecture {
   std::string_view model_type;  // config.json's `model_type`, and the recipe's model.architecture
   ModelKind kind;
   std::vector<ConfigKey> (*keys)();
-  // Fills in what `config` lacks of the keys; Error(configuration) for what cannot be built.
+  // Adds the keys that `config` lacks; Error(configuration) for a model that is not supported.
   void (*complete)(nlohmann::json& config, const ConfigSource& source);
   void (*check)(const nlohmann::json& config, const ConfigSource& source);
   std::unique_ptr<Model> (*make)(const nlohmann::json& config, const ConfigSource& source);
 };
 
 std::span<const Architecture> architectures();
-// The row that a configuration names; Error(configuration) when there is none.
+// The row that a configuration names; Error(configuration) if it does not exist.
 const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source);
 
 // Builds the model that `config` describes (Hugging Face's config.json), with initial values drawn
-// from the thread's seed (engine/random.h), on the thread's default device. `source` says in errors
-// where the configuration came from. A configuration that cannot be built is an
-// Error(configuration) that names the key, and so is a model of another kind.
+// from the thread's seed (engine/random.h), on the thread's default device. `source` is the place
+// of the configuration in errors. A configuration that is not supported is an Error(configuration)
+// that names the key, and so is a model of another kind.
 std::unique_ptr<Model> make_model(const nlohmann::json& config,
                                   const ConfigSource& source = "config.json");
 std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,

@@ -71,13 +71,13 @@ class FolderReader {
   std::string source_;
 };
 
-// A file that must be there; its text goes into `files` under its place in the folder.
+// Reads a file that must exist. Its text goes into `files` under its path in the folder.
 json take_json(const fs::path& folder, const std::string& name,
                std::map<std::string, std::string>& files) {
   const fs::path path = folder / name;
   const auto text = text_of(path);
   TESSERA_CHECK(text.has_value(), ErrorCode::configuration,
-                "'{}' has no {}; it is not whole: copy or download it again", folder.string(),
+                "'{}' has no {}; it is incomplete: copy or download it again", folder.string(),
                 name);
   json value = checkpoint::parse_json(*text, path.string());
   files[name] = *text;
@@ -86,7 +86,7 @@ json take_json(const fs::path& folder, const std::string& name,
 
 struct ModuleEntry {
   std::string kind;  // the last part of its Python name
-  std::string type;  // all of it
+  std::string type;  // the whole name
   std::string path;  // of its folder
 };
 
@@ -99,7 +99,7 @@ std::vector<ModuleEntry> read_modules(const json& list, const std::string& sourc
     ModuleEntry entry{{}, reader.text("type"), reader.text("path", "")};
     entry.kind = entry.type.substr(entry.type.rfind('.') + 1);
     const bool plain = entry.path.find('/') == std::string::npos && entry.path != "..";
-    TESSERA_CHECK(plain, ErrorCode::configuration, "{}: path \"{}\" is no folder's name", source,
+    TESSERA_CHECK(plain, ErrorCode::configuration, "{}: path \"{}\" is not a folder name", source,
                   entry.path);
     entries.push_back(std::move(entry));
   }
@@ -117,11 +117,11 @@ PoolingMode pooling_mode(std::string_view name, const FolderReader& reader) {
     if (known == name) return mode;
   }
   fail(ErrorCode::configuration,
-       "{}: pooling by {} is not built; there are cls, max, mean and mean_sqrt_len_tokens",
+       "{}: pooling by {} is not supported; use cls, max, mean and mean_sqrt_len_tokens",
        reader.source(), name);
 }
 
-// One key with the modes' names, or, as versions before 5 wrote it, a truth value for each.
+// One key with the modes' names or, as in versions before 5, a boolean for each.
 std::vector<PoolingMode> read_pooling(const json& config, const FolderReader& reader) {
   std::vector<PoolingMode> modes;
   if (reader.has("pooling_mode")) {
@@ -135,14 +135,14 @@ std::vector<PoolingMode> read_pooling(const json& config, const FolderReader& re
     reader.check(!modes.empty(), "pooling_mode is an empty list");
     return modes;
   }
-  // In the order in which their results stand.
+  // In the order of their results.
   for (const auto& [key, name] : {std::pair{"pooling_mode_cls_token", "cls"},
                                   {"pooling_mode_max_tokens", "max"},
                                   {"pooling_mode_mean_tokens", "mean"},
                                   {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
                                   {"pooling_mode_weightedmean_tokens", "weightedmean"},
                                   {"pooling_mode_lasttoken", "lasttoken"}}) {
-    // Theirs is the mean where the file says nothing of it.
+    // Sentence Transformers' default is the mean.
     if (reader.flag(key, std::string_view(name) == "mean"))
       modes.push_back(pooling_mode(name, reader));
   }
@@ -158,8 +158,8 @@ void check_dimension(const FolderReader& reader, const char* key, std::int64_t v
 void check_names(const FolderReader& reader) {
   for (const char* key : {"module_input_name", "module_output_name"}) {
     const std::string name = reader.text(key, "sentence_embedding");
-    reader.check(name == "sentence_embedding", "{} = \"{}\" is not built; sentence_embedding is",
-                 key, name);
+    reader.check(name == "sentence_embedding",
+                 "{} = \"{}\" is not supported; use sentence_embedding", key, name);
   }
 }
 
@@ -182,21 +182,21 @@ SentenceModuleHandle read_dense(const json& config, const std::string& source, s
     return name.starts_with("torch.nn.") && kind == row.first;
   });
   reader.check(found != std::end(known),
-               "activation_function \"{}\" is not built; there are torch.nn's Tanh, Identity, "
-               "ReLU, GELU, Sigmoid and SiLU",
+               "activation_function \"{}\" is not supported; use torch.nn's Tanh, Identity, "
+               "ReLU, GELU, Sigmoid or SiLU",
                name);
   options.activation = found->second;
   dim = options.out;
   return SentenceModuleHandle(std::make_shared<SentenceDenseImpl>(options));
 }
 
-// What the tokenizer says, where Sentence Transformers' own file is silent.
+// The tokenizer's limit, if Sentence Transformers' own file has none.
 std::optional<std::int64_t> tokenizer_length(const fs::path& folder) {
   const auto text = text_of(folder / "tokenizer_config.json");
   if (!text) return std::nullopt;
   const json config = checkpoint::parse_json(*text, (folder / "tokenizer_config.json").string());
   const auto it = config.is_object() ? config.find("model_max_length") : config.end();
-  // "No limit" is written as 10^30.
+  // tokenizer_config.json writes "no limit" as 10^30.
   if (it == config.end() || !it->is_number()) return std::nullopt;
   if (it->get<double>() < 1 || it->get<double>() > 1e9) return std::nullopt;
   return it->get<std::int64_t>();
@@ -278,14 +278,14 @@ void read_following(const fs::path& folder, const std::vector<ModuleEntry>& entr
       const json config = take_json(folder, name, parts.files);
       parts.modules.emplace_back(entry.path, read_dense(config, where, parts.dimension));
     } else if (entry.kind == "Normalize") {
-      if (text_of(folder / name)) {  // older versions write none
+      if (text_of(folder / name)) {  // older versions do not write it
         check_names(FolderReader(take_json(folder, name, parts.files), where));
       }
       parts.modules.emplace_back(entry.path,
                                  SentenceModuleHandle(std::make_shared<SentenceNormalizeImpl>()));
     } else {
       fail(ErrorCode::configuration,
-           "{}: module {} is {}, which is not built; there are Transformer, Pooling, Dense and "
+           "{}: module {} is {}, which is not supported; there are Transformer, Pooling, Dense and "
            "Normalize",
            source, i, entry.type);
     }
@@ -306,7 +306,7 @@ SentenceEncoder::Parts read_folder(const fs::path& folder, const json& changes) 
   TESSERA_CHECK(entries[0].kind == "Transformer" && entries[0].path.empty(),
                 ErrorCode::configuration,
                 "{}: the first module is {} with the path \"{}\"; a Transformer with the path \"\" "
-                "is built: load the folder with sentence-transformers and save it again",
+                "is supported: load the folder with sentence-transformers and save it again",
                 modules, entries[0].type, entries[0].path);
   TESSERA_CHECK(entries.size() > 1, ErrorCode::configuration, "{}: no Pooling follows", modules);
   parts.transformer = make_text_encoder(transformer_config(folder, changes), source);
@@ -350,7 +350,7 @@ std::unique_ptr<SentenceEncoder> make_mean_pooling_encoder(const json& config,
 bool has_pooler(const std::string& folder, const SentenceEncoder& model) {
   const fs::path path = folder;
   std::error_code error;
-  // A plan needs no weights; a step in files of its ranks says it in its manifest.
+  // A plan needs no weights; a sharded step lists them in its manifest.
   if (!fs::exists(path / "model.safetensors", error) &&
       !fs::exists(path / "model.safetensors.index.json", error)) {
     return false;
@@ -378,7 +378,7 @@ void load_sentence_encoder(const std::string& folder, const SentenceEncoder& mod
     (folders.contains(first) ? of_folder[first] : transformer).push_back(tensor);
   }
   HuggingFaceNames names = model.hugging_face_names();
-  // The head of a loss that a training run leaves beside the encoder.
+  // The head of a loss, which a training run saves beside the encoder.
   names.ignored.insert(names.ignored.end(), {"classifier.weight", "classifier.bias"});
   checkpoint::load_hugging_face(folder, transformer, names.ignored, names.aliases);
   for (auto& [name, module] : of_folder) {

@@ -1,4 +1,4 @@
-// What may follow the pooling of a sentence encoder.
+// The modules that may follow the pooling of a sentence encoder.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class SentenceDenseImpl : public SentenceModule {
   nn::Linear linear_;
 };
 
-// Rows of length 1.
+// Normalises rows to length 1.
 class SentenceNormalizeImpl : public SentenceModule {
  public:
   Tensor forward(const Tensor& x) const override;

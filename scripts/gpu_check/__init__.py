@@ -1,1 +1,1 @@
-"""What scripts/gpu-check is made of: Python's standard library alone, so that it runs on a bare GPU machine."""
+"""The parts of scripts/gpu-check. They use only Python's standard library, so that they run on a bare GPU machine."""

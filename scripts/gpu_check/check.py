@@ -1,4 +1,4 @@
-"""Runs parts: each within a budget of its own, each with a verdict, whatever the ones before it did."""
+"""Runs parts, each within its own budget and with its own verdict, regardless of the earlier parts."""
 import concurrent.futures
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 
 PASSED, FAILED, TIMED_OUT, NOT_RUN = "passed", "failed", "timed out", "not run"
-LEAST_SECONDS = 3  # less is not worth beginning with
+LEAST_SECONDS = 3  # with less time left a part does not begin
 
 
 class NotRun(Exception):
@@ -17,12 +17,12 @@ class NotRun(Exception):
 
 
 class Interrupted(BaseException):
-    """The whole run is asked to end."""
+    """The whole run must end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """`run(check)` adds rows and returns a note. `beyond` says what of it needs a GPU, for runs without one."""
+    """`run(check)` adds rows and returns a note. `beyond` names what needs a GPU, for runs without one."""
     name: str
     seconds: int
     purpose: str
@@ -53,15 +53,15 @@ class Check:
         self.report.begin(part.name)
         try:
             if self.left() < LEAST_SECONDS:
-                raise NotRun("the time was over")
+                raise NotRun("no time was left")
             verdict, note = self._verdict(part.run(self))
         except NotRun as reason:
             verdict, note = NOT_RUN, str(reason)
         except Interrupted:
             self.commands.end_all()
-            self.report.end(FAILED, time.monotonic() - began, "the run was ended from outside")
+            self.report.end(FAILED, time.monotonic() - began, "a signal ended the run")
             raise
-        except Exception as error:  # a part's fault must not cost the others
+        except Exception as error:  # an error in one part must not stop the others
             traceback.print_exc(file=sys.stderr)
             verdict, note = FAILED, f"gpu-check itself: {type(error).__name__}: {error}"
         self.report.end(verdict, time.monotonic() - began, note)
@@ -79,7 +79,7 @@ class Check:
         return PASSED, (note or "") + (f" ({late} rows not run)" if late else "")
 
     def row(self, name, verdict, note="", /, **figures):
-        """A row is shown and on disk when this returns."""
+        """Adds a row, which is printed and on disk when this returns."""
         row = {**figures, "row": name, "verdict": verdict, **({"note": note} if note else {})}
         self.report.row(row)
         seconds = f" {row['seconds']:6.1f} s" if "seconds" in row else ""
@@ -94,7 +94,7 @@ class Check:
             return None
         done = self.commands.run(command, seconds, variables, watch)
         if done.timed_out:
-            self.row(name, TIMED_OUT, f"not done after {seconds:.0f} s", seconds=done.seconds, output=done.output)
+            self.row(name, TIMED_OUT, f"not finished after {seconds:.0f} s", seconds=done.seconds, output=done.output)
         elif done.status != 0:
             how = f"signal {-done.status}" if done.status < 0 else f"exit {done.status}"
             self.row(name, FAILED, f"{how}: {done.last_line()[:200]}", seconds=done.seconds, output=done.output)
@@ -122,7 +122,7 @@ class Check:
         try:
             figure = json.loads(line)
             if not isinstance(figure, dict):
-                raise ValueError("no object")
+                raise ValueError("not an object")
         except ValueError as error:
             self.row(name, FAILED, f"the row cannot be read ({error}): {line[:80]}")
             return
@@ -130,7 +130,7 @@ class Check:
         self.row(name, FAILED if problem else PASSED, problem, **figure)
 
     def together(self, calls, workers):
-        """Calls functions of no arguments, some at a time."""
+        """Calls functions without arguments, some at a time."""
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             futures = [pool.submit(call) for call in calls]
             try:
@@ -163,5 +163,5 @@ class LineReader:
             yield self.count, line.decode("utf-8", errors="replace")
 
     def rest(self):
-        """What stands behind the last end of line: a row that was being written when the process ended."""
+        """The text after the last end of line: a row that was not complete when the process ended."""
         return self._partial.decode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Commands with a limit: nothing that they start outlives them, and nothing they do can hold up their caller."""
+"""Commands with a time limit: their processes end with them, and they cannot block their caller."""
 import dataclasses
 import os
 import signal
@@ -8,7 +8,7 @@ import threading
 import time
 
 POLL_SECONDS = 0.1
-# From SIGTERM to SIGKILL, and from there to giving up on a process that sits in a driver's call.
+# The time from SIGTERM to SIGKILL, and from there to giving up on a process that hangs in a driver's call.
 GRACE_SECONDS = 3
 GIVE_UP_SECONDS = 5
 TAIL_BYTES = 6000
@@ -47,7 +47,7 @@ def members_of_session(session):
 
 
 def end_session(process):
-    """Ends a process and all of its session: politely, then by force. What even that does not end is left behind."""
+    """Ends a process and its whole session: with SIGTERM, then with SIGKILL. A process that survives both is left alone."""
     for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GIVE_UP_SECONDS)):
         deadline = time.monotonic() + seconds
         members = members_of_session(process.pid)
@@ -74,7 +74,7 @@ class Commands:
         self._lock = threading.Lock()
 
     def run(self, command, seconds, variables=None, watch=None):
-        """Runs a command for at most `seconds`. `watch` is called while it runs, and once after it."""
+        """Runs a command for at most `seconds`. Calls `watch` while it runs, and once afterwards."""
         began = time.monotonic()
         with tempfile.TemporaryFile() as output:
             try:

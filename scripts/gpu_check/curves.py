@@ -10,7 +10,7 @@ TOLERANCE = 1e-3  # relative
 
 
 def curves(check):
-    """Steps of one recipe on the CPU and on the GPU: the same losses."""
+    """Steps of one recipe on the CPU and on the GPU must have the same losses."""
     steps = EMULATED_STEPS if check.installation.emulated else STEPS
     program = check.installation.program("tessera")
     losses = []

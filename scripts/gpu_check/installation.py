@@ -1,18 +1,18 @@
-"""What is checked: a pack that scripts/gpu-pack made, or a build, with the libraries it needs on this machine."""
+"""The installation to check: a pack of scripts/gpu-pack, or a build, with the libraries that it needs on this machine."""
 import json
 import os
 import subprocess
 
 from gpu_check import libraries
 
-# What comes from the compiler is used only where the machine's own is missing or too old: other libraries of the
-# machine may need a newer one than was packed.
+# Libraries of the compiler are used only where the machine's own are missing or too old: other libraries of the machine
+# may need newer ones than those in the pack.
 COMPILER_FOLDER = "lib-compiler"
 START_SECONDS = 30
 
 
 class Unusable(Exception):
-    """There is nothing to check; the text says why, and what to do."""
+    """There is nothing to check; the text has the reason and what to do."""
 
 
 class Installation:
@@ -22,13 +22,13 @@ class Installation:
         self.folders = folders  # with programs
         self.emulated = emulated
         self.tests = "cuda_tests" if emulated else "gpu_tests"
-        self.products = products  # who is to compute matrix products: "cublas" or "own"
+        self.products = products  # computes matrix products: "cublas" or "own"
         self.head = head or {}
         self.data = data  # a folder with files beside the programs: peers
         self.found = {} if emulated else libraries.on_this_machine()
         folders = [*library_folders, *(os.path.dirname(library["path"]) for library in self.found.values())]
         folders += os.environ.get("LD_LIBRARY_PATH", "").split(":")
-        # Kernels are loaded before the first of them runs: tests hold queues up and then launch.
+        # Kernels are loaded before the first of them runs: tests block queues and then launch.
         self.variables = {"LD_LIBRARY_PATH": ":".join(dict.fromkeys(filter(None, folders))),
                           "CUDA_MODULE_LOADING": "EAGER", "PYTHONUNBUFFERED": "1"}
         if not emulated:
@@ -40,7 +40,7 @@ class Installation:
             with open(os.path.join(folder, "manifest.json"), encoding="utf-8") as file:
                 manifest = json.load(file)
         except (OSError, ValueError) as error:
-            raise Unusable(f"{folder} is no pack of scripts/gpu-pack: {error}") from None
+            raise Unusable(f"{folder} is not a pack of scripts/gpu-pack: {error}") from None
         if manifest["emulated"] != emulated:
             kind = ("for the emulator: run it with --on-emulator" if manifest["emulated"] else
                     "for GPUs, not for the emulator: run it without --on-emulator")
@@ -63,7 +63,7 @@ class Installation:
                    data=os.path.join(root, "bench"), head={"commit": commit_of(root)})
         problem = made.why_it_does_not_start()
         if problem:
-            raise Unusable(f"there is no build to check ({problem}): run scripts/test first, or scripts/gpu-pack")
+            raise Unusable(f"no build to check was found ({problem}): run scripts/test first, or scripts/gpu-pack")
         return made
 
     def program(self, name):
@@ -71,7 +71,7 @@ class Installation:
         return next(filter(os.path.exists, places), places[0])
 
     def why_it_does_not_start(self):
-        """Of the program `tessera`; empty when it starts."""
+        """The error of starting the program `tessera`; empty when it starts."""
         try:
             done = subprocess.run([self.program("tessera"), "--help"], capture_output=True, text=True,
                                   timeout=START_SECONDS, env={**os.environ, **self.variables}, check=False)
@@ -80,11 +80,11 @@ class Installation:
         return "" if done.returncode == 0 else done.stderr.strip() or f"exit {done.returncode}"
 
     def problem_with_products(self, computed_by):
-        """Why a figure whose products were computed so is not the one asked for; empty when it is."""
+        """Why a figure with products by `computed_by` does not count; empty if it does."""
         if computed_by is None:
-            return ""  # no product is in it
+            return ""  # it contains no product
         wanted = "our own kernels" if self.emulated or self.products == "own" else "cuBLASLt"
-        return "" if computed_by.startswith(wanted) else f"products by {computed_by}, and {wanted} was asked for"
+        return "" if computed_by.startswith(wanted) else f"products by {computed_by} instead of {wanted}"
 
 
 def commit_of(root):

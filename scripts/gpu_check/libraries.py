@@ -1,4 +1,4 @@
-"""Where CUDA's libraries are on this machine: cuBLASLt and NCCL are too large to carry along."""
+"""Finds CUDA's libraries on this machine: cuBLASLt and NCCL are too large for a pack."""
 import glob
 import os
 import re
@@ -13,7 +13,7 @@ SONAMES = {"cuBLASLt": ("libcublasLt.so.13", "libcublasLt.so.12"), "NCCL": ("lib
 
 
 def loader_cache():
-    """{soname: path} of what the loader finds by itself."""
+    """{soname: path} of the libraries that the loader finds itself."""
     command = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
         listing = subprocess.run([command, "-p"], capture_output=True, text=True, timeout=20, check=False).stdout
@@ -41,7 +41,7 @@ def python_folders():
 
 
 def places():
-    """(how it was found, folder), in the order in which they are looked at."""
+    """(how it was found, folder), in the order of the search."""
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         yield NAMED, folder
     for name in ("CUDA_HOME", "CUDA_PATH"):
@@ -56,7 +56,7 @@ def places():
 
 def find(cache, folders):
     """{"cuBLASLt": {"path", "by"}, "NCCL": ...} from the loader's cache and from (how, folder) in their order; a
-    library that is nowhere is missing from it. What the environment names goes before the loader's own."""
+    library that is not found is left out. Folders of LD_LIBRARY_PATH come before the loader's own."""
     found = {}
     for library, sonames in SONAMES.items():
         for soname in sonames:

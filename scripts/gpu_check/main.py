@@ -1,4 +1,4 @@
-"""The command line of gpu-check: which parts, over what, and the table at the end."""
+"""The command line of gpu-check: the parts, the installation, and the table at the end."""
 import argparse
 import os
 import signal
@@ -19,20 +19,20 @@ def parse(arguments, home):
     listing = "\n".join(f"  {part.name:12} {part.seconds:4} s  {part.purpose}" for part in PARTS)
     parser = argparse.ArgumentParser(
         prog="gpu-check", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Checks and measures Tessera on a machine with a GPU. Needs Python 3.10, and nothing that is not "
-                    "in a pack but the driver, cuBLASLt and NCCL.",
-        epilog=f"parts, in the order of their worth, with what each may take at most:\n{listing}\n\n"
+        description="Checks and measures Tessera on a machine with a GPU. Needs Python 3.10, the driver, cuBLASLt and "
+                    "NCCL; a pack contains everything else.",
+        epilog=f"parts, the most important first, with the time limit of each:\n{listing}\n\n"
                "Exit 0: nothing failed or ran out of time. A machine without a GPU fails `environment`.")
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all of them")
     parser.add_argument("--pack", metavar="FOLDER", default=home if is_pack(home) else None,
-                        help="what scripts/gpu-pack made; default: where this script lies, if that is one, else the "
+                        help="a pack of scripts/gpu-pack; default: the folder of this script, if it is a pack, else the "
                              "build of this repository")
     parser.add_argument("--on-emulator", action="store_true",
-                        help="what can be checked without a GPU, on the programs built over the emulator")
-    parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS, help="for everything (default: %(default)s)")
+                        help="check what needs no GPU, with the programs built with the emulator")
+    parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS, help="time limit of the whole run (default: %(default)s)")
     parser.add_argument("--products", choices=("cublas", "own"), default="cublas",
-                        help="who is to compute matrix products: cuBLASLt, or our own kernels (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="the report, written anew after every row (default: "
+                        help="compute matrix products by cuBLASLt, or by our own kernels (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="the report, written again after every row (default: "
                                                        "gpu-check.json in the pack, or in bench/results)")
     chosen = parser.parse_args(arguments)
     known = {part.name: part for part in PARTS}
@@ -63,7 +63,7 @@ def table(report, seconds):
 
 
 def main(arguments, home):
-    """`home` is the script's folder: scripts/ of a repository, or a pack."""
+    """`home` is the script's folder: scripts/ of a repository, or that of a pack."""
     chosen = parse(arguments, home)
     root = os.path.dirname(home)
     try:
@@ -93,7 +93,7 @@ def main(arguments, home):
     report.set("seconds", round(time.monotonic() - began, 1))
     table(report, time.monotonic() - began)
     if installation.emulated:
-        print("\nwhat this could not reach, because it needs a GPU:")
+        print("\nnot checked, because it needs a GPU:")
         for part in chosen.parts:
             if part.beyond:
                 print(f"  {part.name:12} {part.beyond}")

@@ -25,7 +25,7 @@ def nccl(check):
 
 
 def train(check, rank, path, port):
-    """Apart by NCCL_HOSTID, two processes may share a GPU; they then talk over the loopback network."""
+    """With different NCCL_HOSTIDs two processes may share a GPU; they communicate over the loopback network."""
     variables = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS,
                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_HOSTID": f"gpu-check-{rank}",
                  "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": 1, "NCCL_NVLS_ENABLE": 0, "NCCL_MAX_CTAS": 2,

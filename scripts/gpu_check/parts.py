@@ -1,4 +1,4 @@
-"""The parts of gpu-check, in the order of their worth: what stops everything first, what takes longest last."""
+"""The parts of gpu-check, the most important first: failures that stop everything first, the longest part last."""
 import json
 import os
 import shutil
@@ -15,7 +15,7 @@ SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def environment(check):
-    """What this machine is, and whether the program finds on it what the figures are to be of."""
+    """Describes this machine, and checks that the program finds the libraries that the figures need."""
     query = "name,driver_version,memory.total,clocks.max.sm"
     machine = check.commands.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], 15)
     processors = os.cpu_count()
@@ -43,7 +43,7 @@ def environment(check):
 
 
 def training(check):
-    """GPT-2 at two sizes, plainly, accumulating, and sharded; next to PyTorch where it is."""
+    """GPT-2 at two sizes: plain, with accumulation, and sharded; compared with PyTorch if installed."""
     program = check.installation.program("cuda_training_bench")
     if check.installation.emulated:
         runs = {"tiny": ["--model", "tiny", "--batch", "1", "--seq-len", "16", "--steps", "3"]}
@@ -81,7 +81,7 @@ def pytorch(check, model, batch, folder):
 
 
 def kernels(check):
-    """Every kernel next to the device's copies, or to large products by cuBLASLt."""
+    """Every kernel compared with the device's copies, or with large products by cuBLASLt."""
     if check.installation.emulated:
         raise NotRun("rates need a GPU")
     with tempfile.TemporaryDirectory() as folder:
@@ -92,14 +92,14 @@ def kernels(check):
     rows = check.report.rows()
     left_out = sum(row.get("rows", 0) for row in rows if row.get("measure") == "rows left out")
     if check.installation.products == "cublas" and not any(row.get("measure") == "products" for row in rows):
-        check.row("cuBLASLt", FAILED, "there is no product by cuBLASLt to hold the kernels against")
+        check.row("cuBLASLt", FAILED, "no product by cuBLASLt was measured to compare the kernels with")
     slow = [row for row in rows if isinstance(row.get("ratio"), float) and row["ratio"] < 0.5]
     return (f"{sum('kernel' in row for row in rows)} rows, {len(slow)} below half of the device's rate"
             + (f", no time was left for {left_out}" if left_out else ""))
 
 
 def strategies(check):
-    """Every strategy on ranks that share the GPU: the same bits."""
+    """Every strategy, on ranks that share the GPU, gives the same bits."""
     program = check.installation.program("cuda_training_bench")
     options = ["--model", "tiny", "--strategy", "all"]
     options += (["--ranks", "2", "--batch", "1", "--seq-len", "16", "--steps", "3"] if check.installation.emulated else
@@ -119,14 +119,14 @@ def strategies(check):
 def sanitizers(check):
     """compute-sanitizer over kernels' tests."""
     if check.installation.emulated:
-        raise NotRun("the tool watches real devices")
+        raise NotRun("the tool needs a real device")
     places = ["compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer",
               os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "compute-sanitizer")]
     tool = next(filter(None, map(shutil.which, places)), None)
     if tool is None:
-        raise NotRun("compute-sanitizer is not here")
+        raise NotRun("compute-sanitizer is not installed")
     program = check.installation.program(check.installation.tests)
-    # Whatever the tool says of a clean kernel on a machine where it works, it ends with its summary.
+    # Where the tool works, it prints its summary at the end even for a clean kernel.
     tried = check.commands.run([tool, program, "fill_test", "--gtest_brief=1"], min(40, check.left()))
     if "ERROR SUMMARY" not in tried.output:
         raise NotRun(f"compute-sanitizer does not work here: {tried.last_line()[:120]}")

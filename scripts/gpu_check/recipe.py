@@ -7,7 +7,7 @@ TEXT_BYTES = 40000
 
 
 def write(folder, steps, emulated=False):
-    """A folder with a text and a recipe; returns the recipe's path. On the emulator the model is minute."""
+    """Makes a folder with a text and a recipe; returns the recipe's path. On the emulator the model is tiny."""
     os.makedirs(folder, exist_ok=True)
     text = b""
     for path in sorted(glob.glob(os.path.join(os.path.dirname(__file__), "*.py"))):
@@ -25,7 +25,7 @@ def write(folder, steps, emulated=False):
     }
     path = os.path.join(folder, "recipe.yaml")
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(recipe, file)  # which is YAML
+        json.dump(recipe, file)  # JSON is valid YAML
     return path
 
 

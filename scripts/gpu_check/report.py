@@ -1,11 +1,11 @@
-"""The report: a JSON file that is whole and up to date after every row, whatever ends the run."""
+"""The report: a JSON file that is complete and up to date after every row, however the run ends."""
 import json
 import os
 import threading
 
 
 class Report:
-    """`path` may be None: nothing is written then."""
+    """`path` may be None: then no file is written."""
 
     def __init__(self, path, head):
         self.path = path
@@ -19,7 +19,7 @@ class Report:
             self.write()
 
     def begin(self, part):
-        """A part is in the file from its beginning, so that a run that is killed shows where."""
+        """Writes a part when it begins, so that the file of a killed run shows the part."""
         with self._lock:
             self.content["parts"].append({"part": part, "verdict": "running", "seconds": 0, "note": "", "rows": []})
             self.write()
@@ -35,7 +35,7 @@ class Report:
             self.write()
 
     def rows(self):
-        """Of the part that runs."""
+        """The rows of the running part."""
         with self._lock:
             return list(self.content["parts"][-1]["rows"])
 

@@ -1,4 +1,4 @@
-"""The GPU tests: one program, run once for each of its source files, so that a file that ends it costs no other."""
+"""The GPU tests: one program, run once for each of its source files, so that a crash affects only one file."""
 import functools
 import json
 import os
@@ -8,12 +8,12 @@ import tempfile
 from gpu_check.check import FAILED, PASSED
 
 LIMIT_SECONDS = 45
-# Tests of whole machinery, in `device`; of ranks, in `strategies` and `nccl`. All others are `smoke`'s.
+# Tests of whole subsystems (part `device`), and of ranks (parts `strategies` and `nccl`). All others belong to `smoke`.
 OF_THE_DEVICE = ("checkpoint_device_test", "gradient_check_test", "training_test")
 OF_RANKS = ("comm_device_test", "strategies_test", "nccl_test", "nccl_training_test")
-# scripts/test runs all of them on the emulator; here a few show that the way there works.
+# scripts/test runs all tests on the emulator; here a few show that this program works.
 ON_THE_EMULATOR = ("cast_test", "engine_device_test", "engine_memory_test", "fill_test", "training_test")
-# Of a GPU that several test programs share at a time.
+# The memory of each test program: several share a GPU at a time.
 MEMORY = "2G"
 EMULATED_MEMORY = str(1 << 30)
 
@@ -40,7 +40,7 @@ def files_of(check):
 
 
 def test_files(check, files):
-    """Runs these files' tests, some at a time; a row for each file."""
+    """Runs these files' tests, some at a time; adds a row for each file."""
     workers = max(1, min(4, (os.cpu_count() or 1) // 2))
     with tempfile.TemporaryDirectory() as folder:
         check.together([functools.partial(test_file, check, file, folder) for file in files], workers)

@@ -1,4 +1,4 @@
-// Context over a communicator.
+// The implementation of Context over a communicator.
 #include "sharding/context/context.h"
 
 #include <fmt/format.h>
@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/counted.h"
 #include "base/error.h"
+#include "base/home_process.h"
 #include "engine/device/backend.h"
 #include "engine/ops.h"
 #include "engine/random.h"
@@ -41,13 +43,13 @@ Tensor Context::all_gather(const Tensor& rows) const {
 }
 
 Tensor Context::all_reduce(const Tensor& x) const {
-  return collectives_->all_reduce(x, 1.0f);
+  return collectives_->all_reduce(x, 1.0f, "all_reduce");
 }
 
 Tensor Context::mean(const Tensor& x) const {
   // A factor that fp64's sums are multiplied by has to have its precision.
-  if (x.dtype() == float64) return all_reduce(x) * (1.0 / world_size());
-  return collectives_->all_reduce(x, 1.0f / static_cast<float>(world_size()));
+  if (x.dtype() == float64) return collectives_->all_reduce(x, 1.0f, "mean") * (1.0 / world_size());
+  return collectives_->all_reduce(x, 1.0f / static_cast<float>(world_size()), "mean");
 }
 
 data::TensorLoader Context::prepare(const data::TensorLoader& loader) const {
@@ -61,10 +63,10 @@ Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoade
 Tensor Context::gather_for_metrics(const Tensor& values, std::int64_t samples) const {
   TESSERA_REQUIRE(values.dimensions() > 0,
                   "gather_for_metrics of a scalar: give one value a sample");
-  TESSERA_REQUIRE(
-      samples >= 0 && values.size(0) >= samples,
-      "gather_for_metrics of {} rows for a batch of {} samples: give one value a sample",
-      values.size(0), samples);
+  TESSERA_REQUIRE(samples >= 0 && values.size(0) >= samples,
+                  "gather_for_metrics(values, n) with n = {} on rank {}, where values of shape {} "
+                  "have {}: n is a number of rows from 0 to that, one row for each sample",
+                  samples, rank(), values.shape().to_string(), counted(values.size(0), "row"));
   std::vector<std::int64_t> sizes(values.shape().sizes().begin(), values.shape().sizes().end());
   sizes[0] = 1;
   const std::string row = fmt::format("{} {}", name_of(values.dtype()), Shape(sizes).to_string());
@@ -103,7 +105,7 @@ double Context::max(double value) const {
   double largest = value;
   for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) {
     const double other = number_in(part);
-    if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank alike
+    if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank
     if (std::isnan(largest)) break;
   }
   return largest;
@@ -114,6 +116,7 @@ void Context::barrier() const {
 }
 
 Context init(Device device, const comm::ConnectOptions& options) {
+  HomeProcess::require_unused_before_fork("ts::init()");
   const comm::World world = comm::world_from_environment();
   comm::ConnectOptions on_device = options;
   on_device.device = device;

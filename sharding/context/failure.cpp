@@ -1,4 +1,4 @@
-// Exceptions to exit codes and lines, and the way of a line to the launcher.
+// Converts exceptions to exit codes and lines, and sends a line to the launcher.
 #include "sharding/context/failure.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-// One line, whatever the message contains: names of tensors and files come from strangers.
+// Makes one line of any text: names of tensors and files come from untrusted input.
 std::string one_line(std::string_view text) {
   std::string line(text);
   while (!line.empty() && line.back() == '\n') line.pop_back();
@@ -43,8 +43,8 @@ std::optional<int> environment_number(const char* name) {
   return value;
 }
 
-// The launcher's pipe if the descriptor is still that pipe: a program between launcher and rank may
-// have closed it, and the number may since mean something else.
+// The launcher's pipe if the descriptor still refers to it: a program between launcher and rank may
+// have closed it, and the number may have been reused since.
 std::optional<int> launcher_pipe() {
   const char* text = std::getenv(failure_pipe_variable);
   if (text == nullptr) return std::nullopt;
@@ -61,17 +61,25 @@ std::optional<int> launcher_pipe() {
   return descriptor;
 }
 
+// A program may throw an Error with a number of its own. What a process cannot end with, or would
+// end with as if nothing had happened, becomes the code of errors in general.
+int exit_code_of(ErrorCode code) {
+  const int number = static_cast<int>(code);
+  constexpr int largest = 255;  // of which a parent process sees all bits
+  return number >= 1 && number <= largest ? number : static_cast<int>(ErrorCode::runtime);
+}
+
 bool send_to_launcher(const Failure& failure) {
   const std::optional<int> pipe = launcher_pipe();
   if (!pipe) return false;
-  // A write of at most PIPE_BUF bytes is not mixed with other ranks'.
+  // A write of at most PIPE_BUF bytes is not mixed with the writes of other ranks.
   nlohmann::json object = {
       {"rank", failure.rank}, {"code", failure.code}, {"message", failure.message}};
   const auto replace = nlohmann::json::error_handler_t::replace;
   std::string line = object.dump(-1, ' ', false, replace);
   while (line.size() >= PIPE_BUF) {
     const std::size_t length = object["message"].get<std::string>().size();
-    const std::size_t excess = line.size() - PIPE_BUF + 4;  // with the dots, or more: escapes
+    const std::size_t excess = line.size() - PIPE_BUF + 4;  // with the dots; escapes need more
     object["message"] = failure.message.substr(0, length - std::min(length, excess)) + "...";
     line = object.dump(-1, ' ', false, replace);
   }
@@ -91,7 +99,7 @@ std::optional<Failure> current_failure(std::string_view before_logic_errors) {
   try {
     throw;
   } catch (const Error& error) {
-    failure.code = static_cast<int>(error.code());
+    failure.code = exit_code_of(error.code());
     failure.message = one_line(error.what());
   } catch (const std::bad_alloc&) {
     failure.code = static_cast<int>(ErrorCode::out_of_memory);
@@ -105,7 +113,7 @@ std::optional<Failure> current_failure(std::string_view before_logic_errors) {
   } catch (const std::exception& error) {
     failure.message = one_line(error.what());
   } catch (...) {
-    failure.message = std::string(before_logic_errors) + "an exception that is no std::exception";
+    failure.message = std::string(before_logic_errors) + "an exception other than std::exception";
   }
   return failure;
 }
@@ -128,8 +136,7 @@ void report_failure(const Failure& failure) {
   const std::string line = several ? fmt::format("tessera: rank {}: error: {}\n", failure.rank,
                                                  in_lines(failure.message))
                                    : fmt::format("tessera: error: {}\n", in_lines(failure.message));
-  // One write, so that the lines of several ranks do not mix; where stderr is gone there is nothing
-  // left to tell.
+  // One write, so that the lines of several ranks do not mix; a missing stderr is ignored.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

@@ -1,4 +1,4 @@
-// When the factor grows and when it falls.
+// The rules by which the factor grows and falls.
 #include "sharding/context/loss_scaler.h"
 
 #include <cmath>
@@ -9,10 +9,10 @@
 namespace tessera {
 namespace {
 
-// The largest power of two of fp32, in which gradients are divided again.
+// The largest power of two of fp32, because gradients are divided in fp32.
 constexpr double largest_factor = 0x1p127;
 constexpr double smallest_factor = 0x1p-126;
-// The dynamic factor's way from 65536 to 1.
+// The number of reductions of the dynamic factor from 65536 to 1.
 constexpr int most_lost_steps = 17;
 
 bool is_power_of_two(double value) {
@@ -80,7 +80,7 @@ bool LossScaler::update(double grad_norm) {
 void LossScaler::restore(const State& state) {
   TESSERA_CHECK(is_power_of_two(state.factor) && state.good_steps >= 0 && state.skipped_steps >= 0,
                 ErrorCode::checkpoint,
-                "a loss scale of {} with {} good and {} skipped steps is none that was saved",
+                "no loss scaler saved a factor of {} with {} good and {} skipped steps",
                 state.factor, state.good_steps, state.skipped_steps);
   state_ = state;
   if (options_.fixed) state_.factor = *options_.fixed;

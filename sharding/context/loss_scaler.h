@@ -6,9 +6,9 @@
 //   if (scaler.update(norm)) optimizer.step();
 //   optimizer.zero_grad();
 //
-// The norm is the same on every rank and not finite where a gradient of any rank is not, so all
-// take the step or none does, without a message of its own. Factors are powers of two: gradients
-// come out of the scaling with the bits that they had, but where float16 would have lost them.
+// The norm is the same on every rank, and it is not finite when a gradient of any rank is not. So
+// either all ranks take the step or none does, without an extra message. Factors are powers of two:
+// scaling does not change the bits of gradients, except of those that float16 would have lost.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +31,18 @@ struct LossScaleOptions {
 
 class LossScaler {
  public:
-  // Error(configuration) for factors that are no powers of two, and those that lead nowhere.
+  // Error(configuration) for factors that are not powers of two or that cannot work.
   explicit LossScaler(const LossScaleOptions& options = {});
 
   [[nodiscard]] Tensor scale(const Tensor& loss) const { return loss * state_.factor; }
-  // What the loss of the present step is multiplied by.
+  // The factor that multiplies the loss of the present step.
   [[nodiscard]] double factor() const { return state_.factor; }
-  // After the backwards of a step, with the norm of all gradients; whether the optimizer may take
-  // it. Error(numeric) when no factor helps: the dynamic one would fall below the minimum, or a
-  // fixed one has lost too many steps in a row.
+  // Call it after the backwards of a step, with the norm of all gradients; returns whether the
+  // optimizer may take the step. Error(numeric) when no factor helps: the dynamic one would fall
+  // below the minimum, or a fixed one has lost too many steps in a row.
   bool update(double grad_norm);
 
-  // What a checkpoint keeps.
+  // The state that a checkpoint stores.
   struct State {
     double factor = 0;
     std::int64_t good_steps = 0;     // in a row, since the factor last changed
@@ -50,7 +50,7 @@ class LossScaler {
     friend bool operator==(const State&, const State&) = default;
   };
   [[nodiscard]] const State& state() const { return state_; }
-  // A fixed factor stays what it is. Error(checkpoint) for what no scaler has saved.
+  // A fixed factor does not change. Error(checkpoint) for a state that no scaler has saved.
   void restore(const State& state);
 
  private:

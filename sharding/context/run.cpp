@@ -1,4 +1,4 @@
-// From what a program throws to its exit code.
+// Converts a program's exceptions to its exit code.
 #include "sharding/context/run.h"
 
 #include <poll.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* fmt_write_error = "cannot write to file";  // of fmt::print
 
-// Why an earlier write to standard output failed, whose errno is gone.
+// The reason why an earlier write to standard output failed; its errno is gone.
 int reason_of_lost_output() {
   if (::write(STDOUT_FILENO, "", 0) < 0) return errno;  // a device reports it again
   pollfd reader{STDOUT_FILENO, POLLOUT, 0};
@@ -29,13 +29,13 @@ int reason_of_lost_output() {
   return full ? ENOSPC : EIO;
 }
 
-// The exit code of what is still to be written; 0: it is.
+// The exit code of flushing the remaining output; 0: all is written.
 int flush_stdout() {
   const bool failed_before = std::ferror(stdout) != 0;
   const bool fails = std::fflush(stdout) != 0;
   if (!fails && !failed_before) return 0;
   const int reason = fails ? errno : reason_of_lost_output();
-  // Nobody reads any more, as in `tessera env | head -1`: no error of ours.
+  // The reader has left, as in `tessera env | head -1`: not an error.
   if (reason == EPIPE) return 0;
   const int code = static_cast<int>(full_disk_or_runtime(reason));
   report_failure({code, describe_errno("writing to standard output", reason)});
@@ -47,7 +47,8 @@ int flush_stdout() {
 int detail::run_main(const std::function<int()>& program, std::string_view before_logic_errors) {
   try {
     const int code = program();
-    return std::max(code, flush_stdout());
+    const int written = flush_stdout();
+    return code != 0 ? code : written;
   } catch (...) {
     std::optional<Failure> failure = current_failure(before_logic_errors);
     if (!failure) return 0;

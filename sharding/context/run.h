@@ -12,17 +12,17 @@ namespace detail {
 int run_main(const std::function<int()>& program, std::string_view before_logic_errors = "");
 }
 
-// What main() returns: runs `program`, a function without arguments that returns nothing or an exit
-// code. What it throws becomes one line on stderr, "tessera: error: ...", with the rank where there
-// are several, or the launcher's line under `tessera launch`; and the exit code of its kind: an
-// Error's code(), 6 for std::bad_alloc, else 1 (docs/errors.md). A standard output that cannot be
-// written is such an error, unless its reader has left.
+// Returns the result of main(): runs `program`, a function without arguments that returns nothing
+// or an exit code. An exception becomes one line on stderr, "tessera: error: ...", with the rank
+// when there are several, or the launcher's line under `tessera launch`; and the exit code of its
+// kind: an Error's code(), 6 for std::bad_alloc, else 1 (docs/errors.md). A standard output that
+// cannot be written is such an error, unless its reader has left.
 //
 //   int main() { return ts::run([] { train(); }); }
 //
-// Without it an exception ends the program by std::terminate, and the launcher says "killed by
-// signal 6". The library itself installs no handler for that, and none for signals: both are the
-// program's.
+// Without it an exception ends the program by std::terminate, and the launcher reports "killed by
+// signal 6". The library itself installs no handlers, neither for std::terminate nor for signals:
+// both belong to the program.
 template <class Program>
 requires std::is_invocable_v<Program&>
 [[nodiscard]] int run(Program&& program) {

@@ -1,4 +1,4 @@
-// Gathering and summing of tensors, with gradients.
+// Gathers and sums tensors, with gradients.
 #include "sharding/context/tensor_collectives.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ Tensor TensorCollectives::gather(const Tensor& rows) {
   sizes[0] *= ranks;
   Tensor all = Tensor::empty(Shape(sizes), rows.dtype(), rows.device());
   const std::string name =
-      fmt::format("rows {} {}", name_of(rows.dtype()), rows.shape().to_string());
+      fmt::format("all_gather of {} {}", name_of(rows.dtype()), rows.shape().to_string());
   const std::uint64_t call = calls_++;
   if (!rows.is_meta()) {
     require_device("all_gather", rows);
@@ -64,18 +64,19 @@ Tensor TensorCollectives::gather(const Tensor& rows) {
   return all;
 }
 
-Tensor TensorCollectives::all_reduce(const Tensor& x, float scale) {
+Tensor TensorCollectives::all_reduce(const Tensor& x, float scale, std::string_view call_name) {
   TESSERA_REQUIRE(is_floating(x.dtype()),
-                  "all_reduce of a tensor of {}; cast it to float64, which holds whole numbers up "
-                  "to 2^53 exactly",
-                  name_of(x.dtype()));
+                  "{} of a tensor of {}; cast it to float64, which holds whole numbers up to 2^53 "
+                  "exactly",
+                  call_name, name_of(x.dtype()));
   if (communicator_->size() == 1) return x;
   Tensor sums = Tensor::empty(x.shape(), x.dtype(), x.device());
-  const std::string name = fmt::format("sums {} {}", name_of(x.dtype()), x.shape().to_string());
+  const std::string name =
+      fmt::format("{} of {} {}", call_name, name_of(x.dtype()), x.shape().to_string());
   const comm::Reduction reduction{.in_dtype = x.dtype(), .out_dtype = x.dtype(), .scale = scale};
   const std::uint64_t call = calls_++;
   if (!x.is_meta()) {
-    require_device("all_reduce", x);
+    require_device(call_name, x);
     autograd::note_read();
     sum_all(name, x, sums, reduction, {call, 0, comm::Phase::forward});
   }
@@ -96,8 +97,7 @@ comm::Buffer& TensorCollectives::filled_with(const std::string& name, const Tens
                                              comm::Tag tag) {
   Buffers& buffers = buffers_for(name);
   if (!buffers.summands) {
-    buffers.summands =
-        communicator_->allocate("summands of " + name, summands.bytes(), comm::Sharing::per_rank);
+    buffers.summands = communicator_->allocate(name, summands.bytes(), comm::Sharing::per_rank);
   }
   communicator_->acquire(*buffers.summands, tag);
   if (summands.elements() > 0) {
@@ -123,7 +123,7 @@ void TensorCollectives::sum_all(const std::string& name, const Tensor& summands,
                             reduction, tag);
 }
 
-void TensorCollectives::require_device(const char* call, const Tensor& tensor) const {
+void TensorCollectives::require_device(std::string_view call, const Tensor& tensor) const {
   TESSERA_REQUIRE(tensor.device() == communicator_->device(),
                   "{} of a tensor on {} between ranks on {}; move it with "
                   "Tensor::to(context.device())",

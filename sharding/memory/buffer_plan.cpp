@@ -21,8 +21,8 @@ std::string title(const PlannedUnit& unit) {
   return unit.name.empty() ? "the root unit" : "unit " + unit.name;
 }
 
-// The number of units of `members` that can be under way together: each lies inside the one before.
-// "a.b" lies inside "a".
+// The number of units of `members` that can be under way together: the longest chain of units
+// inside one another. "a.b" lies inside "a".
 int nesting(const std::vector<PlannedUnit>& units, const std::vector<int>& members) {
   const auto name_of = [&](int unit) -> std::string_view {
     return units[static_cast<std::size_t>(unit)].name;
@@ -116,7 +116,7 @@ class Planner {
     }
   }
 
-  // What passes between a GPU and its host (sharding/memory/host_transfers.h,
+  // Buffers of copies between a GPU and its host (sharding/memory/host_transfers.h,
   // engine/storage/host_link.h).
   void add_host_transfers() {
     const OffloadOptions& offload = options_.offload;
@@ -174,7 +174,7 @@ class Planner {
     }
   }
 
-  // Where it is gathered from all that hold one copy, and where from fewer.
+  // Sorts the unit by the ranks that it is gathered from: all that hold one copy, or fewer.
   void add_resharded(int index, int ranks) {
     sharing_.push_back(index);
     if (ranks == 0) {
@@ -187,8 +187,8 @@ class Planner {
         resharded_bytes(*unit.layout, ranks));
   }
 
-  // A fixed set, sized by the largest unit: for each unit that is under way one, and one for each
-  // that is gathered ahead.
+  // A fixed set of buffers with the size of the largest unit: one for each unit under way, and one
+  // for each unit that is gathered ahead.
   void add_pool_of_parameters(const std::vector<int>& units, int ahead, int ranks) {
     std::size_t largest = 0;
     for (const int unit : units) largest = std::max(largest, layout_of(unit).bytes());
@@ -199,9 +199,9 @@ class Planner {
     if (plan_.buffers.size() > before) plan_.buffers.back().ranks = ranks;
   }
 
-  // The same of gradients: one more, for the gradient that is reduced meanwhile.
+  // The same for gradients, with one more buffer, for the gradient that is reduced meanwhile.
   void add_pools() {
-    // What keeps parts is gathered from all ranks in forwards alone.
+    // Units that keep parts are gathered from all ranks only in forwards.
     const bool ahead = freed_whole_ || options_.forward_prefetch;
     add_pool_of_parameters(sharing_, ahead ? prefetched_units(options_) : 0, 0);
     for (const auto& [ranks, units] : resharding_)
@@ -224,7 +224,7 @@ class Planner {
       largest = std::max(largest, elements * size_of(sum_dtype_of(*unit.layout)));
       reduced += elements > 0 ? 1 : 0;
     }
-    // One that passes between copies while the next is summed within one.
+    // One is summed between replicas while the next is summed within one.
     add(BufferUse::partial_sums, MemoryKind::communication, -1, "partial sums", largest,
         std::min(reduced, 2));
   }
@@ -233,7 +233,7 @@ class Planner {
     return comm::nccl_all_gather_scratch(ranges_to_gather(layout, true, options_), ranks);
   }
 
-  // The communicators of those that keep parts.
+  // Scratch of the communicators between ranks that keep parts.
   void add_scratch_of_parts() {
     if (!world_.nccl) return;
     for (const auto& [ranks, units] : resharding_) {
@@ -309,8 +309,8 @@ class Planner {
   const bool no_sync_;
   const int shards_;
   std::vector<int> sharing_;                    // units in the pool of parameters
-  std::map<int, std::vector<int>> resharding_;  // those of them that keep parts, by ranks
-  bool freed_whole_ = false;                    // some keep none
+  std::map<int, std::vector<int>> resharding_;  // units of it that keep parts, by ranks
+  bool freed_whole_ = false;                    // some units keep no part
   std::vector<int> reducing_;                   // units in the pool of gradients
   BufferPlan plan_;
 };
@@ -349,7 +349,8 @@ BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOpti
 DType gradient_dtype_of(const UnitLayout& layout, const ShardingOptions& options) {
   if (options.reduce_dtype) return *options.reduce_dtype;
   const DType widest = layout.gradient_dtype();
-  // Kept modules widen no wire; fp64, which is never cast, is summed as what it is.
+  // Modules kept in fp32 do not widen the reduction's format; fp64, which is never cast, is summed
+  // in fp64.
   return options.keep_fp32.empty() || widest == float64 ? widest : *options.param_dtype;
 }
 

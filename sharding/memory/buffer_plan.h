@@ -1,6 +1,6 @@
 // Every buffer that sharding keeps on a rank, known before one is allocated: a pure function of
-// layouts, options and world. The runtime allocates what this table says and nothing else, so a
-// memory plan that sums it up is right to the byte.
+// layouts, options and world. The runtime allocates exactly this table, so a memory plan that adds
+// it up is right to the byte.
 #pragma once
 
 #include <cstddef>
@@ -27,13 +27,13 @@ enum class BufferUse : std::uint8_t {
   gradient_pool,     // the same, for units that take turns
   partial_sums,      // between the two reductions of HYBRID
   local_sum,         // a unit's whole gradient over the passes inside no_sync()
-  reduce_scratch,    // what the communicator of the shard group's reductions needs
-  replicas_scratch,  // what the communicator across copies needs
-  master_window,     // through which masters in a file are worked on: by steps and by gathers
-  gradient_window,   // the same of gradients, by steps and the norm
-  reduced_gradient,  // in which a unit's gradient is reduced on its way to a file or the host
-  upload_window,     // through which masters on the host go to a GPU
-  gather_scratch,    // what a communicator of gathers needs
+  reduce_scratch,    // scratch of the communicator that reduces in the shard group
+  replicas_scratch,  // scratch of the communicator between replicas
+  master_window,     // of masters in a file, for steps and for gathers
+  gradient_window,   // of gradients in a file, for steps and the norm
+  reduced_gradient,  // a unit's gradient is reduced here on its way to a file or the host
+  upload_window,     // of masters on the host, on their way to a GPU
+  gather_scratch,    // scratch of a communicator that gathers
 };
 
 struct PlannedBuffer {
@@ -43,9 +43,9 @@ struct PlannedBuffer {
   std::string name;
   std::size_t bytes = 0;  // of each; a rank's own region, or the one copy that ranks share
   int count = 1;
-  bool one_copy = false;  // ranks that see one memory hold it once between them
+  bool one_copy = false;  // ranks that see one memory hold one copy together
   bool in_file = false;   // no memory
-  bool on_host = false;   // page-locked memory of a GPU's host, none of the GPU's
+  bool on_host = false;   // in page-locked memory of a GPU's host, not on the GPU
   int ranks = 0;          // that gather in a gathered_pool, or with a gather_scratch; 0: all that
                           // hold one copy
   [[nodiscard]] std::size_t total() const { return bytes * static_cast<std::size_t>(count); }
@@ -58,47 +58,49 @@ struct BufferPlan {
   [[nodiscard]] std::size_t bytes_on_host(MemoryKind kind) const;
 };
 
-// A unit as far as memory goes. The first one is the root, whose name is empty; a unit inside
-// another has its name and more ("encoder", "encoder.layers").
+// The properties of a unit that its memory depends on. The first unit is the root, whose name is
+// empty; a unit inside another has a longer name with the same beginning ("encoder",
+// "encoder.layers").
 struct PlannedUnit {
   std::string name;
   const UnitLayout* layout = nullptr;
 };
 
-// Where collectives run.
+// The world that runs the collectives.
 struct PlannedWorld {
   int size = 1;
   Device device = Device::cpu();
-  bool nccl = false;         // a GPU each; else ranks see one memory
-  bool over_hosts = false;   // or, those whose sums go across copies, a memory a host
+  bool nccl = false;         // ranks with a GPU each; else ranks see one memory
+  bool over_hosts = false;   // or: the sums between replicas span nodes, each with one memory
   bool fixed_order = false;  // ConnectOptions::fixed_order
 };
 
-// `no_sync`: with the sums of passes inside no_sync(), which a run allocates when the first such
-// scope opens. `ignored_bytes`: of parameters that no unit has.
+// `no_sync`: include the sums of passes inside no_sync(), which a run allocates when the first such
+// scope opens. `ignored_bytes`: parameters that are in no unit.
 BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
                        const PlannedWorld& world, bool no_sync = false,
                        std::size_t ignored_bytes = 0);
 
-// One answer for the plan and for the runtime, of a unit:
+// The plan and the runtime share these functions of a unit:
 // The dtype in which backward writes its gradient and in which it is reduced.
 DType gradient_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
 // The dtype of reduced gradients: fp32, or fp64 where a trainable master is.
 DType sum_dtype_of(const UnitLayout& layout);
 // The dtype of the sums of no_sync() passes.
 DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
-// Whether the master shard itself serves as the gathered parameters (one shard, nothing to cast).
+// True when the master shard itself serves as the gathered parameters (one shard, no cast needed).
 // `offload` is OffloadOptions::on() the device, here and below.
 bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload);
-// Whether its gathered parameters lie in a buffer that units take in turns.
+// True when its gathered parameters lie in a buffer that units share in turns.
 bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options,
                            std::string_view unit);
-// Whether its gradient has a buffer of its own.
+// True when its gradient has its own buffer.
 bool has_own_gradient(const ShardingOptions& options, bool is_root);
 // Elements of a shard's reduced gradient, with the gaps between its segments.
 std::int64_t local_gradient_elements(const UnitLayout& layout);
 
-// A shard's masters and reduced gradients as ranges of a file, each rounded up as files do it.
+// The sizes of a shard's masters and reduced gradients as ranges of a file, each rounded up as
+// files require.
 struct FileNeeds {
   std::size_t masters = 0, largest_master = 0;      // of all, and of one segment
   std::size_t largest_trainable = 0;                // the same of one that is trained

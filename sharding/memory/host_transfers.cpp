@@ -1,4 +1,4 @@
-// Copies between a GPU and its host, beside the side streams.
+// Copies between a GPU and its host, in parallel with the side streams.
 #include "sharding/memory/host_transfers.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ ParameterUploads::ParameterUploads(Device device, std::size_t piece_bytes, std::
     : device_(device), piece_bytes_(bytes_of_piece(piece_bytes, largest)), follow_(follow) {
   const MemoryScope kind(MemoryKind::parameters);
   memory_ = Storage::allocate(pieces * piece_bytes_, device);
-  // The memory may have been another's, whose last use is in the thread's queue.
+  // The memory may be reused; its last use is in the thread's queue.
   writable_.fill(current_queue(device).record());
   queue_ = backend_of(device.type).make_queue(device, "parameters up");
 }
@@ -62,8 +62,8 @@ std::byte* GradientDownloads::open(const std::byte* host, std::size_t bytes, boo
   const std::size_t buffer = next_ % buffers;
   std::byte* const sums = memory_[buffer]->data();
   if (is_set) {
-    // Behind all that went down before, from this memory and to the host's. (Nothing is waited for
-    // that the current queue did: it has not touched the memory since it was sent down.)
+    // Comes after all earlier copies down, from this memory and to the host's. (It need not wait
+    // for work of the current queue, which has not touched the memory since the last copy down.)
     queue_->wait(writable_[buffer] ? nullptr : current.record());
     queue_->enqueue_copy_from_pinned(sums, host, bytes);
     writable_[buffer] = queue_->record();

@@ -1,8 +1,8 @@
-// Masters and reduced gradients that lie on the host of a GPU: their way up before a gather and
+// Copies of masters and reduced gradients that lie on the host of a GPU: up before a gather and
 // down after a reduction.
 //
-// Each belongs to one side stream's thread and has a queue of its own beside that stream's, so that
-// copies run while collectives do. Who needs what is ordered by points; no thread waits.
+// Each class belongs to the thread of one side stream and has its own queue next to that stream's,
+// so that copies overlap with collectives. Points order the copies; no thread waits.
 #pragma once
 
 #include <array>
@@ -17,18 +17,18 @@
 
 namespace tessera {
 
-// Of the gather stream.
+// Belongs to the gather stream.
 class ParameterUploads {
  public:
-  // `follow`: masters are written by a queue and not by the CPU, so what the current queue has done
-  // comes before each upload.
+  // `follow`: a queue writes the masters, not the CPU, so each upload follows the earlier work of
+  // the current queue.
   ParameterUploads(Device device, std::size_t piece_bytes, std::size_t largest, bool follow);
 
-  // Elements of the host's memory, cast, to memory of the GPU: in the current queue's order there,
-  // by way of pieces on the GPU that are sent ahead of it.
+  // Copies elements from the host's memory, cast, to memory of the GPU, in the order of the current
+  // queue. The copies pass through pieces on the GPU, which are sent ahead of that queue.
   void upload(const std::byte* from, std::int64_t count, DType dtype, std::byte* to,
               DType to_dtype);
-  // Everything so far has been read from the host.
+  // All uploads so far have read the host's memory.
   [[nodiscard]] PointHandle read() { return queue_->record(); }
 
   static std::size_t bytes(std::size_t piece_bytes, std::size_t largest);
@@ -43,19 +43,19 @@ class ParameterUploads {
   std::shared_ptr<Storage> memory_;
   std::array<PointHandle, pieces> writable_;
   std::size_t next_ = 0;
-  std::unique_ptr<DeviceQueue> queue_;  // ends, and is waited for, before what it copies to
+  std::unique_ptr<DeviceQueue> queue_;  // destroyed, after a wait, before memory_
 };
 
-// Of the reduce stream. A unit's gradient is summed in memory of the GPU, while that of the unit
-// before goes down.
+// Belongs to the reduce stream. A unit's gradient is summed in memory of the GPU, while the
+// previous unit's gradient is copied down.
 class GradientDownloads {
  public:
   GradientDownloads(Device device, std::size_t largest);
 
-  // Where the next gradient is summed, from the current queue's next work on; with what the host
-  // has of it, when there is something.
+  // The memory in which the current queue's next work sums the gradient. It holds the host's
+  // gradient first, if one is set.
   [[nodiscard]] std::byte* open(const std::byte* host, std::size_t bytes, bool is_set);
-  // What the current queue has summed there goes to the host. The point at which it is there.
+  // Copies the current queue's sum to the host. Returns the point at which the copy is complete.
   PointHandle close(std::byte* host, std::size_t bytes);
 
   static constexpr std::size_t buffers = 2;

@@ -1,4 +1,4 @@
-// Segments, slots, shares.
+// Segments, slots and shards.
 #include "sharding/memory/layout.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t share_alignment = 256;  // bytes of a segment's share
+constexpr std::size_t share_alignment = 256;  // bytes of a shard's part of a segment
 
 template <class T>
 T round_up(T value, T unit) {

@@ -1,12 +1,12 @@
-// Where the parameters of a unit lie in its flat buffer, and which part of it is a rank's. Pure
+// The places of a unit's parameters in its flat parameter, and each rank's shard of it. Pure
 // arithmetic.
 //
 // A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable
-// ones first. Each segment is cut into equal shares, one a shard, and padded at its end so that
-// they are multiples of 256 bytes: whatever part of a unit is trainable, its state is spread over
-// all ranks. A shard's share of the unit are its shares of the segments. A parameter begins at a
-// multiple of 32 elements (64 bytes or more) of its segment; its place there depends on neither the
-// strategy nor the number of shards.
+// ones first. Each segment is cut into equal parts, one for each shard, and padded at its end so
+// that the parts are multiples of 256 bytes: whichever part of a unit is trainable, its state is
+// spread over all ranks. A shard of the unit consists of its parts of the segments. A parameter
+// begins at a multiple of 32 elements (64 bytes or more) of its segment; its place there depends on
+// neither the strategy nor the number of shards.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@
 
 namespace tessera {
 
-// A parameter begins at a multiple of so many elements of its segment: a block of
-// kernels::SumOfSquares, so that no shard boundary cuts one and a gradient's norm does not depend
-// on the cuts.
+// A parameter begins at a multiple of this many elements of its segment: a block of
+// kernels::SumOfSquares, so that no shard boundary cuts a block and a gradient's norm does not
+// depend on the cuts.
 inline constexpr std::int64_t parameter_alignment = 32;
 // In the buffer of gradients a segment begins at a multiple of this many elements: 256 bytes at 16
 // bits.
@@ -31,8 +31,8 @@ inline constexpr std::int64_t gradient_alignment = 128;
 struct ParameterSpec {
   std::string name;
   Shape shape;
-  DType master_dtype = DType::float32;   // what the optimizer updates and checkpoints hold
-  DType compute_dtype = DType::float32;  // what is gathered and computed with
+  DType master_dtype = DType::float32;   // of the optimizer's updates and of checkpoints
+  DType compute_dtype = DType::float32;  // of gathers and of the computation
   bool trainable = true;
 };
 
@@ -65,13 +65,13 @@ class UnitLayout {
     return bytes_ / static_cast<std::size_t>(shards_);
   }
   [[nodiscard]] std::int64_t gradient_elements() const { return gradient_elements_; }
-  // One that holds every trainable segment's compute dtype: the widest, fp32 for two kinds of 16
-  // bits.
+  // A dtype that holds every trainable segment's compute dtype: the widest, fp32 for two 16-bit
+  // types.
   [[nodiscard]] DType gradient_dtype() const;
 
-  // The part of a segment that shard `shard` holds: one share; begins at a multiple of 32 elements.
+  // The part of a segment that shard `shard` holds; begins at a multiple of 32 elements.
   [[nodiscard]] ElementRange local(int segment, int shard) const;
-  // The part of a parameter that it holds, in elements of the parameter.
+  // The part of a parameter that the shard holds, in elements of the parameter.
   [[nodiscard]] ElementRange local_of(const Slot& slot, int shard) const;
   // Ranges of the gradient buffer that no parameter covers (alignment and padding), in elements.
   [[nodiscard]] const std::vector<ElementRange>& gradient_gaps() const { return gradient_gaps_; }

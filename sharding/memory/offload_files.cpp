@@ -1,4 +1,4 @@
-// Making the files, and the ways to the host.
+// Creates the files and the transfers to the host.
 #include "sharding/memory/offload_files.h"
 
 #include <fmt/format.h>
@@ -75,7 +75,7 @@ std::size_t OffloadFiles::held_bytes(MemoryKind kind) const {
          link_window_bytes(host_link ? host_link->gradients() : nullptr);
 }
 
-// On the host they are none of the device's.
+// A window on the host takes no memory of the device.
 std::size_t OffloadFiles::link_window_bytes(const HostLink::Window* window) const {
   if (window == nullptr || host_link->updates_on() != device) return 0;
   return HostLink::pieces * window->piece_bytes();

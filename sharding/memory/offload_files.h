@@ -1,5 +1,5 @@
-// Where a rank's offloaded state lies, files or the host of a GPU, and the memory that masters and
-// gradients pass through.
+// The places of a rank's offloaded state (files or the host of a GPU) and the memory that masters
+// and gradients pass through.
 #pragma once
 
 #include <memory>
@@ -13,28 +13,29 @@
 
 namespace tessera {
 
-// What is null lies in the device's memory. `options` are OffloadOptions::on() the device.
+// State whose member is null lies in the device's memory. `options` are OffloadOptions::on() the
+// device.
 struct OffloadFiles {
-  // Reserves the files' space. Error(configuration) where the folder cannot be used or has no room.
+  // Reserves the files' space. Error(configuration) when the folder cannot be used or has no room.
   OffloadFiles(const OffloadOptions& options, const FileNeeds& needs, int rank, Device device);
 
-  // A tensor over the next bytes of the file, or of new memory, the host's or the device's; zeros.
+  // A zeroed tensor over the next bytes of the file, or over new memory of the host or the device.
   [[nodiscard]] Tensor make_gradient(std::int64_t elements, DType dtype) const;
-  // Of a runtime that ends, when its streams have: nothing is on its way to or from the host any
-  // more, whose memory parameters and gradients may keep.
+  // Called by a runtime that ends, after its streams: no copy to or from the host is under way any
+  // more, and parameters and gradients may keep the host's memory.
   void finish() noexcept;
-  // Memory of the device that windows and the like take.
+  // Memory of the device that windows and other buffers take.
   [[nodiscard]] std::size_t held_bytes(MemoryKind kind) const;
 
   Device device;
-  std::shared_ptr<StateFile> masters;    // whose window is that of steps
-  std::unique_ptr<FileWindow> gathers;   // that of the gather stream
-  std::shared_ptr<StateFile> gradients;  // whose window is that of steps and of the norm
+  std::shared_ptr<StateFile> masters;    // its window serves steps
+  std::unique_ptr<FileWindow> gathers;   // of the gather stream
+  std::shared_ptr<StateFile> gradients;  // its window serves steps and the norm
   AlignedMemory reduced;                 // a unit's gradient on its way to the file
   std::shared_ptr<const StateFolder> moments;
 
   // On a GPU.
-  std::shared_ptr<HostLink> host_link;           // that optimizers go by, where anything is there
+  std::shared_ptr<HostLink> host_link;           // for optimizers, when any state is on the host
   std::unique_ptr<ParameterUploads> uploads;     // of masters on the host
   std::unique_ptr<GradientDownloads> downloads;  // of gradients on the host
 

@@ -1,4 +1,4 @@
-// What stays gathered, and parts of what is freed.
+// Which parameters stay gathered, and the kept parts of freed ones.
 #include "sharding/memory/reshard.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// FSDP2 takes 1 and all ranks as false and true.
+// As in FSDP2, 1 means false, and all ranks means true.
 ReshardAfterForward plain(ReshardAfterForward asked, int shards) {
   const int* const ranks = std::get_if<int>(&asked);
   if (ranks == nullptr) return asked;
@@ -75,7 +75,7 @@ ReshardPlan reshard_of(const ShardingOptions& options, std::string_view unit, in
 void check_reshard(const ShardingOptions& options, const std::vector<std::string_view>& units,
                    int shards) {
   TESSERA_CHECK(options.limit_all_gathers >= 1, ErrorCode::configuration,
-                "limit_all_gathers is {}: a unit at work is one; give 1 or more",
+                "limit_all_gathers is {}: the unit at work counts as one; give 1 or more",
                 options.limit_all_gathers);
   if (options.reshard_after_forward) check_value(options, *options.reshard_after_forward, shards);
   for (const auto& [name, asked] : options.reshard_after_forward_of) {
@@ -83,21 +83,20 @@ void check_reshard(const ShardingOptions& options, const std::vector<std::string
                   "reshard_after_forward of the root unit: the root always stays until the "
                   "backward is done");
     TESSERA_CHECK(std::find(units.begin(), units.end(), name) != units.end(),
-                  ErrorCode::configuration,
-                  "reshard_after_forward of {}: there is no unit of that name", name);
+                  ErrorCode::configuration, "reshard_after_forward of {}: no unit has that name",
+                  name);
     check_value(options, asked, shards);
   }
-  TESSERA_CHECK(
-      options.reshard_after_backward || !frees_all_after_forward(options, units, shards),
-      ErrorCode::configuration,
-      "reshard_after_backward: false keeps what stays after the forward, and here nothing "
-      "does; set reshard_after_forward: false as well");
+  TESSERA_CHECK(options.reshard_after_backward || !frees_all_after_forward(options, units, shards),
+                ErrorCode::configuration,
+                "reshard_after_backward: false has no effect, because no unit stays gathered after "
+                "its forward; set reshard_after_forward: false as well");
 }
 
 int prefetched_units(const ShardingOptions& options) {
   const bool prefetches =
       options.forward_prefetch || options.backward_prefetch != BackwardPrefetch::none;
-  constexpr int most = 1 << 20;  // more than units, and plans add to it
+  constexpr int most = 1 << 20;  // more than units; plans add to it
   return prefetches ? std::min(options.limit_all_gathers - 1, most) : 0;
 }
 

@@ -1,4 +1,4 @@
-// Formats of what travels, and rounding to them.
+// Formats of data that travels, and rounding to them.
 #include "sharding/memory/wires.h"
 
 #include "base/error.h"

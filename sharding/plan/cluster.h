@@ -1,5 +1,5 @@
-// A machine as far as the time of a training step depends on it: what one device computes and
-// moves, and the links between devices. docs/cluster.md describes the file behind it.
+// The properties of a machine that the time of a training step depends on: the compute and memory
+// rates of one device, and the links between devices. docs/cluster.md describes its file.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Link {
   double latency = 0;  // seconds of a message without bytes
 };
 
-// A kernel's time as it was measured in training: `ranks` of a node at work together.
+// A kernel's time as measured in training, with `ranks` ranks of a node at work together.
 struct MeasuredKernel {
   KernelWork work;
   int ranks = 1;
@@ -31,14 +31,14 @@ struct Cluster {
   int per_node = 8;                     // devices; of a CPU host, cores
   std::optional<std::uint64_t> memory;  // bytes of a device; of a CPU host, of a core
 
-  // Of one device, or of one core while all are busy.
+  // Rates of one device, or of one core while all are busy.
   std::map<DType, double> matrix_rate;  // operations a second
-  double matrix_efficiency = 1;         // what the best products reach of it
-  double attention_efficiency = 1;      // and attention
+  double matrix_efficiency = 1;         // the part of it that the best products reach
+  double attention_efficiency = 1;      // the part of it that attention reaches
   double memory_rate = 0;               // bytes a second
   double memory_efficiency = 1;
-  double launch = 0;  // seconds: of a GPU the least that a kernel takes, of a CPU on top of it
-  int multiprocessors = 0;  // that share out a product's tiles; 0: it divides without rest
+  double launch = 0;        // seconds: on a GPU the least time of a kernel, on a CPU added to it
+  int multiprocessors = 0;  // that share a product's tiles; 0: the tiles divide evenly
 
   Link inside;                 // between devices of a node
   std::optional<Link> across;  // between nodes: a device's share of its node's network

@@ -1,4 +1,4 @@
-// Running a rank that is only counted.
+// Runs a rank whose memory and traffic are only counted.
 #include "sharding/plan/plan.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ bool moves_data(comm::Op op) {
   return op == comm::Op::all_gather || op == comm::Op::reduce_scatter || op == comm::Op::all_reduce;
 }
 
-// Units are added up.
+// Adds up the calls of all units.
 std::vector<PlannedCollective> collectives_of(const comm::Recorder& recorder) {
   std::map<std::tuple<comm::Phase, comm::Op, int>, PlannedCollective> sums;
   for (const auto& [call, traffic] : recorder.calls()) {
@@ -64,8 +64,8 @@ Context context_of(const comm::RecordedWorld& world,
   return {described, comm::connect_record(world, recorder)};
 }
 
-// A thread of its own has its own generator, pools, queues and default device: the caller's stay as
-// they are.
+// A separate thread has its own generator, pools, queues and default device: the caller's do not
+// change.
 void run_on_own_thread(const std::function<void()>& work) {
   std::exception_ptr failure;
   std::thread thread([&] {
@@ -88,11 +88,11 @@ struct Planning::State {
   std::shared_ptr<comm::Recorder> recorder;
   Device device;
   Context context;
-  std::optional<MemoryPlan> plan;  // since the last step's end
+  std::optional<MemoryPlan> plan;  // since the end of the last step
   std::string peak_unit;
   comm::Phase peak_phase = comm::Phase::setup;
 
-  // A backward begins with what comes after the last unit, the loss: hooks tell nothing of it.
+  // A backward begins with the operations after the last unit (the loss), for which no hook runs.
   void note_peak() {
     StepPosition here = step_position();
     if (autograd::in_backward() && here.phase == comm::Phase::forward) {
@@ -183,7 +183,7 @@ void take_two_steps(nn::Module& module, const PlanOptions& options, Planning& pl
   }
 }
 
-// Gives modules their parameters back, and those of others that they read.
+// Restores the parameters of modules, and those of other modules that they read.
 class ParameterKeeper {
  public:
   explicit ParameterKeeper(nn::Module& root) {

@@ -1,9 +1,9 @@
-// Plans: what a rank of a world that need not exist would hold and send, found out by running the
-// real step on a device whose memory is only counted.
+// Plans: the memory and traffic of a rank in a world that need not exist. A plan runs the real step
+// on a device whose memory is only counted.
 //
-// A plan runs one rank, on a thread of its own, with a communicator whose peers are imagined.
-// Kernels do nothing and values read as zero, so a step takes as long as its bookkeeping. All ranks
-// hold the same but for padding; rank 0, where nothing is padded, is planned.
+// A plan runs one rank, on its own thread, with a communicator whose peers are imagined. Kernels do
+// nothing and values read as zero, so a step takes only the time of its bookkeeping. All ranks hold
+// the same except for padding; the plan runs rank 0, which has no padding.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +23,17 @@ namespace tessera {
 
 struct PlanWorld {
   int ranks = 1;  // 1 to 65,536
-  // `cpu`: ranks of one host, which share gathered parameters (a rank's share of them is counted);
-  // `cuda`: ranks with a GPU each.
+  // `cpu`: ranks of one node, which share gathered parameters (the plan counts one rank's part of
+  // them); `cuda`: ranks with a GPU each.
   DeviceType device = DeviceType::cpu;
-  // Ranks on one memory (the backends shm and local), or with their own (nccl). Unset: as the
-  // device says.
+  // Ranks that share one memory (the backends shm and local) or have separate ones (nccl). Unset:
+  // depends on the device.
   std::optional<bool> one_memory = {};
-  // Ranks on CPUs of several hosts, as many on each: how many (Communicator::ranks_per_host). 0:
-  // one.
+  // The ranks per node when the ranks are on CPUs of several nodes, equally many on each
+  // (Communicator::ranks_per_host). 0: one node.
   int ranks_per_host = 0;
   bool fixed_reduction_order = false;  // ConnectOptions::fixed_order
-  bool timed = false;                  // MemoryPlan::step is wanted
+  bool timed = false;                  // fill MemoryPlan::step
 };
 inline constexpr int most_planned_ranks = 65'536;
 
@@ -46,21 +46,21 @@ struct PlannedCollective {
   std::uint64_t bytes = 0;  // that reach this rank from others
 };
 
-// What a rank holds, by kind: what a plan and a measurement are compared in. `other` has the
-// allocator's rounding in it.
+// A rank's memory, by kind; a plan and a measurement are compared in this form. `other` includes
+// the allocator's rounding.
 struct RankMemory {
   MemoryUse use;
-  MemoryUse in_files;      // what lies in files instead
-  MemoryUse on_host;       // what lies on a GPU's host instead, when that was most
-  std::size_t cached = 0;  // free blocks that the pool keeps beside that
+  MemoryUse in_files;      // state that lies in files instead
+  MemoryUse on_host;       // state that lies on a GPU's host instead, at its peak
+  std::size_t cached = 0;  // free blocks that the pool keeps in addition
   [[nodiscard]] std::size_t of(MemoryKind kind) const {
     return use[kind] + (kind == MemoryKind::other ? use.rounding : 0);
   }
   [[nodiscard]] std::size_t total() const { return use.total(); }
 };
 
-// At the moment since the pool's last reset_peak() at which the calling thread's tensors took most,
-// with the collective memory that the rank holds now.
+// The calling thread's tensors at their peak since the pool's last reset_peak(), with the
+// collective memory that the rank holds now.
 RankMemory measure_memory(const Context& context);
 
 struct PlannedStep;  // sharding/plan/plan_time.h
@@ -70,19 +70,19 @@ struct MemoryPlan {
   std::string unit;   // where the peak is: "" is the root
   std::string_view phase;
   std::vector<PlannedCollective> collectives;  // of one step; without control messages
-  std::shared_ptr<const PlannedStep> step;     // what the last step does; of PlanWorld::timed
+  std::shared_ptr<const PlannedStep> step;     // the work of the last step; with PlanWorld::timed
   [[nodiscard]] std::size_t total() const { return memory.total(); }
   [[nodiscard]] std::uint64_t moved_bytes() const;
 };
 
-// A program under plan: what it does between two calls of end_step() is a step.
+// A program under plan: its work between two calls of end_step() is a step.
 class Planning {
  public:
   ~Planning();
   Planning(const Planning&) = delete;
   Planning& operator=(const Planning&) = delete;
 
-  // Of the planned rank; its device is Device::planned().
+  // The context of the planned rank; its device is Device::planned().
   [[nodiscard]] const Context& context() const;
   void end_step();
 
@@ -93,22 +93,22 @@ class Planning {
   std::unique_ptr<State> state_;
 };
 
-// Runs `program` as the planned rank. What it allocates and calls is the plan; the collectives are
-// those of its last step. The first step makes what stays, so let it run two. Throws what the
-// program throws. Error(configuration) for a world that cannot be planned.
+// Runs `program` as the planned rank. Its allocations and calls are the plan; the collectives are
+// those of its last step. The first step allocates the memory that stays, so run two. Throws the
+// exceptions of the program. Error(configuration) for a world that cannot be planned.
 MemoryPlan plan(const PlanWorld& world, const std::function<void(Planning&)>& program);
 
 struct PlanOptions {
   ShardingOptions sharding = {};
-  // One forward of a batch; tensors that it makes elsewhere go to `device` first.
+  // One forward of a batch; it moves tensors that it makes elsewhere to `device` first.
   std::function<Tensor(Device device)> loss;
   // Unset: AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(std::vector<nn::NamedParameter>)> optimizer = {};
   int micro_batches = 1;        // forwards and backwards of a step
-  bool sync_each_batch = true;  // else all but the last are within no_sync()
+  bool sync_each_batch = true;  // false: all but the last are within no_sync()
 };
 
-// Shards `module` and takes two steps. The module may be on `meta`; it has its own parameters again
+// Shards `module` and takes two steps. The module may be on `meta`; it gets its own parameters back
 // afterwards.
 MemoryPlan plan(nn::Module& module, const PlanWorld& world, const PlanOptions& options);
 

@@ -1,4 +1,4 @@
-// Replaying a step: lanes side by side, and what they share.
+// Replays a step: lanes side by side, and the resources that they share.
 #include "sharding/plan/plan_time.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ double& of(Demands& demands, Resource resource) {
   return demands[static_cast<std::size_t>(resource)];
 }
 
-// An entry's time: `latency`, in which it takes nothing, and then `work` seconds of `demands`.
+// An entry's time: `latency` without demands, and then `work` seconds with `demands`.
 struct Cost {
   double latency = 0;
   double work = 0;
@@ -46,7 +46,7 @@ class Costs {
       : step_(step), cluster_(cluster), on_cpu_(world.device == DeviceType::cpu) {
     ranks_ = std::min(world.ranks, on_cpu_ ? world.ranks : cluster.per_node);
     threads_ = on_cpu_ && world.ranks == 1 ? cluster.per_node : 1;
-    // A CPU rank's part of its host's cores.
+    // A CPU rank's part of its node's cores.
     cores_ = on_cpu_ ? static_cast<double>(cluster.per_node) / world.ranks : 1;
   }
 
@@ -101,7 +101,7 @@ class Costs {
   }
 
   Cost of_transfer(double bytes, Resource way) const {
-    // A loss or a batch of data takes no time to speak of, whatever the link.
+    // The copy of a loss or a batch of data takes almost no time on any link.
     if (!cluster_.host_link && bytes <= small_copy) return Cost{cluster_.inside.latency, 0, {}};
     TESSERA_CHECK(cluster_.host_link.has_value(), ErrorCode::configuration,
                   "cluster {}: this recipe copies between host and GPU, which needs `host_link`",
@@ -187,7 +187,7 @@ class Replay {
       advance(next);
     }
     for (const LaneState& lane : lanes_) {
-      TESSERA_REQUIRE(lane.next == lane.entries.size(), "a planned step's lanes wait in a circle");
+      TESSERA_REQUIRE(lane.next == lane.entries.size(), "a planned step's lanes deadlock");
     }
     result_.seconds = now_;
     count_operations();
@@ -198,7 +198,7 @@ class Replay {
   [[nodiscard]] const LoggedWork& entry(const LaneState& lane) const {
     return step_.log.entries()[lane.entries[lane.next]];
   }
-  // Of all that the log ever had in the lane.
+  // Counts all entries that the log ever had in the lane.
   [[nodiscard]] std::uint64_t done(std::uint32_t lane) const {
     return step_.log.lanes()[lane].first + lanes_[lane].next;
   }
@@ -240,7 +240,7 @@ class Replay {
     }
     return sums;
   }
-  // Where more is asked for than there is, all get the same part of it.
+  // When the demand for a resource exceeds it, all activities get the same fraction.
   static double speed(const LaneState& lane, const Demands& asked) {
     double slowest = 1;
     for (std::size_t i = 0; i < resource_count; ++i) {
@@ -263,7 +263,7 @@ class Replay {
     const Demands asked = all_demands();
     count_compute(seconds);
     now_ += seconds;
-    // What ends now ends exactly: of equal times none is left with a rounding.
+    // An activity that ends now ends exactly: equal times must not leave one with a rounding error.
     const double rounding = 1e-12 + seconds * 1e-12;
     for (LaneState& lane : lanes_) {
       if (!lane.active) continue;
@@ -294,7 +294,7 @@ class Replay {
     exposed_for(blocking_entry()) += seconds;
   }
 
-  // What the compute lane waits for: in the lane that it waits for, the next communication.
+  // The cause of the compute lane's wait: the next communication in the lane that it waits for.
   [[nodiscard]] const LoggedWork* blocking_entry() const {
     std::uint32_t at = step_.compute;
     for (std::size_t hops = 0; hops <= lanes_.size(); ++hops) {
@@ -344,7 +344,7 @@ class Replay {
     for (const LoggedWork& work : step_.log.entries()) {
       if (work.kind != Kind::kernel || work.again) continue;
       double operations = work.kernel.operations;
-      // One of the five products of a backward computes the scores again.
+      // One of the five products of an attention backward is recomputation of the scores.
       if (work.kernel.kernel == KernelId::attention_backward ||
           work.kernel.kernel == KernelId::sequence_attention_backward) {
         operations *= 4.0 / 5.0;

@@ -1,10 +1,9 @@
-// The time of a planned step: the work that a plan has logged, replayed on a machine that need not
-// exist.
+// The time of a planned step: the plan's log of work is replayed on a machine that need not exist.
 //
-// Every lane (the rank's thread, the compute queue, gather and reduce streams, the ways to the host
-// and to files) runs its entries in their order and waits where the schedule waits. What runs at
-// the same time and needs the same link, core or disk shares it. All ranks are taken to be alike,
-// so nobody waits for a slower one.
+// Every lane (the rank's thread, the compute queue, gather and reduce streams, the paths to the
+// host and to files) runs its entries in their order and waits where the schedule waits. Entries
+// that run at the same time and need the same link, core or disk share it. The prediction assumes
+// that all ranks are alike, so no rank waits for a slower one.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ struct PlannedStep {
   std::vector<comm::RecordedCollective> collectives;
 };
 
-// Seconds in which the compute lane stands still, by what it waits for.
+// Seconds in which the compute lane stands still, by the cause of the wait.
 struct ExposedSeconds {
   double gather_forward = 0;
   double gather_backward = 0;
@@ -44,41 +43,42 @@ struct PredictedSpan {
 
 struct PredictedStep {
   double seconds = 0;
-  double compute = 0;  // of the compute lane at work: kernels, and copies in the device's memory
+  double compute = 0;  // of the compute lane's work: kernels, and copies in the device's memory
   ExposedSeconds exposed;
-  // Of one rank: products and attention of forward and backward, without what runs again.
+  // One rank's products and attention of forward and backward, without recomputation.
   double model_operations = 0;
-  DType product_dtype = DType::float32;  // that most of them are in
-  std::vector<PredictedSpan> spans;      // when they were asked for
+  DType product_dtype = DType::float32;  // of most of them
+  std::vector<PredictedSpan> spans;      // if requested
 };
 
 enum class CollectiveAlgorithm : std::uint8_t { ring, tree };
 
-// A collective alone on its links. What it takes is latency + max(inside, across).
+// A collective alone on its links. Its time is latency + max(inside, across).
 struct CollectiveTime {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
   double latency = 0;
   double inside = 0;  // seconds that the links inside of a node are busy
-  double across = 0;  // and those between nodes
+  double across = 0;  // the same for links between nodes
   [[nodiscard]] double seconds() const { return latency + (inside > across ? inside : across); }
 };
-// Of an all-reduction the faster of ring and tree, of the others the ring: NCCL has no tree for
-// them. Error(configuration) where the cluster names no link that it needs.
+// For an all-reduce the faster of ring and tree, for the others the ring: NCCL has no tree for
+// them. Error(configuration) when the cluster names no link that the collective needs.
 CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster& cluster);
-// The tree is an all-reduction's alone.
+// Only an all-reduce can use the tree.
 CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster& cluster,
                        CollectiveAlgorithm algorithm);
 
 // A kernel alone on its device, `ranks` of a node at work, with `threads` of a CPU rank.
 double time_of(const KernelWork& work, const Cluster& cluster, int ranks, int threads);
 
-// Error(configuration) where the cluster lacks what the step needs: a link, a rate.
+// Error(configuration) when the cluster lacks a value that the step needs: a link, a rate.
 PredictedStep predict_step(const PlannedStep& step, const PlanWorld& world, const Cluster& cluster,
                            bool with_spans = false);
 
-// torch's DataParallel, from the plan of one rank: one process drives `ranks` GPUs of a node. In
-// each step GPU 0 sends its parameters (`parameter_bytes`) to the others and gets their gradients,
-// both in the open, updates alone, and in the forward one thread launches at a time.
+// torch's DataParallel, predicted from the plan of one rank: one process drives `ranks` GPUs of a
+// node. In each step GPU 0 sends its parameters (`parameter_bytes`) to the others and gets their
+// gradients, both exposed, and updates alone; in the forward, one thread launches the kernels of
+// all GPUs one after the other.
 PredictedStep predict_data_parallel(const PlannedStep& one_rank, double parameter_bytes, int ranks,
                                     const Cluster& cluster);
 

@@ -1,4 +1,4 @@
-// What kernels and collectives take alone.
+// The times of kernels and collectives that run alone.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,14 +10,14 @@
 namespace tessera {
 namespace {
 
-// Products of a GPU are cut into tiles of this side, which multiprocessors take one by one; a deep
-// product of few tiles is cut along its depth as well.
+// A GPU's product is cut into tiles of this side, one at a time for each multiprocessor; a deep
+// product of few tiles is also cut along its depth.
 constexpr double tile = 128;
 constexpr double least_depth = 512;  // of a part
-constexpr double ramp_depth = 64;    // as many steps as a tile takes to begin and end
+constexpr double ramp_depth = 64;    // steps for the begin and end of a tile
 
-// Bytes a second of TCP between processes of one host: no published figure, taken as what one core
-// copies into its sockets and out of them.
+// Bytes a second of TCP between processes of one node. Not a published figure: assumed as the rate
+// at which one core copies into and out of its sockets.
 constexpr double loopback_rate = 3e9;
 
 double as_real(std::int64_t count) {
@@ -27,7 +27,7 @@ double steps_of_a_tree(int ranks) {
   return ranks <= 1 ? 0 : std::ceil(std::log2(static_cast<double>(ranks)));
 }
 
-// Of the rate that large products reach.
+// The fraction of the rate of large products that this shape reaches.
 double shape_efficiency(const KernelWork& work, const Cluster& cluster) {
   if (cluster.multiprocessors == 0) return 1;
   const double rows = std::ceil(as_real(work.m) / tile);
@@ -51,7 +51,7 @@ double rate_of(const Cluster& cluster, DType dtype) {
   return found->second;
 }
 
-// Measured times lie close to each other where the shapes do.
+// Similar shapes get near places; their measured times are near each other.
 std::array<double, 3> place_of(const KernelWork& work) {
   const auto log2 = [](double value) { return std::log2(std::max(value, 1.0)); };
   switch (nature_of(work.kernel)) {
@@ -69,7 +69,8 @@ double amount_of(const KernelWork& work) {
   return nature_of(work.kernel) == KernelNature::memory ? work.bytes : work.operations;
 }
 
-// Those that most resemble `ranks` at work on a node: as many, or more, or as many as there are.
+// The measured number of ranks that most resembles `ranks` at work on a node: the same, or the next
+// larger one, or the largest one there is.
 int measured_ranks(const Cluster& cluster, const KernelWork& work, int ranks) {
   int above = std::numeric_limits<int>::max();
   int most = 0;
@@ -81,7 +82,7 @@ int measured_ranks(const Cluster& cluster, const KernelWork& work, int ranks) {
   return above == std::numeric_limits<int>::max() ? most : above;
 }
 
-// The mean rate of the measurements, weighted by their nearness; 0 where there are none.
+// The mean rate of the measurements, weighted by their nearness; 0 when there are none.
 double measured_rate(const Cluster& cluster, const KernelWork& work, int ranks) {
   const int like = measured_ranks(cluster, work, ranks);
   const std::array<double, 3> here = place_of(work);
@@ -102,12 +103,12 @@ double measured_rate(const Cluster& cluster, const KernelWork& work, int ranks) 
   return weights == 0 ? 0 : std::exp(sum / weights);
 }
 
-// How the members of a group lie: `members` on each of `nodes`.
+// The distribution of a group's members: `members` on each of `nodes`.
 struct Spread {
   int members, nodes;
 };
 Spread spread_of(const comm::RecordedCollective& collective, const Cluster& cluster) {
-  if (collective.one_memory) return {collective.ranks, 1};  // however many its cores are
+  if (collective.one_memory) return {collective.ranks, 1};  // whatever the number of its cores
   const int apart = std::max(1, cluster.per_node / std::max(1, collective.stride));
   const int members = std::min(collective.ranks, apart);
   return {members, (collective.ranks + members - 1) / members};
@@ -122,7 +123,7 @@ Link across_of(const Cluster& cluster, const Spread& spread) {
   return *cluster.across;
 }
 
-// In one memory an all-gather publishes, and whoever sums reads every rank's part.
+// In one memory an all-gather only publishes, and a sum reads every rank's part.
 CollectiveTime time_in_memory(const comm::RecordedCollective& collective, const Cluster& cluster) {
   CollectiveTime time;
   time.latency = cluster.inside.latency;
@@ -140,9 +141,9 @@ CollectiveTime time_in_memory(const comm::RecordedCollective& collective, const 
   return time;
 }
 
-// Every rank's message to rank 0's host, and all of them to every rank, over one network. That host
-// has the shares of all its devices; processes of one host reach each other by TCP as well, which
-// knows nothing of the links between devices.
+// Every rank's message goes to rank 0's node, and all of them go to every rank, over one network.
+// That node uses the links of all its devices; processes of one node also reach each other by TCP,
+// which does not use the links between devices.
 CollectiveTime time_of_messages(const comm::RecordedCollective& collective,
                                 const Cluster& cluster) {
   CollectiveTime time;
@@ -176,18 +177,18 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
   const double of_others = (ranks - 1) / ranks;
   const double of_other_nodes = static_cast<double>(spread.nodes - 1) / spread.nodes;
   TESSERA_REQUIRE(algorithm == CollectiveAlgorithm::ring || collective.op == comm::Op::all_reduce,
-                  "only all-reductions go along trees");
+                  "only an all-reduce can use a tree");
   if (algorithm == CollectiveAlgorithm::ring) {
     time.latency = rounds * ((collective.ranks - spread.nodes) * cluster.inside.latency +
                              (spread.nodes - 1) * across.latency);
     time.inside = spread.members > 1 ? bytes * of_others / cluster.inside.rate : 0;
-    // A ring a member: each byte enters a node once.
+    // One ring for each member of a node: each byte enters a node once.
     time.across = bytes * of_other_nodes / (spread.members * across.rate);
     return time;
   }
   time.latency = rounds * (steps_of_a_tree(spread.members) * cluster.inside.latency +
                            steps_of_a_tree(spread.nodes) * across.latency);
-  // Sums of a tree pass through every rank whole.
+  // In a tree whole sums pass through every rank.
   time.inside = spread.members > 1 ? bytes / cluster.inside.rate : 0;
   time.across = spread.nodes > 1 ? bytes / (spread.members * across.rate) : 0;
   return time;

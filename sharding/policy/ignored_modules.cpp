@@ -1,4 +1,4 @@
-// Finding the modules by name.
+// Finds the modules by name.
 #include "sharding/policy/ignored_modules.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ namespace {
 
 using NamedModules = std::vector<std::pair<std::string, nn::Module*>>;
 
-// What there is where the name leaves the tree.
+// Lists the modules at the point where the name leaves the tree.
 [[noreturn]] void refuse_module_name(const NamedModules& modules, const std::string& wanted) {
   std::string_view at = "the model";
   const nn::Module* parent = modules.front().second;
@@ -77,7 +77,7 @@ void IgnoredModules::choose(nn::Module& root, const std::vector<std::string>& na
     wanted.insert(name);
   }
   for (const auto& [name, module] : modules) {
-    if (!wanted.contains(name) || contain(module)) continue;  // what is around comes first
+    if (!wanted.contains(name) || contain(module)) continue;  // modules around others come first
     outermost_.emplace_back(name, module);
     for (const auto& [below, inner] : module->named_modules()) all_.insert(inner);
   }

@@ -1,4 +1,4 @@
-// Modules that sharding leaves as they are, with what lies below them: ShardingOptions::
+// Modules that sharding leaves as they are, with all modules below them: ShardingOptions::
 // ignored_modules and ignored_pattern.
 #pragma once
 
@@ -15,17 +15,18 @@ namespace tessera {
 class IgnoredModules {
  public:
   IgnoredModules() = default;  // none
-  // Modules of these full names, and those whose full name matches the whole of a regular
-  // expression (PCRE2's: engine/nn/name_pattern.h); empty: none. Error(configuration) for what
-  // means no module, for a parameter that others use as well, and where nothing is left to shard.
+  // Modules with these full names, and those whose full name as a whole matches a regular
+  // expression (PCRE2's: engine/nn/name_pattern.h); empty: no pattern. Error(configuration) for a
+  // name or pattern that matches no module, for a parameter that other modules use as well, and
+  // when nothing is left to shard.
   IgnoredModules(nn::Module& root, const std::vector<std::string>& names,
                  const std::string& pattern);
 
   [[nodiscard]] bool contain(const nn::Module* module) const { return all_.contains(module); }
   [[nodiscard]] bool contain(const OwnedParameter& parameter) const {
-    return contain(parameter.places.front());  // and so all of them
+    return contain(parameter.places.front());  // then all places are in them
   }
-  // Those that lie in no other one, by name.
+  // Those that lie in no other ignored module, by name.
   [[nodiscard]] const std::vector<std::pair<std::string, nn::Module*>>& outermost() const {
     return outermost_;
   }

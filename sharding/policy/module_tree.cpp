@@ -1,4 +1,4 @@
-// What is around what, by one walk.
+// Finds the modules around each module in one walk.
 #include "sharding/policy/module_tree.h"
 
 #include <algorithm>
@@ -17,8 +17,8 @@ void ModuleTree::find_modules(nn::Module& root) {
     index_.emplace(module, entries_.size());
     entries_.push_back({std::move(name), module});
   }
-  // The reverse of the order in which a depth-first walk leaves the modules has each after all
-  // that have it.
+  // The reverse of the order in which a depth-first walk leaves the modules: each module comes
+  // after all modules that contain it.
   std::vector<std::vector<std::size_t>> above(entries_.size());
   std::vector<bool> entered(entries_.size(), false);
   struct Visit {
@@ -64,7 +64,7 @@ void ModuleTree::find_parameters(nn::Module& root) {
   }
   const auto add_place = [&](const Tensor& tensor, nn::Module* module) {
     const auto at = found.find(tensor.impl().get());
-    if (at == found.end()) return;  // one that is read and lies outside this tree
+    if (at == found.end()) return;  // a parameter that is read but outside of this tree
     auto& places = parameters_[at->second].places;
     if (places.empty() || places.back() != module) places.push_back(module);
   };

@@ -1,7 +1,7 @@
-// The modules of a tree with what the choice of units asks: which module is around which, also
-// where modules and parameters are registered in several places.
+// The modules of a tree and the relations that the choice of units needs: which module is around
+// which, also when modules and parameters are registered in several places.
 //
-// A module is *around* another when every path from the root to that one leads through it. Where
+// A module is *around* another when every path from the root to that one leads through it. When
 // nothing is registered twice these are simply the modules above; a module that two others have is
 // inside neither of them.
 #pragma once
@@ -30,7 +30,7 @@ class ModuleTree {
     std::string name;  // the first in the tree; "" for the root
     nn::Module* module = nullptr;
     std::size_t around = 0;     // the innermost module around this one; the root's is itself
-    int depth = 0;              // how many are around it
+    int depth = 0;              // the number of modules around it
     bool inside_fused = false;  // a module above it is indivisible
   };
   // Depth first in the order of registration: the root comes first.

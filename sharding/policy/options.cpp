@@ -1,4 +1,4 @@
-// The groups that options make of a world.
+// The groups into which the options divide a world.
 #include "sharding/policy/options.h"
 
 #include <bit>

@@ -1,5 +1,5 @@
-// The sharding strategies, as rows of a table. What a row says is all that the runtime knows of a
-// strategy.
+// The sharding strategies, as rows of a table. The runtime knows nothing of a strategy except its
+// row.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace tessera {
 
 enum class Strategy : std::uint8_t {
-  no_shard,            // everything whole on every rank: data parallel
+  no_shard,            // all state whole on every rank: data parallel
   shard_optimizer,     // ZeRO-1
   shard_grad_op,       // ZeRO-2
   full_shard,          // ZeRO-3
@@ -16,7 +16,7 @@ enum class Strategy : std::uint8_t {
   hybrid_shard_zero2,  // SHARD_GRAD_OP inside a group, replicated across groups
 };
 
-// Which ranks hold one copy between them.
+// The ranks that hold one copy together.
 enum class ShardGroup : std::uint8_t { self, group, world };
 // How long gathered parameters stay.
 enum class Gathered : std::uint8_t {

@@ -1,4 +1,4 @@
-// Choosing units and dealing out the parameters.
+// Chooses units and distributes the parameters.
 #include "sharding/policy/wrap_policy.h"
 
 #include <fmt/ranges.h>
@@ -51,8 +51,9 @@ void choose_listed(const ModuleTree& tree, const WrapPolicy& policy, const Ignor
   }
 }
 
-// Innermost first: a module becomes a unit when what it alone is around, without the units inside,
-// reaches the minimum; what cannot be a unit leaves its parameters to the module around it.
+// Innermost first: a module becomes a unit when the parameters that it alone is around, without
+// those of units inside, reach the minimum. A module that cannot be a unit leaves its parameters to
+// the module around it.
 void choose_by_size(const ModuleTree& tree, std::int64_t minimum, const IgnoredModules& ignored,
                     Chosen& chosen) {
   TESSERA_CHECK(minimum > 0, ErrorCode::configuration,

@@ -1,4 +1,5 @@
-// Which modules become units. The root is always one and holds what no other unit does.
+// Which modules become units. The root is always one and holds all parameters that no other unit
+// holds.
 #pragma once
 
 #include <cstdint>
@@ -35,15 +36,16 @@ struct WrapPolicy {
 };
 
 // The modules that become units, root first, then in the order of the tree, with the parameters
-// that each owns: those whose innermost unit around all places it is. A parameter that only
-// modules of one unit register or read is that unit's; one that is registered in several units
-// (tied, or its module is in both) or read by another goes to the innermost unit around all.
+// that each owns. A parameter belongs to the innermost unit around all places that register or read
+// it: a parameter that only modules of one unit use is that unit's; one that is registered in
+// several units (tied, or its module is in both) or read by another goes to the innermost unit
+// around all of them.
 //
 // A module without a forward (a list), or with parameters that a module around it uses in a fused
-// operation, is never chosen by size, and refused when it is named. A class or module that is
-// nowhere in the tree is an Error(configuration) that lists what there is.
+// operation, is never chosen by size, and naming it is an error. A class or module that is not in
+// the tree is an Error(configuration) that lists those that are.
 //
-// Ignored modules become no units, and no unit has their parameters; to list one is refused.
+// Ignored modules do not become units, and no unit has their parameters; listing one is an error.
 struct UnitModule {
   std::string name;  // "" for the root
   nn::Module* module = nullptr;

@@ -1,5 +1,4 @@
-// The insides of a StepRecorder: the state that the compute lane is in, and what side streams hand
-// in.
+// The internals of a StepRecorder: the state of the compute lane, and the spans of side streams.
 #pragma once
 
 #include <atomic>
@@ -13,7 +12,7 @@
 
 namespace tessera {
 
-// Who hands spans in.
+// The stream that a span comes from.
 enum class SideStream : std::uint8_t { gather, reduce, across };
 
 class Recording {
@@ -22,12 +21,12 @@ class Recording {
     std::int64_t host = 0;
     PointHandle point;
   };
-  // `clock` tells the moments of the compute lane; without one the host and the device do.
+  // `clock` gives the moments of the compute lane; without one the host and the device do.
   explicit Recording(Device device, std::function<Moment()> clock = {});
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  // StepRecorder's.
+  // The implementation of StepRecorder.
   void begin_step(std::int64_t step);
   void end_step();
   void abandon_step();
@@ -41,22 +40,23 @@ class Recording {
     std::int32_t unit = 0;
   };
   [[nodiscard]] Moment now() const;
-  // From here on nothing throws, for a clean-up calls it as well: where the device has failed,
-  // which the next call on it says, nothing is recorded until the next begin_step(), and the step
-  // is dropped.
+  // The functions from here on do not throw, because a clean-up calls them as well. After a failure
+  // of the device, which the next call on it reports, nothing is recorded until the next
+  // begin_step(), and the step is dropped.
   //
-  // The compute lane: what it is in from now on, until leave().
+  // The compute lane: its state from now on, until leave().
   void enter(const State& state) noexcept;
   void leave() noexcept;
-  // A unit's forward or backward begins or ends within a ComputeScope: below it.
+  // A unit's forward or backward begins or ends within a ComputeScope; its state goes below the
+  // scope's.
   void open(const State& state) noexcept;
   void close(SpanKind kind, std::int32_t unit) noexcept;
-  // What the lane is in when it is in nothing else.
+  // The state of the lane when no other state is entered.
   void set_base(SpanKind kind) noexcept;
   void end_backward() noexcept;
   void abandon_backward() noexcept;
 
-  // Side streams' workers, each with a queue of its own.
+  // For the workers of side streams, each with its own queue.
   [[nodiscard]] bool records() const { return recording_.load(std::memory_order_relaxed); }
   void push(SideStream from, RawSpan span) {
     (from == SideStream::gather   ? gather_
@@ -66,18 +66,18 @@ class Recording {
   }
 
  private:
-  // Of a step that is not worked up yet.
+  // A step that is not evaluated yet.
   struct Taken {
     std::int64_t step = 0;  // 0: none, or it was dropped
     Moment begin, end;
-    Moment anchor;  // a point and when it was
+    Moment anchor;  // a point and its time
     std::int64_t unit_passes = 0;
     std::int64_t schedule = 0;  // nanoseconds of the processor
     bool open = false;          // between begin_step() and end_step()
     std::vector<RawSpan> spans;
     std::size_t spans_of_step = 0;  // of them, up to end_step()
-    StepRecord without_room;        // sums of spans that found none, and how many
-    std::uint64_t queues_lost = 0;  // before what is counted next
+    StepRecord without_room;        // sums and number of spans without room
+    std::uint64_t queues_lost = 0;  // before the next count
   };
 
   // Ends the span of the present state.
@@ -91,13 +91,13 @@ class Recording {
   void work_up(Taken& taken);
   void resolve(const Taken& taken, RawSpan& raw) const;
   void keep_sums(const RawSpan& span);
-  // What the queues lost since the last time, or since the step's beginning.
+  // The spans that the queues lost since the last call, or since the step's beginning.
   [[nodiscard]] std::uint64_t take_queues_lost();
   void divide_reduction_waits();
 
   Device device_;
   std::function<Moment()> clock_;
-  std::int64_t cost_of_a_look_;  // at the thread's time on a processor
+  std::int64_t cost_of_a_look_;  // cost of reading the thread's processor time
   std::atomic<bool> recording_{false};
   SpanQueue gather_, reduce_, across_;
   std::vector<State> states_;  // the first is the base
@@ -106,21 +106,21 @@ class Recording {
   Moment anchor_;
   Taken current_, before_;
   StepRecord last_;
-  std::vector<Span> all_reduces_;  // of the step that is worked up
+  std::vector<Span> all_reduces_;  // of the step under evaluation
 };
 
-// What a side stream's worker does for the scope, in the worker's queue.
+// The work of a side stream's worker during the scope, in the worker's queue.
 class SideSpan {
  public:
   SideSpan(StepRecorder* recorder, const Span& what);
-  // On another stream than the one that has most of such spans.
+  // On another stream than the usual one for such spans.
   SideSpan(StepRecorder* recorder, const Span& what, SideStream from);
   ~SideSpan();
   SideSpan(const SideSpan&) = delete;
   SideSpan& operator=(const SideSpan&) = delete;
 
  private:
-  Recording* recording_ = nullptr;  // null: nothing is recorded
+  Recording* recording_ = nullptr;  // null: not recording
   Span span_;
   SideStream from_;
   PointHandle begin_;

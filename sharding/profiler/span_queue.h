@@ -1,5 +1,5 @@
-// Spans on their way from a side stream's worker to the rank's thread: one writes, one reads,
-// nobody waits.
+// Spans on their way from a side stream's worker to the rank's thread: one thread writes, one
+// reads, neither waits.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// A span as it was taken down. On a GPU its moments are those of the host, and what counts are the
-// points of the queue.
+// A span as it was recorded. On a GPU its moments are the host's; the points of the queue have the
+// device's times.
 struct RawSpan {
   Span span;
   PointHandle begin, end;
@@ -25,7 +25,7 @@ class SpanQueue {
  public:
   explicit SpanQueue(std::size_t capacity) : slots_(capacity) {}
 
-  // The writer's. What finds no room is counted and gone.
+  // For the writer. A span without room is only counted.
   void push(RawSpan span) {
     const std::uint64_t written = written_.load(std::memory_order_relaxed);
     if (written - taken_.load(std::memory_order_acquire) == slots_.size()) {
@@ -36,7 +36,7 @@ class SpanQueue {
     written_.store(written + 1, std::memory_order_release);
   }
 
-  // The reader's.
+  // For the reader.
   template <class Take>
   void drain(const Take& take) {
     const std::uint64_t end = written_.load(std::memory_order_acquire);

@@ -1,4 +1,4 @@
-// Taking spans down, and working a step's up.
+// Records spans and evaluates those of a step.
 #include "sharding/profiler/recording.h"
 
 #include <ctime>
@@ -15,15 +15,15 @@
 namespace tessera {
 namespace {
 
-// Of the queues of side streams, which the rank's thread empties when they are half full, and of
-// the nesting of scopes.
+// Limits of the side streams' queues, which the rank's thread empties when they are half full, and
+// of the nesting of scopes.
 constexpr std::size_t queued_spans = 2048;
 constexpr std::size_t nested_scopes = 64;
-// Of a step, and of what comes between it and the next: 64 bytes each.
+// Limits for a step, and for the time between it and the next: 64 bytes for each span.
 constexpr std::size_t most_spans = std::size_t{1} << 20;
 constexpr std::size_t most_spans_behind = std::size_t{1} << 14;
-constexpr std::size_t most_saves_behind = std::size_t{1} << 10;  // above those of an evaluation
-// The GPU's clock and the host's part by some tens of microseconds in a second.
+constexpr std::size_t most_saves_behind = std::size_t{1} << 10;  // beside those of an evaluation
+// The clocks of the GPU and of the host drift apart by tens of microseconds in a second.
 constexpr std::int64_t anchored_nanoseconds = 1'000'000'000;
 
 std::int64_t host_now() {
@@ -32,16 +32,16 @@ std::int64_t host_now() {
       .count();
 }
 
-// What this thread took of a processor. A side stream that was woken may take the core at once:
-// that time is no work of the schedule's.
+// The time of this thread on a processor. A woken side stream may take the core at once: that time
+// is not work of the schedule.
 std::int64_t thread_processor_time() {
   timespec time{};
   TESSERA_SYSTEM(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time));
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// What one look at that clock adds to what lies between two: a system call, of which a pass of a
-// small unit would seem to consist for the most part. It is no work of the schedule's.
+// The time that one reading of that clock adds between two readings: a system call, which could be
+// most of a small unit's pass. It is not work of the schedule.
 std::int64_t cost_of_a_look() {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   std::int64_t before = thread_processor_time();
@@ -113,7 +113,7 @@ Recording::Moment Recording::now() const {
   return moment;
 }
 
-// A point of the queue whose moment the host knows: where the queue is empty.
+// A point of the queue at a time that the host knows, because the queue is empty.
 void Recording::anchor() {
   const bool is_young = anchor_.host != 0 && host_now() - anchor_.host < anchored_nanoseconds;
   if (device_.type != DeviceType::cuda || is_young) return;
@@ -186,7 +186,7 @@ void Recording::add(const Span& span) {
   if (records()) keep({span, nullptr, nullptr});
 }
 
-// An evaluation may take any time, and leaves room for the saves.
+// An evaluation may take any time, and must leave room for the saves.
 void Recording::keep(RawSpan&& span) {
   std::size_t most = current_.open ? most_spans : current_.spans_of_step + most_spans_behind;
   if (!current_.open && span.span.lane == Lane::save) most += most_saves_behind;
@@ -198,7 +198,7 @@ void Recording::keep(RawSpan&& span) {
   }
 }
 
-// Of a span without room. When it was on the device is not known then.
+// Adds a span without room to the sums. Its time on the device is unknown then.
 void Recording::keep_sums(const RawSpan& span) {
   StepRecord& sums = current_.without_room;
   if (!span.of_step) {
@@ -310,7 +310,7 @@ void Recording::pump() {
   across_.drain(take);
 }
 
-// From a queue's points to moments.
+// Converts a queue's points to moments.
 void Recording::resolve(const Taken& taken, RawSpan& raw) const {
   if (!raw.begin || !raw.end || !taken.anchor.point) return;
   const auto moment = [&taken](const QueuePoint& point) {
@@ -349,8 +349,8 @@ void Recording::work_up(Taken& taken) {
   divide_reduction_waits();
 }
 
-// HYBRID_* waits for both of its reductions at once: what of a wait lies within an all-reduce is
-// that one's. Both are in the order of time.
+// HYBRID_* waits for both of its reductions at once: the part of a wait within an all-reduce
+// belongs to the all-reduce. Both lists are in the order of time.
 void Recording::divide_reduction_waits() {
   all_reduces_.clear();
   bool scatters = false;
@@ -430,7 +430,7 @@ SideSpan::~SideSpan() {
     span_.end = moment.host;
     recording_->push(from_, {span_, std::move(begin_), std::move(moment.point)});
   } catch (const std::exception&) {
-    // The device has failed: the work itself, or whoever waits for it, says it.
+    // The device has failed: the work itself, or a wait for it, reports the error.
   }
 }
 

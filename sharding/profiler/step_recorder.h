@@ -1,5 +1,5 @@
-// What a step spends its time on: the recorder behind `log.trace` and `log.summary`, and a
-// program's own.
+// The time of a step by activity: the recorder behind `log.trace` and `log.summary`, which programs
+// can use too.
 //
 //   const std::shared_ptr<ts::StepRecorder> recorder = model.record();
 //   recorder->begin_step(1);  ...forward, backward...
@@ -7,11 +7,11 @@
 //   recorder->end_step();
 //   const ts::StepRecord& step = recorder->last();
 //
-// A span takes a look at the clock at its beginning and its end; memory for spans is made by the
-// first steps. On a GPU a span is what lies between two events of its queue. Recording changes no
+// A span reads the clock at its beginning and its end; the first steps allocate the memory for
+// spans. On a GPU a span is the time between two events of its queue. Recording changes no
 // collective and no bit.
 //
-// The rank's thread makes all calls; side streams hand in theirs through queues.
+// The rank's thread makes all calls; side streams pass their spans through queues.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ namespace tessera {
 
 class Recording;  // sharding/profiler/recording.h
 
-// Collectives of one step that have purpose and kind in common.
+// The collectives of one step that have purpose and kind in common.
 struct CollectiveTotal {
   comm::Phase phase = comm::Phase::other;
   SpanKind kind = SpanKind::all_gather;
@@ -35,8 +35,8 @@ struct CollectiveTotal {
   std::uint64_t bytes = 0;  // that reached this rank from others
 };
 
-// What a step was on this rank. Sums are of what began between begin_step() and end_step(); spans
-// up to the next begin_step() follow those.
+// One step of this rank. The sums cover spans that began between begin_step() and end_step();
+// `spans` also has the later ones, up to the next begin_step().
 struct StepRecord {
   std::int64_t step = 0;
   std::int64_t begin = 0;  // nanoseconds of CLOCK_MONOTONIC
@@ -45,16 +45,16 @@ struct StepRecord {
   double schedule_seconds = 0;  // of a processor, without waits, collectives and kernels
   double exchange_seconds = 0;
   double data_seconds = 0;
-  std::int64_t unit_passes = 0;  // forwards and backwards of units, which the schedule served
+  std::int64_t unit_passes = 0;  // forwards and backwards of units, handled by the schedule
   std::vector<CollectiveTotal> collectives;
-  std::vector<Span> spans;  // by lane in no order, within a lane by time
-  // Spans of the step that found no room: of the last of a million the sums have what the host
-  // knew, of a side stream's queue that was full nothing. Then those behind the step.
+  std::vector<Span> spans;  // ordered by time within a lane, lanes in no order
+  // Lost spans of the step, then those after it. Of spans beyond a million, the sums include what
+  // the host knew; spans that a side stream's full queue lost are in no sum.
   std::uint64_t lost = 0;
   std::uint64_t lost_behind = 0;
   [[nodiscard]] double seconds() const { return static_cast<double>(end - begin) * 1e-9; }
   [[nodiscard]] double exposed() const;
-  // The step without its waits: for collectives, messages and data.
+  // The step without its waits for collectives, messages and data.
   [[nodiscard]] double busy() const {
     return seconds() - exposed() - exchange_seconds - data_seconds;
   }
@@ -62,32 +62,33 @@ struct StepRecord {
 
 class StepRecorder {
  public:
-  // Of the units' names and the device that they compute on; ShardedModel::record() makes one.
+  // `units` are the units' names, `device` is the one that they compute on; ShardedModel::record()
+  // makes a recorder.
   StepRecorder(std::vector<std::string> units, Device device);
   ~StepRecorder();
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
-  // `step` counts from 1. Of a step that an exception left nothing is kept, nor of one in which the
+  // `step` counts from 1. A step that an exception left is dropped, and so is one in which the
   // device failed.
   void begin_step(std::int64_t step);
   void end_step();
   // Instead of end_step(): nothing of the step is kept.
   void abandon_step();
 
-  // The newest step that is complete. On a GPU that is the one before the last end_step(), whose
-  // events have come; after complete() it is the last one.
+  // The newest complete step. On a GPU that is the one before the last end_step(), whose events
+  // have happened; after complete() it is the last one.
   [[nodiscard]] const StepRecord& last() const;
-  // Waits for the device and takes in what happened since the step: a save, an evaluation.
+  // Waits for the device and adds the work after the step: a save, an evaluation.
   void complete();
 
   // The root is "(root)".
   [[nodiscard]] const std::vector<std::string>& units() const { return units_; }
 
-  // A span of a lane other than compute's, handed in by the rank's thread.
+  // Adds a span of a lane other than compute; called by the rank's thread.
   void add(const Span& span);
 
-  // The library's own side.
+  // For the library itself.
   [[nodiscard]] Recording& recording() { return *recording_; }
 
  private:
@@ -95,7 +96,7 @@ class StepRecorder {
   std::unique_ptr<Recording> recording_;
 };
 
-// The compute lane is in something for the scope. A null recorder records nothing.
+// The compute lane has the given state during the scope. A null recorder records nothing.
 class ComputeScope {
  public:
   explicit ComputeScope(StepRecorder* recorder, SpanKind kind, std::int32_t unit = 0,

@@ -1,4 +1,4 @@
-// Records between ranks, and their text.
+// Sends records between ranks, and writes their text.
 #include "sharding/profiler/trace.h"
 
 #include <fmt/format.h>
@@ -16,14 +16,14 @@ namespace {
 
 constexpr comm::Tag trace_tag{0, 0, comm::Phase::metrics};
 
-// Of all ranks: spans that rank 0 takes, and what a round of messages has. And what a rank may tell
-// at least.
+// Limits over all ranks: the spans that rank 0 accepts, and the bytes of a round of messages. And
+// the minimum that each rank may send.
 constexpr std::size_t gathered_spans = std::size_t{1} << 22;
 constexpr std::size_t fewest_spans = std::size_t{1} << 12;
 constexpr std::size_t round_bytes = std::size_t{1} << 24;
 constexpr std::size_t fewest_bytes = std::size_t{1} << 12;
 
-// What goes before a record's collectives and spans.
+// Precedes a record's collectives and spans.
 struct RecordHead {
   std::int64_t step, begin, end;
   std::array<double, exposed_count> exposed_seconds;
@@ -121,14 +121,14 @@ bool moves_bytes(SpanKind kind) {
          kind == SpanKind::all_reduce || kind == SpanKind::copy;
 }
 
-// Lanes are threads; 0 has the steps.
+// Lanes are threads; thread 0 has the steps.
 int thread_of(Lane lane) {
   return 1 + static_cast<int>(lane);
 }
 
-// How long the compute lane stood still for each collective: a wait is that of the newest one, of
-// its unit or, of reductions, of all, that began before the wait's end. Spans of a lane are in the
-// order of time.
+// The time for which the compute lane stood still for each collective. A wait belongs to the newest
+// collective that began before the wait's end, of its unit or, for reductions, of any. Spans of a
+// lane are in the order of time.
 class WaitsOfCollectives {
  public:
   WaitsOfCollectives(const StepRecord& record, std::size_t units) : waited_(record.spans.size()) {
@@ -202,7 +202,7 @@ std::string metadata(std::string_view what, int rank, int thread, std::string_vi
 
 }  // namespace
 
-// In rounds: in each of them every rank tells a piece, and rank 0 alone keeps them.
+// Works in rounds: in each of them every rank sends a piece, and only rank 0 keeps them.
 std::vector<StepRecord> gather_records(const Context& context, const StepRecord& mine) {
   comm::Communicator& communicator = context.communicator();
   const auto ranks = static_cast<std::size_t>(context.world_size());

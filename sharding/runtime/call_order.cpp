@@ -1,4 +1,4 @@
-// Learning the order of a forward's calls.
+// Learns the order of a forward's calls.
 #include "sharding/runtime/call_order.h"
 
 #include <algorithm>
@@ -6,7 +6,8 @@
 namespace tessera {
 namespace {
 
-// Forwards that no backward follows are recorded as well: a bound for those who run nothing else.
+// Forwards without a backward are recorded as well; this limits them in programs that run nothing
+// else.
 constexpr std::size_t most_recorded = std::size_t{1} << 14;
 
 }  // namespace
@@ -31,12 +32,12 @@ void CallOrder::follow(int unit) {
     next_ = static_cast<std::size_t>(found - known_.begin()) + 1;
   };
   if (known_.front() == unit) return to(known_.begin());
-  // Some unit was left out, or the forward began elsewhere. One that is unknown changes nothing.
+  // A unit was left out, or the forward began elsewhere. An unknown unit changes nothing.
   if (const auto later = std::find(next(), end(), unit); later != end()) return to(later);
   if (const auto earlier = std::find(known_.cbegin(), next(), unit); earlier != next()) to(earlier);
 }
 
-// Where nothing but evaluation runs, a unit that comes again begins a forward.
+// When only evaluation runs, a unit that comes again begins a forward.
 void CallOrder::learn_without_backward(int unit) {
   if (std::find(unrecorded_.begin(), unrecorded_.end(), unit) != unrecorded_.end()) {
     known_ = std::move(unrecorded_);
@@ -58,7 +59,7 @@ void CallOrder::end_backward(const std::vector<Call>& reached) {
                              [&](const Call& call) { return call.number == ends.second->number; });
     if (last != recorded_.end()) {
       // Calls around those that are reached may belong to the same forward: units without a
-      // gradient, and the root. One that was seen already is of another forward.
+      // gradient, and the root. A unit that was already seen belongs to another forward.
       std::vector<int> seen;
       for (const Call& call : reached) seen.push_back(call.unit);
       const auto is_new = [&](int unit) {

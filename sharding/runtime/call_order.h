@@ -1,9 +1,9 @@
-// The order in which a forward calls the units, learnt from the last one, and what comes next by
-// it. A wrong guess costs time, never a bit.
+// The order in which a forward calls the units, learnt from the last forward, and the calls that it
+// predicts. A wrong prediction costs time but changes no bit.
 //
-// Calls are recorded as they come. Which of them make one forward, the backward tells: it names the
-// calls that it reaches. A forward whose graph is dropped leaves no trace so, nor does one that an
-// exception ended, and a unit that is called twice has two places.
+// Calls are recorded as they come. The backward shows which of them form one forward: it names the
+// calls that it reaches. So a forward whose graph is dropped, or that an exception ended, has no
+// effect, and a unit that is called twice has two places.
 #pragma once
 
 #include <cstddef>
@@ -16,18 +16,18 @@ namespace tessera {
 
 class CallOrder {
  public:
-  // A call of `unit` begins. `number` grows from call to call; `recorded`: a backward may come.
+  // A call of `unit` begins. `number` grows from call to call; `recorded`: a backward may follow.
   void begin_call(int unit, std::uint64_t number, bool recorded);
   // An exception ended a call: the next one begins a forward.
   void abandon() { next_ = 0; }
-  // A backward is over that reached these calls.
+  // A backward that reached these calls has ended.
   struct Call {
     int unit;
     std::uint64_t number;
   };
   void end_backward(const std::vector<Call>& reached);
 
-  // The units that are expected from here to the forward's end, the next one first.
+  // The units that are expected until the forward's end, the next one first.
   [[nodiscard]] std::vector<int>::const_iterator next() const { return known_.begin() + place(); }
   [[nodiscard]] bool is_known() const { return !known_.empty(); }
   [[nodiscard]] std::vector<int>::const_iterator end() const { return known_.end(); }
@@ -37,7 +37,7 @@ class CallOrder {
   void follow(int unit);
   void learn_without_backward(int unit);
 
-  std::vector<int> known_;     // of the last forward whose end was seen
+  std::vector<int> known_;     // the order of the last complete forward
   std::size_t next_ = 0;       // the place in known_ that is expected next
   std::deque<Call> recorded_;  // since the last backward
   std::vector<int> unrecorded_;

@@ -1,4 +1,4 @@
-// Setting the schedule up: groups of ranks, units, hooks.
+// Sets up the schedule: groups of ranks, units, hooks.
 #include "sharding/runtime/runtime.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ std::string title_of(const Unit& unit) {
   return unit.name().empty() ? "the root unit" : "unit " + unit.name();
 }
 
-// Of a unit whose runtime ends. Nothing may leave a destructor: a GPU that has failed says so here
-// as well as to whoever waits for it.
+// Releases a buffer of a unit whose runtime ends. A destructor must not throw: a GPU that has
+// failed reports it here, and also to code that waits for it.
 void release_at_end(comm::Buffer& buffer, const std::string& unit) {
   try {
     buffer.release();
@@ -94,7 +94,7 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
       if (storage.is_lent()) refuse_lent(parameter.name, storage.has_ended());
     }
   }
-  compare_structures(world, options_, plan, ignored);  // first: what follows differs where these do
+  compare_structures(world, options_, plan, ignored);  // first: if these differ, so does the rest
   std::vector<OwnedParameter> ignored_parameters = ignored.parameters();
   compare_values(plan, ignored_parameters);
   check_dtypes(options_);
@@ -120,8 +120,8 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   own_modules(root);
 }
 
-// What hooks, casts and recomputation are set on outlives them, whoever lets go of it first. All of
-// it is sealed: what is registered later would be in no unit.
+// Keeps alive the modules that hooks, casts and recomputation are set on, whatever their users do.
+// Seals all of them: a parameter that is registered later would be in no unit.
 void Runtime::own_modules(nn::Module& root) {
   std::set<const nn::Module*> seen{&root};
   collect_modules_below(root, seen, owned_modules_);
@@ -155,7 +155,13 @@ Runtime::~Runtime() {
     }
     for (const auto& parameter : unit->local_parameters()) {
       const auto& storage = parameter.tensor.storage();
-      storage->set_on_write(nullptr);
+      storage->set_on_write([title = title_of(*unit)](Storage::Write) {
+        misuse(
+            "a write to a local parameter of {}, whose ShardedModel has ended: no module would "
+            "see it. Write to the module's parameters after unwrap(), or to parameters() of the "
+            "model that is there now; to read, use a const Tensor or to_vector()",
+            title);
+      });
       storage->set_on_requires_grad(nullptr);
       storage->set_on_zero_grad(nullptr);
       storage->set_on_step([title = title_of(*unit)] {
@@ -165,12 +171,12 @@ Runtime::~Runtime() {
             title);
       });
     }
-    // A rank that leaves in the middle of a pass must not be waited for by those that go on to
-    // their own end.
+    // A rank that leaves in the middle of a pass must not make ranks wait that continue to their
+    // own end.
     const UnitState& state = state_of(*unit);
     if (state.parameters == ParameterState::gathered && state.parameter_buffer)
       release_at_end(*state.parameter_buffer, title_of(*unit));
-    // The module may live on; what its parameters pointed into does not.
+    // The module may live on; the memory of its parameters does not.
     unit->parameter_storage()->set_on_write(nullptr);
     unit->parameter_storage()->set_on_requires_grad(nullptr);
     unit->parameter_storage()->detach();
@@ -178,7 +184,7 @@ Runtime::~Runtime() {
   }
   // Streams finish first; then buffers, then communicators.
   gather_stream_.reset();
-  reduce_stream_.reset();  // which may wait for the other
+  reduce_stream_.reset();  // it may wait for the gather stream
   across_stream_.reset();
   files_->finish();
 }
@@ -191,7 +197,7 @@ void Runtime::connect(comm::Communicator& world) {
   reduce_replicas_ = world.split_across_blocks(shards_, "replicas");
 }
 
-// A group for each number of ranks that a unit is resharded to.
+// Makes a group for each number of ranks that a unit is resharded to.
 void Runtime::form_reshard_groups(const std::vector<UnitPlan>& plan) {
   whole_.ranks = gather_group_;
   for (const UnitPlan& planned : plan) {
@@ -209,11 +215,10 @@ void Runtime::choose_recomputation(nn::Module& root, const std::vector<UnitPlan>
   std::shared_ptr<ActivationOffload> offload;
   if (options_.activation_offload) {
     TESSERA_CHECK(options_.activation_checkpointing != ActivationCheckpointing::none,
-                  ErrorCode::configuration,
-                  "activation_offload says nothing without activation_checkpointing");
+                  ErrorCode::configuration, "activation_offload requires activation_checkpointing");
     TESSERA_CHECK(device_.stands_for() == DeviceType::cuda, ErrorCode::configuration,
-                  "activation_offload is for GPUs: what a CPU rank keeps is in the host's memory "
-                  "already; leave it out");
+                  "activation_offload is for GPUs: a CPU rank keeps activations in the host's "
+                  "memory already; leave it out");
     offload = ActivationOffload::create(device_);
   }
   recomputed_ =
@@ -236,7 +241,7 @@ void Runtime::create_files(const std::vector<UnitPlan>& plan) {
 void Runtime::create_units(std::vector<UnitPlan> plan) {
   states_.resize(plan.size());
   for (std::size_t i = 0; i < plan.size(); ++i) {
-    // Whose originals are freed as soon as the unit has its share of them.
+    // Its original parameters are freed as soon as the unit has its shard of them.
     const UnitPlan planned = std::move(plan[i]);
     units_.push_back(std::make_unique<Unit>(planned.unit.name, static_cast<int>(i),
                                             planned.unit.parameters, planned.specs, shards_,
@@ -261,14 +266,14 @@ void Runtime::find_ranges(Unit& unit) {
   state.whole.bytes = comm::gathered_bytes(state.whole.ranges, ranks);
   state.trainable.bytes = comm::gathered_bytes(state.trainable.ranges, ranks);
   if (state.reshard.ranks == 0) return;
-  // What was kept has been rounded: parts are whole shares, and so have the blocks of these.
+  // Kept parts were rounded already: a part consists of whole shards, so the blocks are the same.
   state.from_parts.ranges = state.whole.ranges;
   state.from_parts.bytes = comm::gathered_bytes(state.from_parts.ranges,
                                                 resharded_.at(state.reshard.ranks).ranks->size());
 }
 
 void Runtime::create_hooks(nn::Module& module, Unit& unit) {
-  // A graph keeps the hooks of its calls, and may live longer than this.
+  // A graph keeps the hooks of its calls, and may live longer than this object.
   const auto hook = [this, &unit](void (Runtime::*method)(Unit&, const ModuleCall&)) {
     return [self = std::weak_ptr<Runtime*>(self_), &unit, method,
             title = title_of(unit)](const ModuleCall& call) {
@@ -297,8 +302,8 @@ void Runtime::create_hooks(nn::Module& module, Unit& unit) {
 
 void Runtime::watch_storages(Unit& unit) {
   const auto& parameters = unit.parameter_storage();
-  // The root's own forward may be called without hooks (net.forward(x)): its parameters come when
-  // they are first computed with.
+  // The root's own forward may be called without hooks (net.forward(x)): its parameters are
+  // gathered when a computation first needs them.
   if (unit.is_root()) parameters->set_on_missing([this] { use_root(); });
   parameters->set_on_write([this, &unit](Storage::Write) {
     if (writing_) return;
@@ -310,7 +315,8 @@ void Runtime::watch_storages(Unit& unit) {
   parameters->set_on_requires_grad(
       [this, &unit](const detail::TensorData& tensor) { toggle_requires_grad(unit, tensor); });
   if (unit.has_gradient()) {
-    // Of units, only what arrives outside of their own backward.
+    // For other units, this lends memory only for gradients that arrive outside of their own
+    // backward.
     unit.gradient_storage()->set_on_missing([this, &unit] { lend_gradient(unit); });
   }
   watch_masters(unit);
@@ -335,7 +341,7 @@ CommunicationStatistics Runtime::statistics() const {
   result.exposed_seconds = stalls_.seconds();
   result.busy_seconds = gather_stream_->busy_seconds() + reduce_stream_->busy_seconds();
   if (across_stream_) result.busy_seconds += across_stream_->busy_seconds();
-  // A group inside a host knows nothing of other hosts; one that spans them counts for all.
+  // A group inside a node sends nothing to other nodes; a group that spans nodes counts for all.
   result.bytes_between_hosts =
       std::max(gather_group_->bytes_between_hosts(), reduce_replicas_->bytes_between_hosts());
   return result;
@@ -343,7 +349,7 @@ CommunicationStatistics Runtime::statistics() const {
 
 const std::shared_ptr<StepRecorder>& Runtime::record() {
   if (recorder_) return recorder_;
-  // What side streams still do looks for a recorder.
+  // Work that is still in side streams reads recorder_.
   gather_stream_->synchronize();
   reduce_stream_->synchronize();
   if (across_stream_) across_stream_->synchronize();
@@ -358,7 +364,7 @@ void Runtime::attempt(Stream& stream, std::function<void()> work) {
 }
 
 void Runtime::join(const Event& event, Exposed what, const Unit& unit) {
-  // Elsewhere the queue is told as well, and a plan's log.
+  // On other devices, join() must also inform the queue and the log of a plan.
   if (device_.type == DeviceType::cpu && event.succeeded()) return;
   const comm::RankWaits waits(*control_);
   const ComputeScope wait(recorder_.get(), SpanKind::wait, unit.index(), what);

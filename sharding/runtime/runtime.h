@@ -2,23 +2,25 @@
 //
 // Three threads of control. The compute stream (the rank's thread) runs hooks and waits; the gather
 // stream casts, publishes and waits for parameters; the reduce stream sums gradients. Under
-// HYBRID_* a fourth sums between copies what the reduce stream has summed within one. Each has
-// communicators of its own, so that none waits in another's queue. All decisions are taken on the
-// compute stream in program order, so every rank takes the same.
+// HYBRID_* a fourth one sums the reduce stream's results between replicas. Each has its own
+// communicators, so none waits in another's queue. The compute stream makes all decisions in
+// program order, so every rank makes the same.
 //
-// All memory is allocated by allocate(), from the table of sharding/memory/buffer_plan.h; the first
-// no_sync() adds its sums. Memory goes round in fixed sets from then on.
+// allocate() allocates all memory, from the table of sharding/memory/buffer_plan.h; the first
+// no_sync() adds its sums. After that, memory circulates in fixed sets.
 //
-// On a GPU each of them has a queue, and what one needs of another is a join, in one place:
-// side streams begin after what the compute stream had put into its queue (Stream::enqueue); the
-// compute stream joins a gather in await_gather(), a buffer that has been reduced before it writes
-// into it again (lend_gradient, add_to_local_sum), and the last reduction at the end of a backward.
-// Memory goes back to the pool on the compute stream, after its join.
+// On a GPU each of them has a queue, and one queue joins another only in these places: side streams
+// begin after the work that the compute stream had put into its queue (Stream::enqueue); the
+// compute stream joins a gather in await_gather(), a reduced buffer before it writes into it again
+// (lend_gradient, add_to_local_sum), and the last reduction at the end of a backward. The compute
+// stream returns memory to the pool, after its join.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -45,14 +47,14 @@ class PrivateCopy;
 
 class Runtime {
  public:
-  // Shards the module. No collective memory yet: ranks may compare first what they made. Modules
-  // below the root live as long as this does; so does the root where `owner` holds it.
+  // Shards the module. Allocates no collective memory yet, so ranks can first compare their units.
+  // Modules below the root live as long as this object; so does the root when `owner` holds it.
   Runtime(nn::Module& root, comm::Communicator& world, const ShardingOptions& options,
           std::shared_ptr<nn::Module> owner = nullptr);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
-  // Collective. Everything that steps need; before the first one.
+  // Collective. Allocates everything that steps need; call it before the first step.
   void allocate();
 
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
@@ -66,16 +68,16 @@ class Runtime {
   [[nodiscard]] Device device() const { return device_; }
   // For small messages of the compute stream, between the ranks that hold one copy.
   [[nodiscard]] comm::Communicator& control() { return *control_; }
-  // Names of the modules that run again in backward.
+  // The table of all buffers; `no_sync`: with the sums of passes inside no_sync().
   [[nodiscard]] BufferPlan plan(bool no_sync) const;
 
-  // Backwards add to local sums until resume_synchronising(). Collective where it is the first.
+  // Backwards add to local sums until resume_synchronising(). The first call is collective.
   void stop_synchronising();
   void resume_synchronising() {
     synchronise_ = true;
     in_no_sync_ = false;
   }
-  // What ShardedModel says of them (sharding/fully_shard.h).
+  // As documented in ShardedModel (sharding/fully_shard.h).
   void unshard_by_hand(std::string_view unit, bool async_op);
   void reshard_by_hand(std::string_view unit);
   void set_requires_gradient_sync(bool sync);
@@ -84,17 +86,17 @@ class Runtime {
   // everything as it was.
   void hold();
   void let_go() noexcept;
-  // What ShardedModel says of them.
+  // As documented in ShardedModel.
   void write_unsharded(const std::function<void()>& write);
   void unwrap();
 
   // A logic_error, in the name of `what`, while sums of no_sync() backwards wait for a reduction.
   void require_reduced(std::string_view what) const;
-  // Losses were multiplied by a factor that clip_grad_norm was told (1 counts).
+  // clip_grad_norm was given the factor of the losses (1 counts as given).
   void note_loss_scale() { loss_scale_is_known_ = true; }
 
   [[nodiscard]] CommunicationStatistics statistics() const;
-  // From the recorder's first step on, what is done is told it.
+  // From the recorder's first step on, the runtime records its work in it.
   const std::shared_ptr<StepRecorder>& record();
   [[nodiscard]] StepRecorder* recorder() const { return recorder_.get(); }
 
@@ -122,7 +124,7 @@ class Runtime {
   void allocate_part(UnitState& state, std::size_t bytes);
   [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_gradient(std::string_view name,
                                                                 std::size_t bytes);
-  // Of a communicator that is used on the stream; `reserved` are its bytes before and after.
+  // For a communicator that is used on the stream; `reserved` are its bytes before and after.
   void reserve_scratch(comm::Communicator& group, Stream& stream, std::size_t bytes,
                        std::size_t& reserved);
   void count_buffer(const comm::Buffer& buffer);
@@ -135,7 +137,7 @@ class Runtime {
   void expect_backward(Unit& unit, const ModuleCall& call);
   void before_backward(Unit& unit, const ModuleCall& call);
   void after_backward(Unit& unit, const ModuleCall& call);
-  void use_root();  // one of the root's parameters is needed that is not there
+  void use_root();  // one of the root's parameters is needed but not gathered
   void at_end_of_backward();
   void abandon_backward();
 
@@ -146,7 +148,7 @@ class Runtime {
   [[nodiscard]] bool take_parameter_buffer(Unit& unit, Need need);
   bool evict_an_idle_unit(ParameterPool& pool, Need need);
   void start_gather(Unit& unit, comm::Phase phase);
-  // What a gather is to do, decided on the compute stream.
+  // The work of a gather, decided on the compute stream.
   struct Gathering {
     std::shared_ptr<comm::Buffer> buffer;
     comm::Tag tag;
@@ -163,7 +165,7 @@ class Runtime {
   void reshard(Unit& unit);
   void reshard_unless_used(Unit& unit);
   void gather_all();
-  // Of a list of units that come next, as many as are gathered ahead.
+  // Prefetches from a list of coming units, up to the limit.
   void prefetch(std::vector<int> next, comm::Phase phase);
   void prefetch_forward();
   void prefetch_backward();
@@ -171,17 +173,20 @@ class Runtime {
   [[nodiscard]] bool stays_after_forward(const Unit& unit) const;
   [[nodiscard]] bool stays_between_passes(const Unit& unit);
   [[nodiscard]] bool stays_after_backward(const Unit& unit);
-  // Some of its parameters are about to change, trainable or frozen ones.
+  // Some parameters of the unit are about to change, trainable or frozen ones.
   void invalidate(Unit& unit, bool trainable, Storage::Write how);
-  // A logic_error where a kept copy is older than its masters, which only a pointer can do.
+  // A logic_error when a kept copy is older than its masters; only a write through a pointer causes
+  // it.
   void check_copy(const Unit& unit) const;
-  // Before a parameter's requires_grad changes: the rest of the unit follows, or it throws.
+  // Called before a parameter's requires_grad changes: the rest of the unit follows, or this
+  // throws.
   void toggle_requires_grad(Unit& unit, const detail::TensorData& tensor);
   void compare_toggles();
+  [[nodiscard]] std::vector<std::string> exchange_toggles(const std::string& mine);
   void compare_written(const std::vector<PrivateCopy>& copies);
-  // Of what is gathered, frozen segments included.
+  // Drops gathered parameters, including frozen segments.
   void drop_copies(Unit& unit);
-  // Whole masters, one tensor a slot. Collective.
+  // Whole masters, one tensor for each slot. Collective.
   [[nodiscard]] std::vector<Tensor> gather_masters(Unit& unit);
 
   // Gradients.
@@ -200,11 +205,11 @@ class Runtime {
     Event writable;  // the buffer may be written again
   };
   Reduced enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype);
-  // That leaves this shard's sums in the memory that it is given.
+  // Leaves this shard's sums in the given memory.
   using Reduction = std::function<void(std::byte* sums)>;
   [[nodiscard]] Reduction reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
                                        DType dtype, bool accumulate, comm::Tag tag);
-  // The two of HYBRID_*: within the group into partial sums, and those between the groups.
+  // The two reductions of HYBRID_*: within the group into partial sums, and between the groups.
   struct PartialSums {
     std::shared_ptr<comm::Buffer> buffer;
     Event writable;
@@ -215,13 +220,13 @@ class Runtime {
                                            comm::Tag tag);
   [[nodiscard]] WireFormat wire_of_reduction(DType dtype) const;
   void count_reduction(const Unit& unit, DType dtype, DType sums);
-  // That reach this rank from others.
+  // Bytes that reach this rank from others.
   [[nodiscard]] std::uint64_t scattered_bytes(const Unit& unit, DType dtype) const;
   [[nodiscard]] std::uint64_t reduced_bytes(const Unit& unit, DType dtype, DType sums) const;
   void expect_end_of_backward();
   void end_pass();
 
-  // Work for a side stream, and the compute stream's wait for it.
+  // Puts work into a side stream; the compute stream waits for it.
   template <class Work>
   Event enqueue(Stream& stream, Work work) {
     const ComputeScope here(stream.is_serial() ? recorder_.get() : nullptr,
@@ -257,7 +262,7 @@ class Runtime {
     return shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
   }
 
-  std::vector<std::shared_ptr<nn::Module>> owned_modules_;  // first: goes last
+  std::vector<std::shared_ptr<nn::Module>> owned_modules_;  // first member: destroyed last
   nn::Module* root_;
   std::weak_ptr<const void> root_life_;
   std::shared_ptr<const std::string> no_registration_;
@@ -275,45 +280,46 @@ class Runtime {
   std::shared_ptr<comm::Communicator>
       reduce_replicas_;                          // ranks with the same shard, last of these streams
   std::shared_ptr<comm::Communicator> control_;  // shard group, compute stream
-  ParameterPool whole_;                          // gathered from all that hold one copy
-  std::map<int, ParameterPool> resharded_;       // by ranks, from those that a unit is resharded to
+  ParameterPool whole_;                          // gathered from all ranks that hold one copy
+  std::map<int, ParameterPool> resharded_;  // by the number of ranks that a unit is resharded to
   std::unique_ptr<IgnoredParameters> ignored_;
   std::unique_ptr<OffloadFiles> files_;  // before the units, which use it
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<UnitState> states_;  // by Unit::index()
   std::vector<GradientMemory> free_gradient_buffers_;
   std::size_t pool_gradient_bytes_ = 0;
-  std::vector<PartialSums> partial_sums_;  // between the two reductions of HYBRID_*, in turns
+  std::vector<PartialSums> partial_sums_;  // between the two reductions of HYBRID_*, used in turns
   std::size_t next_partial_sums_ = 0;
   bool has_local_sums_ = false;
   std::size_t reduce_scratch_ = 0;  // bytes that the communicators have made
   std::size_t replicas_scratch_ = 0;
 
   CallOrder order_;
-  std::vector<CallOrder::Call> backward_calls_;  // that this backward comes to, in its order
-  std::size_t next_backward_ = 0;                // the place in them that comes next
-  std::vector<int> expected_;                    // units that are (UnitState::expected)
+  std::vector<CallOrder::Call> backward_calls_;  // of this backward, in its order
+  std::size_t next_backward_ = 0;                // the next place in them
+  std::vector<int> expected_;                    // units with UnitState::expected
   Event last_reduction_;
   bool synchronise_ = true;
   int unreduced_sums_ = 0;   // units whose local sum is set
-  bool in_no_sync_ = false;  // a scope says so
+  bool in_no_sync_ = false;  // set by a scope
   bool reshard_after_backward_ = true;
   bool end_expected_ = false;
   int held_ = 0;          // unsharded() scopes
   bool writing_ = false;  // in write_unsharded()
-  bool toggled_ = false;  // since the ranks last compared which parameters are trained
+  // The first parameter whose requires_grad has changed since the ranks last compared theirs.
+  std::optional<std::string> toggled_;
   bool loss_scale_is_known_ = false;
   std::uint64_t pass_ = 0;
   CommunicationStatistics statistics_;
   StallClock stalls_;
-  std::shared_ptr<StepRecorder> recorder_;  // null: nobody wants to know
+  std::shared_ptr<StepRecorder> recorder_;  // null: not recording
   std::vector<nn::Module*> hooked_;
   std::unique_ptr<RecomputedModules> recomputed_;
   std::unique_ptr<KeptPrecision> kept_;
-  std::shared_ptr<Runtime*> self_;         // what hooks of graphs that live longer look at
-  std::unique_ptr<Stream> gather_stream_;  // last: their threads stop before what they use goes
+  std::shared_ptr<Runtime*> self_;         // for hooks of graphs that live longer
+  std::unique_ptr<Stream> gather_stream_;  // last members: their threads end first
   std::unique_ptr<Stream> reduce_stream_;
-  std::unique_ptr<Stream> across_stream_;  // of HYBRID_*: sums between copies
+  std::unique_ptr<Stream> across_stream_;  // of HYBRID_*: sums between replicas
 };
 
 }  // namespace tessera

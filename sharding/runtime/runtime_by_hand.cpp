@@ -1,4 +1,4 @@
-// What users ask of the schedule between its own decisions.
+// Calls by which users control the schedule between its own decisions.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ Unit& Runtime::unit_named(std::string_view name) {
   for (const auto& unit : units_) {
     if (!unit->is_root()) names += (names.empty() ? "" : ", ") + unit->name();
   }
-  misuse("there is no unit {}; units are the root, which is \"\", {}", name,
+  misuse("no unit is called {}; units are the root, which is \"\", {}", name,
          names.empty() ? "and no others" : "and " + names);
 }
 
@@ -37,7 +37,7 @@ void Runtime::unshard_by_hand(std::string_view name, bool async_op) {
     const comm::Phase phase =
         autograd::in_backward() ? comm::Phase::backward : comm::Phase::forward;
     gather(unit, phase, Need::soon);
-    if (state.parameters == ParameterState::sharded) {  // no turn is free: memory of its own
+    if (state.parameters == ParameterState::sharded) {  // no pool buffer is free: separate memory
       if (!state.scope_parameters)
         state.scope_parameters = allocate_parameters(*whole_.ranks, unit.layout().bytes());
       state.parameter_buffer = std::move(state.scope_parameters);
@@ -57,7 +57,7 @@ void Runtime::reshard_by_hand(std::string_view name) {
   TESSERA_REQUIRE(!state_of(unit).in_use(),
                   "reshard of {} in the middle of its {}: its parameters are in use", title,
                   state_of(unit).open_forwards > 0 ? "forward" : "backward");
-  if (unit.is_root()) {  // whose own forward is not seen
+  if (unit.is_root()) {  // its own forward has no hooks
     for (const UnitState& state : states_) {
       TESSERA_REQUIRE(state.open_forwards == 0 && !autograd::in_backward(),
                       "reshard of the root unit in the middle of a {}: its parameters are in use",
@@ -73,8 +73,8 @@ void Runtime::set_requires_gradient_sync(bool sync) {
                   "set_requires_gradient_sync in the middle of a backward: some of its gradients "
                   "are reduced already; call it before");
   TESSERA_REQUIRE(!in_no_sync_,
-                  "set_requires_gradient_sync inside a no_sync() scope, which says the same: one "
-                  "of them is enough");
+                  "set_requires_gradient_sync inside a no_sync() scope, which does the same: use "
+                  "one of them");
   if (!sync) allocate_local_sums();
   synchronise_ = sync;
 }
@@ -91,7 +91,7 @@ void Runtime::set_reshard_after_backward(bool reshards) {
   reshard_after_backward_ = reshards;
 }
 
-// Only a parameter that was trained when it was sharded has a place for its gradient.
+// Only a parameter that was trainable when it was sharded has a place for its gradient.
 void Runtime::toggle_requires_grad(Unit& unit, const detail::TensorData& tensor) {
   const auto& locals = unit.local_parameters();
   std::size_t i = 0;
@@ -117,7 +117,21 @@ void Runtime::toggle_requires_grad(Unit& unit, const detail::TensorData& tensor)
   unit.views()[i].impl()->requires_grad = trains;
   local.impl()->requires_grad = trains;
   local.zero_grad();  // a gradient of before is of no use after
-  toggled_ = true;
+  if (!toggled_) toggled_ = locals[i].name;
+}
+
+// A rank that alone has changed something waits here, while the others have nothing to compare and
+// go on into their backward: an error ends that, and this rank knows why.
+std::vector<std::string> Runtime::exchange_toggles(const std::string& mine) {
+  try {
+    return world_->exchange(mine, {pass_, 0, comm::Phase::backward});
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                "rank " + std::to_string(rank_) + " changed requires_grad of " + *toggled_ +
+                    " and waited for all ranks to compare theirs: change it on all ranks alike, "
+                    "before the same backward; " +
+                    error.what());
+  }
 }
 
 // Ranks that train different parameters would add zeros to each other's gradients.
@@ -131,16 +145,16 @@ void Runtime::compare_toggles() {
       names.push_back(&parameter.name);
     }
   }
-  const auto all = world_->exchange(mine, {pass_, 0, comm::Phase::backward});
+  const auto all = exchange_toggles(mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == mine) continue;
     const auto differs = std::mismatch(mine.begin(), mine.end(), all[rank].begin()).first;
     const auto at = static_cast<std::size_t>(differs - mine.begin());
     fail(ErrorCode::configuration,
-         "requires_grad of {} is {} on rank {} and {} on rank {}: change it on all ranks alike",
+         "requires_grad of {} is {} on rank {} and {} on rank {}: change it on all ranks",
          *names.at(at), mine[at] == '1', rank_, mine[at] != '1', rank);
   }
-  toggled_ = false;  // ranks that differ are refused again
+  toggled_.reset();  // ranks that differ are refused again
 }
 
 }  // namespace tessera

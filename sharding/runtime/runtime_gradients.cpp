@@ -1,4 +1,4 @@
-// Memory for gradients, their reduction, and the end of a backward.
+// Memory of gradients, their reduction, and the end of a backward.
 #include <exception>
 #include <tuple>
 #include <utility>
@@ -23,7 +23,7 @@ void Runtime::expect_end_of_backward() {
 }
 
 // Lends the unit memory for its gradient: when its backward begins, or when a gradient arrives
-// outside of it (the root's, and those of parameters that others use).
+// outside of it (the root's, and gradients of parameters that other units use).
 void Runtime::lend_gradient(Unit& unit) {
   TESSERA_REQUIRE(autograd::in_backward(),
                   "gradients of {} are reduced and sharded; read them from the model's parameters",
@@ -33,12 +33,12 @@ void Runtime::lend_gradient(Unit& unit) {
   expect_end_of_backward();
   GradientMemory memory = state.own_gradient;
   if (!memory.buffer) {
-    // Calls that wrap around others' (a, b, a, b) keep more gradients unfinished than the plan has
-    // buffers: a first such backward adds them.
+    // Calls that enclose calls of others (a, b, a, b) keep more gradients unfinished than the plan
+    // has buffers: the first such backward adds buffers.
     if (free_gradient_buffers_.empty()) {
       free_gradient_buffers_.push_back({allocate_gradient("gradients", pool_gradient_bytes_), {}});
     }
-    memory = std::move(free_gradient_buffers_.front());  // the one whose reduction began first
+    memory = std::move(free_gradient_buffers_.front());  // its reduction began first
     free_gradient_buffers_.erase(free_gradient_buffers_.begin());
   }
   join_reduction(memory.writable, unit);
@@ -72,7 +72,7 @@ void Runtime::reduce(Unit& unit) {
   }
   if (!synchronise_ || state.local_sum_is_set) {
     add_to_local_sum(unit);
-    give_gradient_back(unit, {});  // read by nobody else
+    give_gradient_back(unit, {});  // only this stream read it
     if (synchronise_) reduce_local_sum(unit);
     return;
   }
@@ -81,8 +81,9 @@ void Runtime::reduce(Unit& unit) {
   give_gradient_back(unit, reduced.writable);
 }
 
-// What zero_grad() has dropped of sums that were never reduced. All of a unit's: nothing is left to
-// do. Of some: they are zeroed when the sums are used next.
+// Drops a parameter's sum that was never reduced, after zero_grad(). When all of a unit's are
+// dropped, the unit has no sum any more; when some are, they are zeroed at the next use of the
+// sums.
 void Runtime::drop_local_sum(Unit& unit, const detail::TensorData& parameter) {
   UnitState& state = state_of(unit);
   if (!state.local_sum_is_set) return;
@@ -133,7 +134,7 @@ void Runtime::before_step(const Unit& unit) const {
                   "step() on float16 gradients of a loss that was not scaled: small ones are lost. "
                   "Scale the loss by a ts::LossScaler and give its factor to clip_grad_norm(), or "
                   "set reduce_dtype and param_dtype bfloat16 or float32; "
-                  "clip_grad_norm(max_norm, 1) says that no scale is wanted");
+                  "clip_grad_norm(max_norm, 1) declares that no scale is needed");
 }
 
 void Runtime::add_to_local_sum(Unit& unit) {
@@ -168,7 +169,7 @@ Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<co
     partial = &partial_sums_[next_partial_sums_++ % partial_sums_.size()];
     across_stream_->wait(sum_within_group(unit, buffer, dtype, *partial, tag));
   }
-  // On its way to the host, which the stream does not wait for.
+  // The point at which the copy to the host ends; the stream does not wait for it.
   std::shared_ptr<PointHandle> arrival;
   if (unit.gradient_is_on_host()) arrival = std::make_shared<PointHandle>();
   const auto from = partial != nullptr ? SideStream::across : SideStream::reduce;
@@ -239,7 +240,8 @@ Runtime::Reduction Runtime::reduction_of(Unit& unit, const std::shared_ptr<comm:
   };
 }
 
-// Unscaled and in fp32. The next unit may be summed so while these sums pass between groups.
+// Sums unscaled and in fp32. The next unit may be summed here while these sums are reduced between
+// groups.
 Event Runtime::sum_within_group(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
                                 DType dtype, PartialSums& sums, comm::Tag tag) {
   const comm::Reduction reduction{
@@ -314,8 +316,8 @@ void Runtime::at_end_of_backward() {
   end_pass();
 }
 
-// An exception ended the pass: gradients that are not reduced yet are dropped. What was reduced
-// stays. The device may have failed: nothing is put into its queues.
+// An exception ended the pass: gradients that are not reduced yet are dropped. Reduced ones stay.
+// The device may have failed, so nothing is put into its queues.
 void Runtime::abandon_backward() {
   for (const auto& unit : units_) {
     if (state_of(*unit).gradient_buffer) give_gradient_back(*unit, {});
@@ -323,11 +325,11 @@ void Runtime::abandon_backward() {
   order_.abandon();
   end_pass();
   if (recorder_) recorder_->recording().abandon_backward();
-  // Whoever catches the exception may read what was reduced.
+  // Code that catches the exception may read reduced gradients.
   try {
     join_reduction(last_reduction_, *units_.front());
   } catch (const std::exception&) {
-    // A failure of the reductions: what ended the pass, or what the next use of the stream says.
+    // A failure of the reductions: it ended the pass, or the next use of the stream reports it.
   }
 }
 

@@ -1,4 +1,4 @@
-// Allocating what the plan says.
+// Allocates the buffers of the plan.
 #include <algorithm>
 
 #include "base/error.h"
@@ -23,10 +23,12 @@ void Runtime::allocate() {
 }
 
 void Runtime::stop_synchronising() {
-  TESSERA_REQUIRE(!in_no_sync_, "no_sync inside no_sync");
+  TESSERA_REQUIRE(!in_no_sync_,
+                  "no_sync() inside the scope of another no_sync(): one scope is enough. Leave out "
+                  "the inner one, or end the outer one before");
   TESSERA_REQUIRE(synchronise_,
-                  "no_sync after set_requires_gradient_sync(false), which says the same: one of "
-                  "them is enough");
+                  "no_sync after set_requires_gradient_sync(false), which does the same: use one "
+                  "of them");
   allocate_local_sums();
   synchronise_ = false;
   in_no_sync_ = true;
@@ -126,7 +128,7 @@ void Runtime::allocate_part(UnitState& state, std::size_t bytes) {
   statistics_.buffer_bytes += bytes;
 }
 
-// The ranks that are summed first are those that must see the memory.
+// The ranks of the first reduction must see the memory.
 std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(std::string_view name, std::size_t bytes) {
   comm::Communicator& group = first_reduction_group();
   std::shared_ptr<comm::Buffer> buffer;
@@ -140,7 +142,7 @@ std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(std::string_view name, 
 
 void Runtime::reserve_scratch(comm::Communicator& group, Stream& stream, std::size_t bytes,
                               std::size_t& reserved) {
-  // Collective, also where this rank's part does not grow.
+  // Collective, even when this rank's part does not grow.
   attempt(stream, [&] { group.reserve_scratch(bytes); });
   if (bytes <= reserved) return;
   ++statistics_.allocations;

@@ -1,4 +1,4 @@
-// Gathering and freeing parameters around forwards and backwards.
+// Gathers and frees parameters around forwards and backwards.
 #include <algorithm>
 #include <utility>
 
@@ -47,14 +47,14 @@ void Runtime::before_forward(Unit& unit, const ModuleCall& call) {
   const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
   Opening opening(state_of(unit).open_forwards);
   state_of(unit).asked_for = false;
-  if (call.recompute) {  // no step of a forward: the backward has its own order
+  if (call.recompute) {  // not a part of a forward: the backward has its own order
     gather(unit, comm::Phase::backward);
     if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_recomputation(call);
   } else {
     order_.begin_call(unit.index(), call.number, grad_enabled());
     check_copy(unit);
     unit.discard_unset_gradient();
-    units_.front()->discard_unset_gradient();  // the root's own forward is not seen
+    units_.front()->discard_unset_gradient();  // the root's own forward has no hooks
     gather(unit, comm::Phase::forward);
     if (options_.forward_prefetch) prefetch_forward();
   }
@@ -79,7 +79,7 @@ void Runtime::after_forward(Unit& unit, const ModuleCall& call) {
     if (!stays_between_passes(unit)) reshard_unless_used(unit);
     return;
   }
-  // The last unit of a forward is the first of the backward: it stays.
+  // The last unit of a forward is the first of the backward, so it stays.
   const bool frees = state_of(unit).reshard.gathered == Gathered::per_pass;
   if (frees && !stays_after_forward(unit)) reshard_unless_used(unit);
 }
@@ -93,8 +93,8 @@ void Runtime::abandon_forward(Unit& unit, const ModuleCall& call) {
   order_.abandon();
 }
 
-// Memory is taken and given back by calls; the root has none, and comes when it is needed. What
-// needs it is a forward: whoever only reads asks Storage::require_present().
+// Calls take and return memory; the root has no calls and is gathered when it is needed. Only a
+// forward needs it: code that only reads uses Storage::require_present().
 void Runtime::use_root() {
   Unit& root = *units_.front();
   const ComputeScope own(recorder_.get(), SpanKind::schedule);
@@ -155,7 +155,7 @@ void Runtime::gather(Unit& unit, comm::Phase phase, Need need) {
   if (take_parameter_buffer(unit, need)) start_gather(unit, phase);
 }
 
-// What is gathered from the parts that fewer ranks kept has memory that those see.
+// A gather from the parts that fewer ranks kept needs memory that those ranks see.
 ParameterPool& Runtime::pool_of(const UnitState& state) {
   return state.part_is_set ? resharded_.at(state.reshard.ranks) : whole_;
 }
@@ -170,8 +170,8 @@ bool Runtime::take_parameter_buffer(Unit& unit, Need need) {
   ParameterPool& pool = pool_of(state);
   if (pool.free.empty() && !evict_an_idle_unit(pool, need)) {
     if (need == Need::soon) return false;
-    // More units are under way together than lie inside one another: modules that call modules
-    // which are not theirs.
+    // More units are under way together than the nesting allows: modules call modules that they do
+    // not contain.
     pool.free.push_back(allocate_parameters(*pool.ranks, pool.bytes));
   }
   state.parameter_buffer = std::move(pool.free.back());
@@ -182,8 +182,8 @@ bool Runtime::take_parameter_buffer(Unit& unit, Need need) {
   return true;
 }
 
-// A unit that is whole though nothing computes with it: it was kept for a backward that did not
-// come, or prefetched for a call that did not. Who only gathers ahead leaves alone what is as near.
+// Evicts a unit that is whole but unused: it was kept for a backward that did not come, or
+// prefetched for a call that did not. A prefetch does not evict units that are still expected.
 bool Runtime::evict_an_idle_unit(ParameterPool& pool, Need need) {
   const auto find = [&](bool also_expected) {
     return std::find_if(pool.units.begin(), pool.units.end(), [&](const Unit* unit) {
@@ -234,8 +234,8 @@ const GatherRanges& Runtime::ranges_of(const UnitState& state, const Gathering& 
   return gathering.part == Unit::Part::whole ? state.whole : state.trainable;
 }
 
-// On the gather stream. What of `state` is read here changes before the first gather only, or is of
-// this gather.
+// Runs on the gather stream. The fields of `state` that it reads change only before the first
+// gather, or belong to this gather.
 void Runtime::run_gather(Unit& unit, const Gathering& gathering) {
   UnitState& state = state_of(unit);
   comm::Communicator& group =
@@ -244,7 +244,7 @@ void Runtime::run_gather(Unit& unit, const Gathering& gathering) {
   const auto& [ranges, bytes] = ranges_of(state, gathering);
   const comm::Tag tag = gathering.tag;
   comm::Buffer& buffer = *gathering.buffer;
-  // Of one rank it is a cast of its own.
+  // With one rank a gather is only a cast.
   const SideSpan gather(ranks > 1 ? recorder_.get() : nullptr,
                         span_of(Lane::gather, SpanKind::all_gather, unit, tag.phase, bytes));
   group.acquire(buffer, tag);
@@ -298,27 +298,27 @@ void Runtime::reshard(Unit& unit) {
 
 void Runtime::reshard_unless_used(Unit& unit) {
   const UnitState& state = state_of(unit);
-  // What is frozen whole does not change: in memory of its own it stays.
+  // A completely frozen unit does not change, so it stays in its own memory.
   const bool stays = state.owner == BufferOwner::unit && !unit.has_gradient();
   if (held_ == 0 && !state.in_use() && !stays) reshard(unit);
 }
 
-// The units that are expected from here on; the root is among them where it is used late, and stays
-// once it is there.
+// Looks at the units that are still expected; the root is among them when it is used late, and
+// stays once it is gathered.
 bool Runtime::stays_after_forward(const Unit& unit) const {
   const auto next = std::find_if(order_.next(), order_.end(), [](int index) { return index != 0; });
   return next == order_.end() ? order_.is_known() : *next == unit.index();
 }
 
-// Until the optimizer changes it.
+// True for a unit that stays until the optimizer changes it.
 bool Runtime::stays_between_passes(const Unit& unit) {
   const UnitState& state = state_of(unit);
   return state.reshard.gathered == Gathered::until_step ||
          (!reshard_after_backward_ && state.owner == BufferOwner::unit);
 }
 
-// Between the passes of a no_sync() scope no optimizer changes parameters: what has memory of its
-// own is not gathered again.
+// Between the passes of a no_sync() scope no optimizer changes parameters: a unit with its own
+// memory is not gathered again.
 bool Runtime::stays_after_backward(const Unit& unit) {
   return stays_between_passes(unit) || (!synchronise_ && state_of(unit).owner == BufferOwner::unit);
 }
@@ -351,8 +351,8 @@ void Runtime::prefetch_backward() {
   prefetch(std::move(next), comm::Phase::backward);
 }
 
-// Calls that run again: their backward is next, and the ones behind that are gathered meanwhile.
-// Where several run again together, they do so in the forward's order before their backwards come.
+// For calls that run again: their backward is next, and the units after it are prefetched. Several
+// that run again together do so in the forward's order before their backwards.
 void Runtime::prefetch_recomputation(const ModuleCall& call) {
   const auto most = static_cast<std::size_t>(options_.limit_all_gathers - 1);
   const auto first = backward_calls_.begin() + static_cast<std::ptrdiff_t>(next_backward_);
@@ -372,11 +372,11 @@ void Runtime::prefetch_recomputation(const ModuleCall& call) {
 
 void Runtime::invalidate(Unit& unit, bool trainable, Storage::Write how) {
   TESSERA_REQUIRE(held_ == 0,
-                  "parameters cannot change inside an unsharded(model) scope; where this only "
+                  "parameters cannot change inside an unsharded(model) scope; if this only "
                   "reads, take the pointer from a const Tensor");
   UnitState& state = state_of(unit);
   if (how == Storage::Write::by_pointer) state.has_pointers = true;
-  // Parameter after parameter, and only the first one of a unit frees it.
+  // The writes come parameter by parameter; only the first one of a unit frees it.
   const bool is_free = state.parameters == ParameterState::sharded;
   const ComputeScope own(is_free ? nullptr : recorder_.get(), SpanKind::schedule, unit.index());
   reshard(unit);

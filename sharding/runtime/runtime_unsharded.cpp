@@ -1,4 +1,4 @@
-// Whole parameters outside of passes: to be read, to be written, and given back to the module.
+// Whole parameters outside of passes: for reading, for writing, and to restore the module.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -20,14 +20,14 @@
 namespace tessera {
 namespace {
 
-// A copy on the host, also where the tensor is there already.
+// A copy on the host, even if the tensor is there already.
 Tensor copy_on_host(const Tensor& tensor) {
   const Device host = Device::cpu();
   return tensor.device() == host ? tensor.clone() : tensor.to(host);
 }
 
-// Elements of `master` that were written, in the compute dtype, since they were `before`; the
-// others keep what no rounding has touched. All on the host. Whether there are any.
+// Copies the elements of `now`, in the compute dtype, that differ from `before` into `master`; the
+// others keep their unrounded values. All tensors are on the host. Returns whether any differ.
 bool take_written(const Tensor& before, const Tensor& now, Tensor& master) {
   const std::size_t narrow = size_of(now.dtype()), wide = size_of(master.dtype());
   if (std::memcmp(before.data(), now.data(), now.bytes()) == 0) return false;
@@ -45,7 +45,7 @@ bool take_written(const Tensor& before, const Tensor& now, Tensor& master) {
 
 }  // namespace
 
-// A unit's whole parameters in memory of this rank alone, while a program writes them.
+// A unit's whole parameters in this rank's own memory, while a program writes them.
 class PrivateCopy {
  public:
   explicit PrivateCopy(const Unit& unit) : unit_(&unit) {
@@ -59,7 +59,7 @@ class PrivateCopy {
       return copy;
     };
     before_ = whole();
-    if (unit.computes_on_master()) return;  // which no other rank sees
+    if (unit.computes_on_master()) return;  // no other rank sees the master
     memory_ = whole();
     unit.parameter_storage()->attach(memory_.data());
   }
@@ -75,7 +75,7 @@ class PrivateCopy {
     if (gathered_ != nullptr) unit_->parameter_storage()->attach(gathered_);
   }
 
-  // This rank's parts in which something was written, with what they are now.
+  // Appends this rank's parts that were written, with their present values.
   void take_written(std::vector<std::pair<Tensor, Tensor>>& written) const {
     for (std::size_t i = 0; i < unit_->views().size() && !on_planned(); ++i) {
       const Tensor local = unit_->local_parameters()[i].tensor;
@@ -85,7 +85,7 @@ class PrivateCopy {
         written.emplace_back(local, master);
     }
   }
-  // Masters that were written in place.
+  // Restores masters that were written in place.
   void restore() const {
     if (gathered_ == nullptr || memory_.defined()) return;
     current_queue(before_.device()).copy(gathered_, before_.raw_data(), before_.bytes());
@@ -100,7 +100,7 @@ class PrivateCopy {
   [[nodiscard]] bool on_planned() const {
     return unit_->parameter_storage()->device().is_planned();
   }
-  // What this rank holds of a parameter, in the flat buffer that `storage` is.
+  // This rank's part of a parameter in the flat parameter `storage`.
   [[nodiscard]] Tensor part_of(std::size_t index, const std::shared_ptr<Storage>& storage) const {
     const Tensor& view = unit_->views()[index];
     const auto& slot = unit_->layout().slots()[index];
@@ -111,7 +111,7 @@ class PrivateCopy {
   }
 
   const Unit* unit_;
-  std::byte* gathered_ = nullptr;  // null: there is nothing
+  std::byte* gathered_ = nullptr;  // null: the unit has no parameters
   Tensor before_, memory_;
 };
 
@@ -121,7 +121,7 @@ void Runtime::hold() {
   ++held_;
 }
 
-// What training has no room for is allocated first, for all units or none.
+// Memory beyond that of training is allocated first, for all units or for none.
 void Runtime::gather_all() {
   std::vector<Unit*> made;
   std::size_t spare = whole_.free.size();
@@ -160,7 +160,7 @@ void Runtime::let_go() noexcept {
   for (const auto& unit : units_) {
     try {
       if (!stays_between_passes(*unit)) reshard_unless_used(*unit);
-    } catch (const std::exception& error) {  // the device has failed: the next call on it says so
+    } catch (const std::exception& error) {  // the next call on the device reports it
       std::fprintf(stderr, "after an unsharded scope: %s\n", error.what());
     }
   }
@@ -173,15 +173,15 @@ void Runtime::drop_copies(Unit& unit) {
   state.own_has_frozen = false;
 }
 
-// A rank of its own writes into memory of its own: where ranks see one gathered copy, one that
-// halves what it finds there must not find what another has halved.
+// Each rank writes into its own memory: when ranks see one gathered copy, a rank that halves the
+// values must not read values that another rank has halved.
 void Runtime::write_unsharded(const std::function<void()>& write) {
   TESSERA_REQUIRE(held_ == 0 && !autograd::in_backward(),
                   "write_unsharded inside an unsharded(model) scope or a backward");
   const NoGradGuard no_grad;
   hold();
   std::vector<PrivateCopy> copies;
-  std::vector<std::pair<Tensor, Tensor>> written;  // a rank's part, and what it is now
+  std::vector<std::pair<Tensor, Tensor>> written;  // a rank's part, and its present values
   try {
     for (const auto& unit : units_) copies.emplace_back(*unit);
     writing_ = true;

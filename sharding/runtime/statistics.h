@@ -1,4 +1,4 @@
-// What the sharding runtime counts, so that communication is a measured number.
+// The counters of the sharding runtime, which make communication a measured number.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace tessera {
 
 struct CommunicationStatistics {
   std::uint64_t bytes = 0;  // that reached this rank from others: gathers and reductions
-  std::uint64_t bytes_between_hosts = 0;  // that this rank sent, by its communicators of all models
+  std::uint64_t bytes_between_hosts = 0;  // that this rank sent, over all models
   std::uint64_t collectives = 0;
   std::uint64_t allocations = 0;   // of collective memory; none after construction and no_sync()
   std::uint64_t buffers = 0;       // collective buffers held now, with the scratch of reductions
@@ -17,9 +17,9 @@ struct CommunicationStatistics {
 };
 
 struct HeldBytes {
-  std::size_t parameters = 0;  // master shards, and what is whole of ignored modules
+  std::size_t parameters = 0;  // master shards, and whole parameters of ignored modules
   std::size_t gradients = 0;   // reduced gradients
-  std::size_t optimizer = 0;   // filled by whoever knows the optimizer
+  std::size_t optimizer = 0;   // filled in by code that knows the optimizer
   [[nodiscard]] std::size_t total() const { return parameters + gradients + optimizer; }
 };
 

@@ -1,4 +1,4 @@
-// The thread's place in its step.
+// The position of the thread in its step.
 #include "sharding/runtime/step_position.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-// Where in a training step the calling thread is: for plans, which say where the peak is.
+// The position of the calling thread in a training step; plans report the position of the peak.
 #pragma once
 
 #include <string_view>
@@ -12,7 +12,7 @@ struct StepPosition {
   std::string_view unit;  // the unit's name, "" for the root; valid while its model lives
 };
 
-// The schedule moves it: into a unit before its forward or backward, back to the root after it.
+// The schedule sets it: to a unit before its forward or backward, and back to the root afterwards.
 StepPosition step_position();
 void set_step_position(StepPosition position);
 

@@ -1,4 +1,4 @@
-// Choosing what is recomputed.
+// Chooses the modules that are recomputed.
 #include "sharding/units/activation_checkpointing.h"
 
 #include <fmt/ranges.h>
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Of modules in the order of the tree, those that are inside of none taken before.
+// Selects, from modules in the order of the tree, those that lie inside no selected one.
 class Outermost {
  public:
   bool takes(const std::string& name) {
@@ -24,13 +24,14 @@ class Outermost {
   std::string outer_;
 };
 
-// A fused operation takes the parameters of a module and never calls it; one without any is called.
+// A fused operation takes the parameters of a module and never calls it; a module without
+// parameters is called.
 bool is_called(const ModuleTree::Entry& entry) {
   return entry.module->has_forward() &&
          !(entry.inside_fused && !entry.module->named_parameters().empty());
 }
 
-// What to name instead of a module that is not called.
+// The classes to name instead of a module that is not called.
 std::set<std::string> called_instead(const ModuleTree& tree, const ModuleTree::Entry& entry) {
   std::set<std::string> classes;
   if (entry.inside_fused) {
@@ -49,7 +50,7 @@ std::set<std::string> called_instead(const ModuleTree& tree, const ModuleTree::E
   return classes;
 }
 
-// One that is not called would never be recomputed, and nothing would say so.
+// A module that is not called would never be recomputed, and no error would show it.
 void check_called(const ModuleTree& tree, const ModuleTree::Entry& entry) {
   if (is_called(entry)) return;
   const std::set<std::string> instead = called_instead(tree, entry);
@@ -75,7 +76,7 @@ std::vector<UnitModule> modules_of_classes(nn::Module& root,
                   "activation_checkpointing_cls: {} is the whole model, which is not called as "
                   "another module's child; name classes inside of it",
                   name);
-    if (!outermost.takes(entry.name)) continue;  // recomputed with the one around it
+    if (!outermost.takes(entry.name)) continue;  // recomputed with the module around it
     check_called(tree, entry);
     chosen.push_back({entry.name, entry.module, {}});
   }
@@ -108,7 +109,7 @@ std::vector<UnitModule> choose_recomputed(nn::Module& root, const std::vector<Un
   if (options.activation_checkpointing == ActivationCheckpointing::none) {
     TESSERA_CHECK(
         classes.empty() && every == 1, ErrorCode::configuration,
-        "{} says nothing without activation_checkpointing",
+        "{} requires activation_checkpointing",
         classes.empty() ? "activation_checkpointing_every" : "activation_checkpointing_cls");
     return {};
   }
@@ -116,7 +117,7 @@ std::vector<UnitModule> choose_recomputed(nn::Module& root, const std::vector<Un
       classes.empty() ? outermost_units(units) : modules_of_classes(root, classes);
   TESSERA_CHECK(!all.empty(), ErrorCode::configuration,
                 "activation_checkpointing works a unit at a time, and this wrap policy makes no "
-                "unit but the root: choose another one, or name classes in "
+                "unit except the root: choose another one, or name classes in "
                 "activation_checkpointing_cls");
   std::vector<UnitModule> chosen;
   for (std::size_t i = 0; i < all.size(); i += static_cast<std::size_t>(every))

@@ -1,4 +1,4 @@
-// Which modules keep their inputs alone for backward and run again there (engine/recompute.h).
+// Which modules keep only their inputs for backward and run again there (engine/recompute.h).
 #pragma once
 
 #include <memory>
@@ -12,17 +12,18 @@
 
 namespace tessera {
 
-// The units but the root, or the modules of the named classes; of modules inside one another the
-// outermost, so that nothing runs a third time; of these every n-th, the first one included.
-// Error(configuration) for a class that is nowhere in the tree, one whose modules are not called (a
-// list; parts of a fused operation), and where there is nothing to choose.
+// The units except the root, or the modules of the named classes; of nested modules the outermost,
+// so that nothing runs a third time; of these every n-th, including the first. Error(configuration)
+// for a class that is not in the tree, for a class whose modules are not called (a list; parts of a
+// fused operation), and when there is nothing to choose.
 std::vector<UnitModule> choose_recomputed(nn::Module& root, const std::vector<UnitModule>& units,
                                           const ShardingOptions& options);
 
-// Has modules recomputed for its lifetime. Those that are already, by their user, it leaves alone.
+// Makes modules recompute for its lifetime. Skips modules that their user has already set up for
+// it.
 class RecomputedModules {
  public:
-  // Kept inputs go to `offload`, where there is one.
+  // Kept inputs go to `offload`, if it is not null.
   RecomputedModules(const std::vector<UnitModule>& modules, ActivationCheckpointing how,
                     std::shared_ptr<ActivationOffload> offload);
   ~RecomputedModules();

@@ -1,12 +1,14 @@
-// Checksums of parameters, exchanged; broadcasts of parameters.
+// Exchanges checksums of parameters; broadcasts parameters.
 #include "sharding/units/equal_values.h"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "engine/device/queue.h"
@@ -14,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t checked_piece = std::size_t{4} << 20;  // of a GPU's memory, to look at
+constexpr std::size_t checked_piece = std::size_t{4} << 20;  // of a GPU's memory
 constexpr comm::Tag values_tag{0, 0, comm::Phase::setup};
 
 std::uint64_t checksum_of_draws(const Initializer& initializer) {
@@ -31,14 +33,22 @@ std::string bytes_of_checksums(const std::uint64_t* sums, std::size_t count) {
   return bytes;
 }
 
-// What rank 0 says of a parameter before its values: that they are in memory, or what they will be
-// drawn from.
+// Rank 0's description of a parameter, which precedes its values: empty when they are in memory,
+// else the initializer that will draw them.
 std::string description_of(const Tensor& tensor) {
   if (!tensor.is_meta() || !tensor.impl()->initializer) return {};
   const Initializer& initializer = *tensor.impl()->initializer;
   std::string bytes(sizeof initializer, '\0');
   std::memcpy(bytes.data(), &initializer, sizeof initializer);
   return bytes;
+}
+
+// Where a parameter's values come from, in words that follow "it".
+std::string origin_of(const Tensor& tensor) {
+  if (!tensor.is_meta()) return "has values in memory";
+  const auto& initializer = tensor.impl()->initializer;
+  if (!initializer) return "is on `meta` without an initializer";
+  return fmt::format("is on `meta` and was made as parameter number {}", initializer->stream + 1);
 }
 
 void replace(OwnedParameter& parameter, const Tensor& tensor) {
@@ -115,19 +125,31 @@ void compare_initial_values(comm::Communicator& world, const std::vector<UnitPla
   if (world.size() == 1 || world.device().is_planned()) return;
   std::vector<std::uint64_t> checksums;
   std::vector<const std::string*> names;
+  std::vector<const Tensor*> tensors;
   for (const UnitPlan& planned : plan) {
     for (const OwnedParameter& parameter : planned.unit.parameters) {
       checksums.push_back(checksum_of(parameter.tensor));
+      tensors.push_back(&parameter.tensor);
       names.push_back(&parameter.name);
     }
   }
   const std::optional<ValueDifference> difference = find_difference(world, checksums);
   if (!difference) return;
+  const auto origins = world.exchange(origin_of(*tensors.at(difference->index)), values_tag);
+  const auto other = static_cast<std::size_t>(difference->rank);
+  const std::string first = fmt::format("ranks 0 and {} begin with different values of {}", other,
+                                        *names.at(difference->index));
+  constexpr std::string_view end =
+      "or take rank 0's values with ShardingOptions::sync_module_states";
+  if (origins[0] == origins[other]) {
+    fail(ErrorCode::configuration,
+         "{}, and would train a mix of two models: make the module with the same seed on every "
+         "rank (ts::manual_seed), {}",
+         first, end);
+  }
   fail(ErrorCode::configuration,
-       "ranks 0 and {} begin with different values of {}, and would train a mix of two models: "
-       "make the module with the same seed on every rank (ts::manual_seed), or take rank 0's "
-       "values with ShardingOptions::sync_module_states",
-       difference->rank, *names.at(difference->index));
+       "{}: on rank 0 it {}, on rank {} it {}. Make the module in the same way on every rank, {}",
+       first, origins[0], other, origins[other], end);
 }
 
 void sync_initial_values(comm::Communicator& world,

@@ -1,4 +1,4 @@
-// Making them, and telling whether the ranks have the same.
+// Creates ignored parameters and checks that they are equal on all ranks.
 #include "sharding/units/ignored_parameters.h"
 
 #include <memory>
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// The same values on `device`; the tensor itself where it is there.
+// The same values on `device`; the tensor itself if it is already there.
 Tensor whole_on(Device device, const OwnedParameter& parameter) {
   const Tensor& source = parameter.tensor;
   const MemoryScope kind(MemoryKind::parameters);
@@ -75,7 +75,7 @@ void IgnoredParameters::compare(comm::Communicator& world) {
   const std::optional<ValueDifference> difference = find_difference(world, checksums_);
   if (!difference) return;
   fail(ErrorCode::configuration,
-       "ignored_modules: ranks 0 and {} have different values of {}, which nothing makes equal: "
+       "ignored_modules: ranks 0 and {} have different values of {}, which are not synchronised: "
        "give all ranks the same (one seed, or `meta`); freeze it, or average its gradient over "
        "the ranks before each optimizer step",
        difference->rank, list_.at(difference->index).name);

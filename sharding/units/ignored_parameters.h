@@ -1,5 +1,4 @@
-// The parameters of ignored modules on one rank: whole, in the dtype they were made in, on the
-// rank's device.
+// The parameters of ignored modules on one rank: whole, in their own dtype, on the rank's device.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +13,8 @@ namespace tessera {
 
 class IgnoredParameters {
  public:
-  // Parameters elsewhere, or on `meta`, are replaced in their modules by such on `device`; others
-  // stay the tensors that they are.
+  // Replaces parameters on another device or on `meta` by parameters on `device` in their modules;
+  // others stay the same tensors.
   IgnoredParameters(const std::vector<OwnedParameter>& parameters, Device device);
   ~IgnoredParameters();
   IgnoredParameters(const IgnoredParameters&) = delete;
@@ -23,8 +22,8 @@ class IgnoredParameters {
 
   [[nodiscard]] const std::vector<nn::NamedParameter>& list() const { return list_; }
   [[nodiscard]] std::size_t bytes() const;
-  // Collective. Error(configuration) that names a parameter which is not the same on two ranks.
-  // Values are read again where they were written since the last time.
+  // Collective. Throws Error(configuration) that names a parameter which differs between two ranks.
+  // Reads values again if they were written since the last time.
   void compare(comm::Communicator& world);
 
  private:
@@ -32,8 +31,8 @@ class IgnoredParameters {
 
   std::vector<nn::NamedParameter> list_;
   std::vector<std::uint64_t> checksums_;  // of each
-  bool written_ = true;                   // since these were taken
-  bool has_pointers_ = false;             // somebody may write at any time
+  bool written_ = true;                   // since the checksums were computed
+  bool has_pointers_ = false;             // which may write at any time
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Finding the modules, and telling them.
+// Finds the modules and sets their precision.
 #include "sharding/units/kept_precision.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// With the class of the module that cannot be cut around each.
+// Maps each module inside an indivisible one to the class of that one.
 std::map<const nn::Module*, std::string> modules_inside_fused(nn::Module& root) {
   std::map<const nn::Module*, std::string> inside_fused;
   for (const auto& [path, module] : root.named_modules()) {
@@ -40,8 +40,7 @@ KeptModules::KeptModules(nn::Module& root, const ShardingOptions& options,
   const std::vector<std::string>& classes = options.keep_fp32;
   if (classes.empty()) return;
   TESSERA_CHECK(options.param_dtype == bfloat16 || options.param_dtype == float16,
-                ErrorCode::configuration,
-                "keep_fp32 says nothing without param_dtype bfloat16 or float16: all is kept");
+                ErrorCode::configuration, "keep_fp32 requires param_dtype bfloat16 or float16");
   std::set<std::string> found;
   const auto inside_fused = modules_inside_fused(root);
   for (const auto& [path, module] : root.named_modules()) {
@@ -52,7 +51,7 @@ KeptModules::KeptModules(nn::Module& root, const ShardingOptions& options,
       continue;
     }
     TESSERA_CHECK(module->has_forward(), ErrorCode::configuration,
-                  "keep_fp32: {} is called in no way that could be seen (a root, or a list of "
+                  "keep_fp32: calls of {} cannot be seen (it is the root, or a list of "
                   "modules), so nothing can be cast around it; name the classes below it",
                   name);
     const auto fused = inside_fused.find(module);
@@ -61,7 +60,7 @@ KeptModules::KeptModules(nn::Module& root, const ShardingOptions& options,
                   "others; name {} instead",
                   fused->second, name, fused->second);
     found.insert(name);
-    if (all_.contains(module)) continue;  // its parents come first
+    if (all_.contains(module)) continue;  // parents come first
     outermost_.push_back(module);
     for (const auto& [below, inner] : module->named_modules()) all_.insert(inner);
   }
@@ -108,15 +107,15 @@ void KeptPrecision::choose_root(nn::Module& root, const ShardingOptions& options
   TESSERA_CHECK(is_floating(*options.output_dtype), ErrorCode::configuration,
                 "output_dtype: results cannot be {}", name_of(*options.output_dtype));
   TESSERA_CHECK(called, ErrorCode::configuration,
-                "output_dtype: {} is no handle, and net.forward(x) is called in no way that could "
-                "be seen; make its class a handle by TESSERA_MODULE and give fully_shard that, or "
+                "output_dtype: {} is not a handle, and calls of net.forward(x) cannot be "
+                "seen; make its class a handle by TESSERA_MODULE and give fully_shard that, or "
                 "cast the result by ts::cast",
                 root.class_name());
   modules_.emplace_back(
       &root, nn::ModulePrecision{options.param_dtype.value_or(float32), *options.output_dtype});
 }
 
-// One whose parameters have not the dtype of what is around it computes in theirs.
+// An ignored module whose dtype differs from its surroundings computes in its own dtype.
 void KeptPrecision::choose_ignored(const std::string& name, nn::Module& module, DType outside,
                                    const std::map<const nn::Module*, std::string>& inside_fused) {
   std::set<DType> own;
@@ -135,7 +134,7 @@ void KeptPrecision::choose_ignored(const std::string& name, nn::Module& module, 
   if (inside_fused.contains(&module)) {
     why = "is used by the module around it in one operation with others";
   }
-  if (!module.has_forward()) why = "is called in no way that could be seen";
+  if (!module.has_forward()) why = "its calls cannot be seen";
   TESSERA_CHECK(why.empty(), ErrorCode::configuration,
                 "ignored_modules: {} keeps its own dtype beside param_dtype {}, and {}, so that "
                 "nothing can be cast around it; ignore what is around it instead, or make its "

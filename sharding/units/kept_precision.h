@@ -1,5 +1,5 @@
-// Modules that compute in another dtype than ShardingOptions::param_dtype: in fp32, by class
-// (keep_fp32), and in their own, those that sharding ignores; with what lies below them.
+// Modules that compute in another dtype than ShardingOptions::param_dtype: modules in fp32, by
+// class (keep_fp32), and ignored modules in their own dtype; with all modules below them.
 #pragma once
 
 #include <map>
@@ -17,14 +17,15 @@ namespace tessera {
 
 class KeptModules {
  public:
-  // Error(configuration) for a class that there is not, and where there is nothing to keep it from.
-  // Ignored modules are not kept.
+  // Error(configuration) for an unknown class, and when keep_fp32 has no effect. Ignored modules
+  // are not kept.
   KeptModules(nn::Module& root, const ShardingOptions& options, const IgnoredModules& ignored = {});
 
   [[nodiscard]] bool contain(const nn::Module* module) const { return all_.contains(module); }
-  // Whether all that compute with the parameter are kept. Error(configuration) where only some are.
+  // True when all modules that compute with the parameter are kept. Error(configuration) when only
+  // some are.
   [[nodiscard]] bool contain(const OwnedParameter& parameter) const;
-  // Those that are in no other one.
+  // Those that lie in no other kept module.
   [[nodiscard]] const std::vector<nn::Module*>& outermost() const { return outermost_; }
 
  private:
@@ -32,10 +33,10 @@ class KeptModules {
   std::set<const nn::Module*> all_;
 };
 
-// Casts what goes into kept and ignored modules and what comes out of them, for its lifetime.
+// Casts the inputs and outputs of kept and ignored modules, for its lifetime.
 class KeptPrecision {
  public:
-  // `called`: the root is called through a handle, as ShardingOptions::output_dtype asks.
+  // `called`: the root is called through a handle, which ShardingOptions::output_dtype requires.
   KeptPrecision(nn::Module& root, const ShardingOptions& options,
                 const IgnoredModules& ignored = {}, bool called = false);
   ~KeptPrecision();

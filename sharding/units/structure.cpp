@@ -1,4 +1,4 @@
-// Plans as text, and the comparison of texts.
+// Writes plans as text and compares the texts.
 #include "sharding/units/structure.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// Nothing is added to what is frozen: it stays as it was made.
+// Frozen parameters keep their dtype, because nothing is added to them.
 DType master_dtype_of(const Tensor& parameter) {
   const bool low = parameter.dtype() == bfloat16 || parameter.dtype() == float16;
   return low && parameter.requires_grad() ? float32 : parameter.dtype();
@@ -59,10 +59,11 @@ std::string_view name_of(BackwardPrefetch prefetch) {
   return "post";
 }
 
-// What the ranks must agree on, a line each.
+// The values that the ranks must agree on, one on each line.
 std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>& plan,
                      const IgnoredModules& ignored) {
-  // Who names the ranks of a host, whatever the strategy, names others on each host.
+  // Strategies without groups ignore group_size, which may then differ between nodes (as the number
+  // of a node's ranks).
   const bool grouped = row_of(options.strategy).shards == ShardGroup::group;
   const auto dtype = [](const std::optional<DType>& choice) {
     return choice ? name_of(*choice) : std::string_view("their own");
@@ -98,7 +99,7 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
   for (const UnitPlan& planned : plan) {
     const std::string where =
         planned.unit.name.empty() ? "the root unit" : "unit " + planned.unit.name;
-    text += where + "\n";  // also one that owns nothing
+    text += where + "\n";  // also a unit without parameters
     for (const ParameterSpec& spec : planned.specs) {
       text += fmt::format("{}: parameter {} {} {}", where, spec.name, spec.shape.to_string(),
                           name_of(spec.compute_dtype));
@@ -111,7 +112,7 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
   return text;
 }
 
-// FNV-1a. Texts of a large model are megabytes; ranks that agree exchange this.
+// FNV-1a. Texts of a large model are megabytes; ranks that agree exchange only this digest.
 std::string digest_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text) {
@@ -120,7 +121,7 @@ std::string digest_of(std::string_view text) {
   return fmt::format("{:016x} {}", hash, text.size());
 }
 
-// The first line of a that is not b's, and b's there.
+// The first line of `a` that differs from `b`, and the line of `b` there.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   const auto differs = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
   const auto line_break = a.substr(0, static_cast<std::size_t>(differs)).rfind('\n');

@@ -1,5 +1,5 @@
-// What a rank is about to shard, and that all ranks are about to shard the same. A difference would
-// show much later: as another call in the middle of a step, or as garbage.
+// The units that a rank is about to shard, and the check that all ranks shard the same. A
+// difference would appear much later: as another call in the middle of a step, or as garbage.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// A unit before anything is made for it.
+// A unit before any of its memory exists.
 struct UnitPlan {
   UnitModule unit;
   std::vector<ParameterSpec> specs;  // of unit.parameters
@@ -20,8 +20,8 @@ struct UnitPlan {
 std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& options,
                                  const IgnoredModules& ignored);
 
-// Collective. The first thing in which the ranks' options or units differ is an
-// Error(configuration) that names both sides.
+// Collective. Throws Error(configuration) that names both sides of the first difference between the
+// ranks' options or units.
 void compare_structures(comm::Communicator& world, const ShardingOptions& options,
                         const std::vector<UnitPlan>& plan, const IgnoredModules& ignored);
 

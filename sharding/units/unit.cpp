@@ -1,4 +1,4 @@
-// Master shards, views, gradients of one unit.
+// Master shards, views and gradients of one unit.
 #include "sharding/units/unit.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// Values of a `meta` parameter, rounded to its own dtype first as those of one in memory are.
+// Values of a `meta` parameter, first rounded to its own dtype like those of a parameter in memory.
 void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtype, Device device) {
   const Initializer& initializer = *source.impl()->initializer;
   if (source.dtype() == dtype) {
@@ -27,7 +27,7 @@ void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtyp
                  {rounded.data(), out, part.count, source.dtype(), dtype, 1.0f, false});
 }
 
-// Elements of a tensor as one of their own, on `device`.
+// Elements of a tensor as a separate tensor on `device`.
 Tensor part_on(Device device, const Tensor& source, ElementRange part) {
   const std::size_t offset =
       source.impl()->offset + static_cast<std::size_t>(part.first) * size_of(source.dtype());
@@ -68,8 +68,8 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
   create_local_tensors();
 }
 
-// In memory (or the host's) in one piece, segment behind segment: with one shard and nothing to
-// cast it is the flat buffer.
+// Creates masters in one piece of memory (or of the host's), segment after segment: with one shard
+// and no cast this piece is the flat parameter.
 void Unit::create_masters() {
   const MemoryScope kind(MemoryKind::parameters);
   const auto bytes_of = [](const UnitLayout::Segment& segment) {
@@ -103,7 +103,7 @@ void Unit::create_masters() {
   }
 }
 
-// Of masters in a file, a window's piece at a time.
+// Masters in a file are filled one window piece at a time.
 void Unit::fill_masters(const std::vector<OwnedParameter>& parameters) {
   for (std::size_t s = 0; s < masters_.size(); ++s) {
     const auto segment = static_cast<int>(s);
@@ -128,7 +128,7 @@ void Unit::fill_masters(const std::vector<OwnedParameter>& parameters) {
   }
 }
 
-// Elements of a segment, to `out` on `device`, which is zero where no parameter is.
+// Writes elements of a segment to `out` on `device`, which is zero outside of parameters.
 void Unit::fill_range(const std::vector<OwnedParameter>& parameters, int segment,
                       ElementRange range, std::byte* out, Device device) const {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -164,7 +164,7 @@ void Unit::create_local_tensors() {
                                     static_cast<std::size_t>(at) * size_of(slot.spec.master_dtype),
                                     {part.count}, slot.spec.master_dtype);
     tensor.impl()->requires_grad = slot.spec.trainable;
-    // A graph that reads the gathered parameter notices what is written into this rank's part.
+    // A write into this rank's part is visible to a graph that reads the gathered parameter.
     views_[local_.size()].share_version(tensor);
     local_.push_back({slot.spec.name, tensor, slot.spec.shape});
   }
@@ -206,7 +206,7 @@ PointHandle Unit::write_share(std::byte* buffer, Part part) const {
   return files_.uploads ? files_.uploads->read() : nullptr;
 }
 
-// Elements of a segment's masters, cast to the compute dtype.
+// Writes elements of a segment's masters, cast to the compute dtype.
 void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
                       std::byte* out) const {
   const auto& segment = layout_.segments()[segment_index];
@@ -250,7 +250,7 @@ bool Unit::received_gradient() const {
                      [](const Tensor& view) { return view.impl()->grad_ready; });
 }
 
-// Parameters whose requires_grad was turned off have a place in the buffer as well.
+// Parameters whose requires_grad was turned off also have a place in the buffer.
 bool Unit::gradient_is_complete() const {
   for (std::size_t i = 0; i < views_.size(); ++i) {
     if (gradient_views_[i].defined() && !views_[i].impl()->grad_ready) return false;
@@ -314,7 +314,7 @@ void Unit::discard_unset_gradient() {
 }
 
 Unit::Carried Unit::prepare_to_accumulate() {
-  const Tensor& shard = gradient_shard();  // an empty one is made here
+  const Tensor& shard = gradient_shard();  // created here if missing
   const auto& storage = shard.storage();
   storage->restore();
   gradient_is_discarded_ = false;
@@ -330,7 +330,7 @@ Unit::Carried Unit::prepare_to_accumulate() {
                   "scaled loss to those of {}, which are divided already; clip after the last "
                   "backward, and zero_grad() before the next",
                   name_.empty() ? "the root unit" : "unit " + name_);
-  // Else it is done here.
+  // For a shard in a file or on the host, open_gradient() does the rest.
   const bool when_opened = storage->file() || gradient_is_on_host();
   if (when_opened) {
     carried.factor = storage->pending_factor();

@@ -1,5 +1,5 @@
-// One unit: its master shard, the views that the module computes with, and the gradients. Which
-// memory the views point into, and when, is the schedule's (sharding/runtime/unit_state.h).
+// One unit: its master shard, the views that the module computes with, and the gradients. The
+// schedule decides which memory the views point into, and when (sharding/runtime/unit_state.h).
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ namespace tessera {
 class Unit {
  public:
   // Takes the modules' parameters: fills the master shard with this shard's part of their values
-  // (or draws it, for `meta` parameters) and puts views of a lent storage in their place. Master
-  // shard and views lie on `device`, wherever the parameters did.
-  // What is offloaded lies in `files`, which live longer.
+  // (or draws it, for `meta` parameters) and replaces them by views of a lent storage. Master shard
+  // and views lie on `device`, whatever the parameters' device was. Offloaded state lies in
+  // `files`, which must outlive the unit.
   Unit(std::string name, int index, const std::vector<OwnedParameter>& parameters,
        const std::vector<ParameterSpec>& specs, int shards, int shard, const OffloadFiles& files);
   Unit(const Unit&) = delete;
@@ -34,8 +34,8 @@ class Unit {
   [[nodiscard]] bool is_root() const { return index_ == 0; }
   [[nodiscard]] bool has_gradient() const { return layout_.gradient_elements() > 0; }
 
-  // This rank's parameters (fp32; frozen ones in the dtype they were made in) and gradients, a
-  // tensor for each parameter (perhaps empty): what optimizers see.
+  // This rank's parameters (fp32; frozen ones in their own dtype) and gradients, a tensor for each
+  // parameter (perhaps empty), for optimizers.
   [[nodiscard]] const std::vector<nn::NamedParameter>& local_parameters() const { return local_; }
   // The same as runs of memory.
   [[nodiscard]] const std::vector<optim::Segment>& optimizer_segments() const {
@@ -46,13 +46,13 @@ class Unit {
   [[nodiscard]] std::size_t master_bytes() const;
   [[nodiscard]] std::size_t gradient_bytes() const;
 
-  // Whether the master shard itself serves as the gathered parameters: never gathered.
+  // True when the master shard itself serves as the gathered parameters and is never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
-  // What a gather concerns: every segment, or those that optimizers change.
+  // The segments of a gather: all, or those that optimizers change.
   enum class Part : std::uint8_t { whole, trainable };
-  // Writes this shard's share of each of these segments into the flat buffer, cast to the compute
-  // dtype, in the calling thread's current queue. The point from which on masters on the host may
-  // be written again; null: now.
+  // Writes this shard's part of each of these segments into the flat parameter, cast to the compute
+  // dtype, in the calling thread's current queue. Returns the point from which on masters on the
+  // host may be written again; null: now.
   PointHandle write_share(std::byte* buffer, Part part) const;
 
   // The lent storage behind the views.
@@ -65,52 +65,54 @@ class Unit {
   [[nodiscard]] std::size_t gradient_buffer_bytes() const {
     return static_cast<std::size_t>(layout_.gradient_elements()) * size_of(gradient_dtype_);
   }
-  // Zeroes what no parameter covers.
+  // Zeroes the elements that no parameter covers.
   void zero_gradient_gaps();
-  // Whether backward has written a gradient since the last forget_gradient().
+  // True when backward has written a gradient since the last forget_gradient().
   [[nodiscard]] bool received_gradient() const;
-  // Whether every parameter got one.
+  // True when every parameter got a gradient.
   [[nodiscard]] bool gradient_is_complete() const;
   // Zeroes parameters that got no gradient.
   void complete_gradient();
   // Marks the views as without gradient; touches no memory.
   void forget_gradient();
-  // Where this shard's sums go.
+  // The destinations of this shard's sums.
   [[nodiscard]] std::vector<comm::ReducedRange> reduced_ranges(std::byte* out) const;
   [[nodiscard]] Tensor& gradient_shard();  // fp32 (fp64), made by the first call
-  // Whether the shard holds gradients since the last zero_grad.
+  // True when the shard holds gradients since the last zero_grad.
   [[nodiscard]] bool gradient_is_set() const;
-  // While it holds none it takes no memory, where the device can do that: a forward's activations
-  // come when no gradients are there, and go while they come.
+  // Frees the shard's memory while it holds no gradients, if the device supports that: a forward
+  // allocates its activations while no gradients exist, and the backward frees them while gradients
+  // arrive.
   void discard_unset_gradient();
   void mark_gradient_set();
-  // Before more is added, by the thread that owns the unit: what zero_grad has dropped of single
-  // parameters is zeroed, and a factor that concerns only what is there is multiplied in. Of a
-  // shard in a file that is left to open_gradient().
+  // Called before more is added, by the thread that owns the unit: zeroes the gradients of single
+  // parameters that zero_grad has dropped, and multiplies a factor into the present gradients that
+  // must not apply to later ones. For a shard in a file, open_gradient() does both.
   struct Carried {
     bool is_set = false;
     float factor = 1.0f;
     std::vector<ElementRange> dropped;  // of the local gradient
   };
   [[nodiscard]] Carried prepare_to_accumulate();
-  // Around a reduction, by the thread that does it: where the shard's sums are, and when they are
-  // there. Of a shard on the host: the point at which they are.
+  // Around a reduction, by the thread that does it: open_gradient() returns the memory of the
+  // shard's sums, close_gradient() completes them. For a shard on the host it returns the point at
+  // which they are there.
   [[nodiscard]] std::byte* open_gradient(const Carried& carried) const;
   PointHandle close_gradient() const;
   [[nodiscard]] bool gradient_is_on_host() const { return host_gradient_ != nullptr; }
   // On the host or in a file: close_gradient() copies.
   [[nodiscard]] bool gradient_shard_is_elsewhere() const;
-  // Clipping: multiplies what the shard holds, when it is read.
+  // Clipping: multiplies the shard's gradients when they are read.
   void scale_gradient(float factor);
-  // The same by the reciprocal of a loss scale, once until other gradients come.
+  // The same with the reciprocal of a loss scale, only once until other gradients arrive.
   void unscale_gradient(float factor);
-  // Of this rank's masters, as they are now.
+  // The checksum of this rank's present masters.
   [[nodiscard]] std::uint64_t checksum_of_masters() const;
-  // A segment's masters that this rank holds.
+  // This rank's masters of a segment.
   [[nodiscard]] const Tensor& masters(int segment) const {
     return masters_[static_cast<std::size_t>(segment)];
   }
-  // Elements of the local gradient, and the part that each trainable segment takes there.
+  // The number of elements of the local gradient, and the part of each trainable segment in it.
   [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
   struct LocalSegment {
     int segment;
@@ -136,7 +138,7 @@ class Unit {
   Device device_;
   bool computes_on_master_ = false;
   Tensor master_memory_;
-  std::vector<Tensor> masters_;  // one a segment, this shard's part, each a storage of its own
+  std::vector<Tensor> masters_;  // one for each segment: this shard's part, with its own storage
   std::vector<const std::byte*> host_masters_;  // of masters on the host, for the gather stream
   std::shared_ptr<Storage> parameters_;
   std::vector<Tensor> views_;

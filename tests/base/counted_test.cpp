@@ -1,4 +1,4 @@
-// Numbers of things in words.
+// Counts with their nouns, as text.
 #include "base/counted.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// --compare of `tessera bench`: what is called worse, and what is noise.
+// `tessera bench --compare`: which changes are regressions and which are noise.
 #include <gtest/gtest.h>
 
 #include "bench/harness/file.h"
@@ -52,8 +52,8 @@ TEST(BenchCompare, RowsThatOneSideLacksAreNamed) {
   const BenchComparison comparison = compare_reports(report_of(1, 1, 1), other, 1);
   EXPECT_TRUE(comparison.regressions.empty());
   ASSERT_EQ(comparison.lines.size(), 2u);
-  EXPECT_NE(comparison.lines[0].find("is not in the old comparison"), std::string::npos);
-  EXPECT_NE(comparison.lines[1].find("is in the old comparison alone"), std::string::npos);
+  EXPECT_NE(comparison.lines[0].find("is not in the old report"), std::string::npos);
+  EXPECT_NE(comparison.lines[1].find("is only in the old report"), std::string::npos);
 }
 
 TEST(BenchCompare, ARegressionHasItsOwnCode) {
@@ -61,7 +61,7 @@ TEST(BenchCompare, ARegressionHasItsOwnCode) {
   const std::vector<std::string> rows = {"--strategies", "none", "--world-sizes", "1"};
   const Compared before = compared(folder, rows);
   ASSERT_EQ(before.ended.code, 0) << before.ended.err;
-  // As if it had been a thousand times as fast, without a doubt.
+  // The old report pretends to be a thousand times as fast, without spread.
   nlohmann::json old = before.report;
   nlohmann::json& rate = old["rows"][0]["samples_per_s"];
   const double fast = 1000 * rate["median"].get<double>();
@@ -76,21 +76,21 @@ TEST(BenchCompare, ARegressionHasItsOwnCode) {
   rate["median"] = rate["low"] = rate["high"] = 1e-3;
   folder.write("old.json", old.dump());
   EXPECT_EQ(compared(folder, options).ended.code, 0);
-  // A comparison with nothing, or with itself, is none.
+  // A comparison without common rows, or of a report with itself, is refused.
   old["rows"][0]["id"] = "0";
   folder.write("old.json", old.dump());
   const Compared nothing = compared(folder, options);
   EXPECT_EQ(nothing.ended.code, 3) << nothing.ended.err;
-  EXPECT_NE(nothing.ended.err.find("none of these rows is measured there"), std::string::npos);
+  EXPECT_NE(nothing.ended.err.find("has none of these rows"), std::string::npos);
   options.back() = folder.path("bench.json");
   EXPECT_EQ(compared(folder, options).ended.code, 2);
 }
 
-TEST(BenchCompare, SingleRoundsWithoutSpreadHaveNoise) {
+TEST(BenchCompare, SingleRoundsWithoutSpreadCountAsNoise) {
   const BenchJson old = report_of(100, 100, 100);
   EXPECT_TRUE(compare_reports(report_of(98.5, 98.5, 98.5), old, 1).regressions.empty());
   EXPECT_EQ(compare_reports(report_of(97.5, 97.5, 97.5), old, 1).regressions.size(), 1u);
-  EXPECT_TRUE(compare_reports(report_of(50, 50, 50), old, 0).regressions.empty());  // not asked
+  EXPECT_TRUE(compare_reports(report_of(50, 50, 50), old, 0).regressions.empty());  // not requested
 }
 
 }  // namespace

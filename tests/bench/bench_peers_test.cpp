@@ -1,5 +1,5 @@
-// Peers of `tessera bench`, by stand-ins for their scripts: which are called, with what job, and
-// what becomes of their answers.
+// Peers of `tessera bench`, with stand-ins for their scripts: which scripts are called, with which
+// job, and how their answers are used.
 #include "tests/bench/bench_testing.h"
 
 namespace tessera::cli {
@@ -13,7 +13,8 @@ using testing::row_of;
 using testing::Settings;
 using testing::TrainingFolder;
 
-// A folder with pytorch.py, and a Python of sorts: a shell that runs it with $job and $answer.
+// A folder with pytorch.py, and a stand-in for Python: a shell that runs the script with $job and
+// $answer.
 struct StandIn {
   const TrainingFolder& folder;
 
@@ -49,7 +50,7 @@ constexpr const char* peer_row = "pytorch fsdp2, 2 ranks, fp32";
 
 TEST(BenchPeers, ARowIsMergedWhenTheLossesAgree) {
   const TrainingFolder folder;
-  // The losses of Tessera's own pilot, which a stand-in cannot compute.
+  // The losses of Tessera's own pilot run, because a stand-in cannot compute them.
   const Compared own =
       compared(folder, {"--strategies", "FULL_SHARD", "--world-sizes", "2", "--warmup", "1"});
   ASSERT_EQ(own.ended.code, 0) << own.ended.err;
@@ -92,7 +93,7 @@ TEST(BenchPeers, OtherLossesAreNotCompared) {
   EXPECT_EQ(row_of(done.report, "FULL_SHARD, 2 ranks, fp32")["status"], "measured");
 }
 
-TEST(BenchPeers, WhatAScriptSaysIsTheRowsReason) {
+TEST(BenchPeers, AScriptsErrorIsTheRowsReason) {
   const TrainingFolder folder;
   const auto reason_of = [&](const std::string& script, int code, const std::string& status,
                              const std::string& reason) {
@@ -114,8 +115,8 @@ TEST(BenchPeers, WhatAScriptSaysIsTheRowsReason) {
             "no samples/s");
 }
 
-// Its ranks may be in sessions of their own.
-TEST(BenchPeers, APeerThatHangsIsEndedWithWhatItStarted) {
+// The peer's ranks may be in sessions of their own.
+TEST(BenchPeers, APeerThatHangsIsEndedWithItsProcesses) {
   const TrainingFolder folder;
   const std::string sleep = "sleep 7777." + std::to_string(::getpid());
   const StandIn peer(folder, "setsid " + sleep + " &\n" + sleep + "\n");
@@ -124,13 +125,13 @@ TEST(BenchPeers, APeerThatHangsIsEndedWithWhatItStarted) {
                         "--peer-modes", "fsdp2", "--peer-scripts", folder.path("peers"),
                         "--peer-python", folder.path("python"), "--row-time-limit", "5"});
   EXPECT_EQ(done.ended.code, 7) << done.ended.err;
-  expect_not_measured(row_of(done.report, peer_row), "timed_out", "had not ended after 5 s");
+  expect_not_measured(row_of(done.report, peer_row), "timed_out", "did not end within 5 s");
   std::string text = sleep;
   std::replace(text.begin(), text.end(), ' ', '\0');
   EXPECT_EQ(processes_with(text), 0);
 }
 
-TEST(BenchPeers, WithoutTheirPackageTheyAreRefused) {
+TEST(BenchPeers, PeersWithoutTheirPackageAreRefused) {
   const TrainingFolder folder;
   const StandIn peer(folder, "exit 0\n");
   folder.write("python",
@@ -141,7 +142,7 @@ TEST(BenchPeers, WithoutTheirPackageTheyAreRefused) {
   EXPECT_NE(done.ended.out.find("No module named 'torch'"), std::string::npos) << done.ended.out;
 }
 
-TEST(BenchPeers, APythonThatSaysNothingIsRefusedWithItsCode) {
+TEST(BenchPeers, APythonWithoutOutputIsRefusedWithItsExitCode) {
   const TrainingFolder folder;
   const StandIn peer(folder, "exit 0\n");
   folder.write("python", "#!/bin/sh\nexit 41\n");
@@ -151,8 +152,8 @@ TEST(BenchPeers, APythonThatSaysNothingIsRefusedWithItsCode) {
                       "cannot import torch (it ended with 41)");
 }
 
-// What a peer would train is another thing.
-TEST(BenchPeers, ARecipeOfOtherWorkIsRefusedToThem) {
+// A peer would train another task.
+TEST(BenchPeers, ARecipeThatPeersCannotTrainIsRefused) {
   const std::vector<std::pair<std::string, std::string>> others = {
       {"model.lora.target_modules", "all-linear"},
       {"sharding.ignored_modules", "[transformer.ln_f]"},

@@ -1,4 +1,4 @@
-// `tessera bench`: what its rows are, what their numbers say of each other, what is kept.
+// `tessera bench`: its rows, the relations between their numbers, and the file that it keeps.
 #include "tests/bench/bench_testing.h"
 
 namespace tessera::cli {
@@ -16,8 +16,8 @@ double median(const nlohmann::json& row, const char* name) {
   return row.at(name).at("median").get<double>();
 }
 
-// The medians of two steps are means, whose product is the batch where the steps took equally long.
-// How long each took follows from the quartiles.
+// The medians over two steps are means; their product is the batch if both steps took the same
+// time. The time of each step follows from the quartiles.
 void expect_rate_and_time(const nlohmann::json& row, double batch) {
   const double rate = median(row, "samples_per_s");
   const double spread =
@@ -39,7 +39,7 @@ TEST(Bench, RowsHaveLauncherRatesMemoryAndRatios) {
     EXPECT_NE(command.find(option), std::string::npos) << command;
   }
   EXPECT_EQ(report["model"]["architecture"], "gpt2");
-  ASSERT_EQ(report["rows"].size(), 3u);  // one rank is `none` alone
+  ASSERT_EQ(report["rows"].size(), 3u);  // `none` exists only for one rank
   const std::map<std::string, std::string> launchers = {
       {"none, 1 rank, fp32", "tessera train"},
       {"dp, 2 ranks, fp32", "tessera launch --threads 2"},
@@ -101,7 +101,7 @@ TEST(Bench, AxesMakeRows) {
   EXPECT_EQ(row["precision"], "bf16");
   EXPECT_EQ(row["axes"], (nlohmann::json{{"sharding.mixed_precision", "bf16"},
                                          {"sharding.forward_prefetch", "false"}}));
-  EXPECT_TRUE(row["speedup"].is_null());  // nothing of one rank was measured
+  EXPECT_TRUE(row["speedup"].is_null());  // no row of one rank was measured
 }
 
 TEST(Bench, EveryListedAxisReachesItsKey) {
@@ -119,8 +119,8 @@ TEST(Bench, EveryListedAxisReachesItsKey) {
   EXPECT_EQ(row["axes"]["sharding.activation_checkpointing"], "selective");
 }
 
-// The files and checkpoints of the recipe's own runs are left alone.
-TEST(Bench, NothingOfTheRecipesOwnIsWritten) {
+// Files and checkpoints of the recipe's own runs are not touched.
+TEST(Bench, TheRecipesOwnFilesAreNotWritten) {
   const TrainingFolder folder;
   const Compared done = compared(folder, {"--strategies", "none", "--world-sizes", "1"},
                                  {{"checkpoint.dir", folder.path("out")},
@@ -137,7 +137,7 @@ TEST(Bench, NothingOfTheRecipesOwnIsWritten) {
   }
 }
 
-TEST(Bench, WhatIsMeasuredIsKept) {
+TEST(Bench, MeasurementsAreKept) {
   const TrainingFolder folder;
   const std::vector<std::string> both = {"--strategies", "none,NO_SHARD", "--world-sizes", "2"};
   const Compared first = compared(folder, {"--strategies", "none", "--world-sizes", "2"});
@@ -150,7 +150,7 @@ TEST(Bench, WhatIsMeasuredIsKept) {
   EXPECT_EQ(second.ended.err.find("none, 1 rank"), std::string::npos) << second.ended.err;
   EXPECT_NE(second.ended.err.find("NO_SHARD, 2 ranks"), std::string::npos) << second.ended.err;
   EXPECT_GT(row_of(second.report, "NO_SHARD, 2 ranks, fp32")["speedup"].get<double>(), 0);
-  // More rounds go on from those there are.
+  // More rounds are added to the existing ones.
   std::vector<std::string> more = both;
   more.insert(more.end(), {"--rounds", "2"});
   const Compared third = compared(folder, more);
@@ -166,8 +166,8 @@ TEST(Bench, WhatIsMeasuredIsKept) {
   EXPECT_NE(row_of(fourth.report, name)["samples_per_s"]["rounds"][0], rounds[0]);
 }
 
-// A failure later leaves what was measured, and says so; rows that are not asked for stay.
-TEST(Bench, FailuresLeaveWhatWasMeasured) {
+// A later failure keeps the measurements and is reported; rows that are not requested stay.
+TEST(Bench, FailuresKeepMeasurements) {
   const TrainingFolder folder;
   const std::vector<std::string> both = {"--strategies", "none,NO_SHARD", "--world-sizes", "2"};
   const Compared first = compared(folder, both);
@@ -181,20 +181,21 @@ TEST(Bench, FailuresLeaveWhatWasMeasured) {
               row_of(first.report, name)["samples_per_s"]);
   }
   const nlohmann::json row = row_of(failed.report, "none, 1 rank, fp32");
-  EXPECT_NE(row["reason"].get<std::string>().find("a rank would take"), std::string::npos);
+  EXPECT_NE(row["reason"].get<std::string>().find("a rank needs"), std::string::npos);
   EXPECT_NE(failed.ended.out.find("failed later"), std::string::npos) << failed.ended.out;
   const Compared kept = compared(folder, both);
   EXPECT_EQ(kept.ended.code, 0) << kept.ended.err;
   EXPECT_EQ(kept.ended.err, "");
-  // Of a kept row that is not asked for nothing is judged, and other steps are measured anew.
+  // A kept row that is not requested is not judged, and with another number of steps rows are
+  // measured again.
   const Compared other = compared(
       folder, {"--strategies", "none", "--world-sizes", "2", "--steps", "3", "--warmup", "2"});
   EXPECT_NE(other.ended.err.find("round 1 of 1: none"), std::string::npos) << other.ended.err;
   EXPECT_EQ(row_of(other.report, "none, 1 rank, fp32")["samples_per_s"]["rounds"].size(), 1u);
 }
 
-// Rows of other settings stay in the file as they were, and are nobody's baseline.
-TEST(Bench, RowsOfOtherSettingsAreNoBaseline) {
+// Rows with other settings stay in the file, and are not used as baselines.
+TEST(Bench, RowsWithOtherSettingsAreNotABaseline) {
   const TrainingFolder folder;
   const Compared first =
       compared(folder, {"--strategies", "none", "--world-sizes", "1"}, {{"data.batch_size", "4"}});
@@ -207,7 +208,7 @@ TEST(Bench, RowsOfOtherSettingsAreNoBaseline) {
   EXPECT_EQ(second.report["rows"][1], first.report["rows"][0]);
 }
 
-// One model is refused, and the others have their own work.
+// One model is refused; each of the others has its own amount of work.
 TEST(Bench, EachModelHasItsOwnWork) {
   const TrainingFolder folder;
   const Compared done = compared(
@@ -221,7 +222,7 @@ TEST(Bench, EachModelHasItsOwnWork) {
   EXPECT_GT(wide["products"]["flops"].get<double>(), 2 * narrow["products"]["flops"].get<double>());
 }
 
-// Other measurements than those without.
+// With copies the measurements differ from those without.
 TEST(Bench, CopiesKeepTheOtherCoresBusy) {
   const TrainingFolder folder;
   const std::vector<std::string> rows = {"--strategies", "none", "--world-sizes", "2"};
@@ -232,7 +233,7 @@ TEST(Bench, CopiesKeepTheOtherCoresBusy) {
   ASSERT_EQ(beside.ended.code, 0) << beside.ended.err;
   EXPECT_EQ(beside.report["settings"]["fill_cores"], true);
   EXPECT_EQ(testing::processes_with(folder.path("text.txt")), 0);
-  ASSERT_EQ(beside.report["rows"].size(), 2u);  // the one alone is kept
+  ASSERT_EQ(beside.report["rows"].size(), 2u);  // the row without copies is kept
   EXPECT_NE(beside.report["rows"][0]["id"], alone.report["rows"][0]["id"]);
 }
 

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-// A comparison of a model of two layers on the folder's text.
+// Arguments that compare a model of two layers on the folder's text.
 inline std::vector<std::string> bench_arguments(const TrainingFolder& folder,
                                                 const std::vector<std::string>& options,
                                                 const Settings& settings = {}) {
@@ -30,7 +30,7 @@ inline Ended run_bench(const TrainingFolder& folder, const std::vector<std::stri
   return run_program(bench_arguments(folder, options, settings), environment);
 }
 
-// With two steps in one round, and the report.
+// A comparison with two steps in one round, and its report.
 struct Compared {
   Ended ended;
   nlohmann::json report;
@@ -58,7 +58,7 @@ inline nlohmann::json row_of(const nlohmann::json& report, const std::string& na
   return {};
 }
 
-// What a comparison prints and keeps when a row is not measured.
+// Checks the output and the report for a row that is not measured.
 inline void expect_not_measured(const nlohmann::json& row, const std::string& status,
                                 const std::string& reason) {
   EXPECT_EQ(row.at("status"), status) << row.dump();

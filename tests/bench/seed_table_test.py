@@ -1,4 +1,4 @@
-"""The script that makes the data of bench/seed-table*.yaml writes what these recipes read, both run from one folder.
+"""The script for the data of bench/seed-table*.yaml writes the files that these recipes read, from the same folder.
 
     python3 seed_table_test.py REPOSITORY
 """
@@ -13,7 +13,7 @@ BENCH = pathlib.Path(sys.argv.pop(1)).resolve() / "bench"
 
 
 class SeedTable(unittest.TestCase):
-    def test_the_recipes_read_what_the_script_writes(self):
+    def test_the_recipes_read_the_files_of_the_script(self):
         with tempfile.TemporaryDirectory(prefix="tessera-seed-table-") as folder:
             subprocess.run([sys.executable, "-B", BENCH / "seed_table_data.py", "--nli", "4", "--sts", "4"], cwd=folder,
                            check=True, capture_output=True)

@@ -1,5 +1,5 @@
-// A small classifier, a step that it was saved in, and what a model and its optimizer hold in
-// whole: for the tests of loads of a part.
+// A small classifier, a step with it, and the whole values of a model and its optimizer: for the
+// tests of partial loads.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,7 @@ inline void train(const Classifier& net, optim::Optimizer& optimizer, int steps)
   }
 }
 
-// What is in the step that pretrained() saves.
+// The contents of the step that pretrained() saves.
 struct Pretrained {
   TemporaryFolder folder;
   Whole whole;
@@ -105,7 +105,7 @@ inline std::unique_ptr<Pretrained> pretrained(SaveOptions options = {}) {
 
 using PartialBody = std::function<void(Context&, Classifier&, ShardedModel&, optim::Optimizer&)>;
 
-// A new model on `world` ranks, and what it holds after `body`.
+// Calls `body` with a new model on `world` ranks and returns the values after it.
 inline void with_new(int world, std::int64_t classes, const PartialBody& body,
                      Whole* after = nullptr) {
   launch(world, [&](Context& context) {

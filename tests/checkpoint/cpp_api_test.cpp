@@ -1,4 +1,4 @@
-// ts::save, ts::load, ts::latest and ts::load_latest, as a program of one's own calls them.
+// ts::save, ts::load, ts::latest and ts::load_latest, as a user's program calls them.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@ namespace {
 
 using ParameterValues = std::map<std::string, std::vector<double>>;
 
-// A module on three ranks with an optimizer, and what the ranks hold after `body`.
+// A module on three ranks with an optimizer, and the ranks' values after `body`.
 using ApiBody = std::function<void(Context&, ShardedModel&, optim::Optimizer&)>;
 ParameterValues values_after(const ApiBody& body, std::uint64_t seed) {
   tessera::testing::Collected collected;
@@ -34,7 +34,7 @@ ParameterValues values_after(const ApiBody& body, std::uint64_t seed) {
   return collected.values();
 }
 
-// Who names no step has the optimizer's.
+// Without a step in the options, the step is the optimizer's.
 TEST(CppApi, AStepHasTheNumberOfTheOptimizersSteps) {
   const testing::TemporaryFolder folder;
   const std::string dir = folder.path().string();
@@ -69,7 +69,7 @@ TEST(CppApi, WeightsAloneAndTheNewestStep) {
       },
       17);
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "step-1"));
-  // The optimizer's file is not looked at for the weights.
+  // A load of only the weights does not read the optimizer's file.
   const ParameterValues weights = values_after(
       [&](Context& context, ShardedModel& model, optim::Optimizer& optimizer) {
         const auto found = latest(context, dir);
@@ -85,7 +85,7 @@ TEST(CppApi, WeightsAloneAndTheNewestStep) {
   EXPECT_EQ(weights, saved);
 }
 
-TEST(CppApi, LoadLatestPassesOverWhatIsDamagedWhileItLoads) {
+TEST(CppApi, LoadLatestFallsBackWhenAStepIsDamagedDuringTheLoad) {
   const testing::TemporaryFolder folder;
   const std::string dir = folder.path().string();
   const ParameterValues saved = values_after(

@@ -1,4 +1,5 @@
-// Damaged, incomplete and forged step folders: refused with the file's and the tensor's name.
+// Damaged, incomplete and forged step folders are refused with the names of the file and the
+// tensor.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -13,7 +14,7 @@ namespace {
 
 using namespace testing;
 
-// One rank, two tensors: few enough bytes to flip them all.
+// One rank, two tensors: few enough bytes to flip all bits.
 fs::path save_small(const fs::path& dir, StateDictType type, std::int64_t step = 1) {
   fs::path path;
   comm::run_local(1, [&](const auto& communicator) {
@@ -53,7 +54,7 @@ class Damage : public ::testing::TestWithParam<StateDictType> {
                                                       : "model-rank-00000-of-00001.safetensors");
   }
 
-  // verify and load both refuse, naming the file.
+  // verify and load both refuse the step and name the file.
   std::string expect_refused(const fs::path& file) {
     std::string text = error_of([&] { verify(step_); });
     EXPECT_TRUE(has(text, file.string()));
@@ -73,7 +74,8 @@ TEST_P(Damage, EveryFlippedBitOfTheManifest) {
     std::string flipped = whole;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
     try {
-      // What still parses must say the same: 'e' and 'E' of a float are one.
+      // A manifest that still parses must have the same values: 'e' and 'E' of a float are
+      // equivalent.
       EXPECT_EQ(json_of(parse_manifest(flipped, path).scalars), good_[2]);
       EXPECT_EQ(to_text(parse_manifest(flipped, path)), whole);
     } catch (const Error& error) {
@@ -116,7 +118,7 @@ TEST_P(Damage, EveryTruncationOfATensorFile) {
   expect_refused(model_file());
 }
 
-TEST_P(Damage, AFileMissingLongerOrOfAnotherKind) {
+TEST_P(Damage, AFileThatIsMissingLongerOrOfAnotherKind) {
   const std::string whole = read_all(model_file());
   write_all(model_file(), whole + "x");
   EXPECT_TRUE(has(expect_refused(model_file()), "damaged"));
@@ -139,7 +141,7 @@ TEST_P(Damage, AFileOfAnotherSave) {
   EXPECT_TRUE(has(error_of([&] { verify(other); }), "do not match their checksum"));
 }
 
-TEST_P(Damage, FilesThatTheManifestDoesNotListAreLeftAlone) {
+TEST_P(Damage, UnlistedFilesAreLeftAlone) {
   write_all(step_ / "README", "mine");
   write_all(step_ / "model-rank-00007-of-00008.safetensors", "not ours");
   verify(step_);
@@ -173,7 +175,7 @@ TEST(DamageInLargeFiles, TheChunkAndItsTensorAreNamed) {
     const std::string text = error_of([&] { verify(folder.path() / "step-1"); });
     EXPECT_TRUE(has(text, "bytes 2097152 to 3145728"));
     EXPECT_TRUE(has(text, "tensor 'second'"));
-    // The damage is in the second tensor's part only: every rank of the load still hears of it.
+    // The damage is only in the second tensor's part: every rank of the load still reports it.
     state.model[0].pieces[0].count = 10;
     error_of([&] { load(*communicator, folder.path() / "step-1", state, LoadParts::model_only); });
   });
@@ -192,7 +194,7 @@ TEST(DamageInLargeFiles, TheChunkAndItsTensorAreNamed) {
   EXPECT_TRUE(has(errors[0], "rank 1: "));
 }
 
-// A manifest that someone wrote by hand, its checksum right.
+// A manifest that was written by hand, with a correct checksum.
 std::string forged(const nlohmann::json& body) {
   return nlohmann::json{{"manifest", body}, {"xxh3", to_hex(checksum(body.dump()))}}.dump();
 }
@@ -212,9 +214,9 @@ TEST(ForgedManifests, AreRefusedByName) {
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 3; }), "version 3 is unknown"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["type"] = "half"; }), "'half'"));
   EXPECT_TRUE(has(refusal([](auto& m) { m.erase("scalars"); }), "scalars"));
-  EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = "1"; }), "string stands where"));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = "1"; }), "found string instead of"));
   // Numbers that no integer holds, and those that would wrap around to one that is taken.
-  const std::string no_number = "stands where a whole number";
+  const std::string no_number = "instead of a whole number";
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 6.6e124; }), no_number));
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 1.5; }), no_number));
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = (1ull << 32) + 1; }), no_number));
@@ -228,7 +230,7 @@ TEST(ForgedManifests, AreRefusedByName) {
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"][file]["bytes"] = 1ull << 40; }), "chunks"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"][file]["xxh3"] = "zz34567890123456"; }),
                   "not a checksum"));
-  // 2^60 chunks have as many digits as none, in 64 bits.
+  // The digits of 2^60 checksums overflow to zero in 64 bits.
   EXPECT_TRUE(has(refusal([&](auto& m) {
                     m["files"][file]["bytes"] = 1ull << 60;
                     m["files"][file]["chunk_bytes"] = 1;
@@ -236,7 +238,8 @@ TEST(ForgedManifests, AreRefusedByName) {
                   }),
                   "chunks"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"].erase(file); }), "no file"));
-  EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][0] = 9; }), "of no tensor"));
+  EXPECT_TRUE(
+      has(refusal([](auto& m) { m["model"]["pieces"][0][0][0] = 9; }), "belongs to no tensor"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][1] = 1; }), "hole or overlap"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][2] = 4; }), "4 of its 5"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0].clear(); }), "0 of its 5"));
@@ -245,7 +248,7 @@ TEST(ForgedManifests, AreRefusedByName) {
   EXPECT_TRUE(has(refusal([](auto& m) {
                     m["model"]["tensors"][0][2] = {1ll << 40, 1ll << 40};
                   }),
-                  "no such number of elements"));
+                  "not give a valid number of elements"));
 }
 
 TEST(ForgedManifests, MustAgreeWithTheFiles) {
@@ -257,7 +260,7 @@ TEST(ForgedManifests, MustAgreeWithTheFiles) {
   EXPECT_TRUE(has(error_of([&] { verify(step); }), "does not hold 'layer.w@0'"));
 }
 
-TEST(Verify, AFolderWithoutManifestIsNoCheckpoint) {
+TEST(Verify, AFolderWithoutManifestIsNotACheckpoint) {
   TemporaryFolder folder;
   EXPECT_TRUE(has(error_of([&] { verify(folder.path()); }), "not a committed checkpoint"));
   EXPECT_TRUE(

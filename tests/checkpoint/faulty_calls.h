@@ -1,4 +1,4 @@
-// System calls that fail, end the process or lose what was not made durable, at the k-th call.
+// System calls that fail, end the process or lose unsynced data, at the k-th call.
 #pragma once
 
 #include <fcntl.h>
@@ -24,9 +24,9 @@ namespace tessera::checkpoint::testing {
 enum class Fault {
   none,
   error,       // the call fails with `error_number`, once
-  errors_on,   // it and all later writing calls fail
+  errors_on,   // this call and all later writing calls fail
   kill,        // the process ends before the call, as by SIGKILL: the page cache survives
-  power_loss,  // the process ends, and files and names that no fsync covered are lost
+  power_loss,  // the process ends, and files and names without an fsync are lost
 };
 
 // Shared by all ranks (threads) of a save; counts the calls that change the disk.
@@ -79,11 +79,11 @@ class FaultyCalls final : public SystemCalls {
     unsynced_.erase(path.string());
     std::erase_if(created_, [&](const auto& name) { return parent(name) == path; });
     std::erase_if(renames_, [&](const auto& rename) { return parent(rename.to) == path; });
-    return 0;  // the real one costs the tests their time and proves nothing here
+    return 0;  // the real call would take time and test nothing more
   }
   int sync_range(int, off_t, off_t, unsigned) override {
     const std::lock_guard guard(mutex_);
-    return fails() ? -1 : 0;  // it makes nothing durable
+    return fails() ? -1 : 0;  // makes nothing durable
   }
   int mkdir(const char* path, mode_t mode) override {
     const std::lock_guard guard(mutex_);
@@ -119,7 +119,7 @@ class FaultyCalls final : public SystemCalls {
     return fails() ? -1 : SystemCalls::rmdir(path);
   }
 
-  bool no_exchange = false;  // as on a file system without RENAME_EXCHANGE
+  bool no_exchange = false;  // like a file system without RENAME_EXCHANGE
 
  private:
   struct Rename {
@@ -141,8 +141,7 @@ class FaultyCalls final : public SystemCalls {
     return true;
   }
 
-  // What a disk may hold after a power failure at its worst: renames undone, new names gone,
-  // contents torn.
+  // The worst state of a disk after a power failure: renames undone, new names lost, contents torn.
   [[noreturn]] void lose_power() {
     std::error_code ignored;
     for (const std::string& name : unsynced_) {
@@ -178,12 +177,12 @@ class FaultyCalls final : public SystemCalls {
   int calls_ = 0;
   std::map<int, std::string> path_of_;
   std::set<std::string> unsynced_;  // files written since their last fsync
-  std::set<std::string> created_;   // names in folders that were not fsynced since
-  std::vector<Rename> renames_;     // likewise
+  std::set<std::string> created_;   // names in folders without an fsync since
+  std::vector<Rename> renames_;     // as for created_
 };
 
-// Does the work in a process of its own that `fault` ends at its k-th call, for every k up to
-// `total`; `reset` comes before and `check` after each.
+// Runs the work in a process of its own, which `fault` ends at its k-th call, for every k up to
+// `total`; `reset` runs before and `check` after each.
 inline void die_at_every_call(Fault fault, int total, const std::function<void()>& reset,
                               const std::function<void(FaultyCalls&)>& work,
                               const std::function<void()>& check) {

@@ -1,4 +1,4 @@
-// Saving on N ranks and loading on M, in both layouts, cut in every awkward way.
+// Saves on N ranks and loads on M, in both layouts, with cuts at awkward places.
 #include <gtest/gtest.h>
 
 #include "checkpoint/safetensors/safetensors.h"
@@ -91,7 +91,7 @@ TEST(SaveLoad, FullFilesAreTheSameForEveryWorldSize) {
   EXPECT_TRUE(file.find("scale")->shape.empty());
 }
 
-TEST(SaveLoad, ChunksLargerThanOneMebibyteAreCutAndShared) {
+TEST(SaveLoad, TensorsLargerThanOneMebibyteAreCutIntoChunksAndShared) {
   TemporaryFolder folder;
   const std::int64_t n = 1'300'001;  // five chunks of fp32
   const auto state_of = [&](int rank, int world, std::vector<float>& memory) {
@@ -156,8 +156,9 @@ TEST(SaveLoad, ListsEveryTensorThatDoesNotFit) {
   }
 }
 
-// As an adapter's run in a whole model's folder: one of each says it.
-TEST(SaveLoad, ACheckpointOfAnotherModelIsSaidToBeOne) {
+// As with an adapter's run in a whole model's folder: one missing and one unexpected tensor show
+// it.
+TEST(SaveLoad, ACheckpointOfAnotherModelIsReportedAsSuch) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);
   comm::run_local(1, [&](const auto& communicator) {
@@ -182,7 +183,7 @@ TEST(SaveLoad, TheModelAloneCanBeLoaded) {
   });
 }
 
-TEST(SaveLoad, RefusesElementsThatAreMissingOrTwice) {
+TEST(SaveLoad, RefusesMissingAndDuplicateElements) {
   TemporaryFolder folder;
   const auto attempt = [&](const std::function<void(int, State&)>& spoil) {
     std::vector<std::string> errors(2);
@@ -220,7 +221,7 @@ TEST(SaveLoad, RefusesElementsThatAreMissingOrTwice) {
                   "scalar '/best' is inf"));
 }
 
-TEST(SaveLoad, APieceOutsideOfItsTensorIsMisuseOnAllRanks) {
+TEST(SaveLoad, APieceOutsideItsTensorIsMisuseOnAllRanks) {
   const TemporaryFolder folder;
   comm::run_local(2, [&](const auto& communicator) {
     RankState own = make_state(communicator->rank(), 2, 1, even_cut(), true);

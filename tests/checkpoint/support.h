@@ -1,5 +1,5 @@
-// What the checkpoint tests share: a folder of their own, states whose every element is known, ways
-// to cut them.
+// Shared by the checkpoint tests: a temporary folder, states with known elements, and ways to cut
+// them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,31 +21,17 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state/scalars_json.h"
 #include "comm/world.h"
+#include "tests/support/errors.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::checkpoint::testing {
 
 namespace fs = std::filesystem;
 
-class TemporaryFolder {
+// In memory, because the sweeps make thousands of files.
+class TemporaryFolder : public tessera::testing::TemporaryFolder {
  public:
-  TemporaryFolder() {
-    // In memory where there is such a place: the sweeps make thousands of files.
-    const bool in_memory = ::access("/dev/shm", W_OK) == 0 && std::getenv("TMPDIR") == nullptr;
-    const fs::path base = in_memory ? fs::path("/dev/shm") : fs::temp_directory_path();
-    std::string name = (base / "tessera-checkpoint-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
+  TemporaryFolder() : tessera::testing::TemporaryFolder(Place::in_memory) {}
 };
 
 inline std::string read_all(const fs::path& path) {
@@ -57,17 +43,10 @@ inline void write_all(const fs::path& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
 }
 
-// Runs `body` and returns the text of the Error that it must throw.
+// The message of the Error that `body` must throw.
 inline std::string error_of(const std::function<void()>& body,
                             ErrorCode code = ErrorCode::checkpoint) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no Error was thrown";
-  return {};
+  return tessera::testing::error_of(body, code);
 }
 
 inline ::testing::AssertionResult has(const std::string& text, const std::string& part) {
@@ -75,7 +54,7 @@ inline ::testing::AssertionResult has(const std::string& text, const std::string
   return ::testing::AssertionFailure() << "'" << text << "' lacks '" << part << "'";
 }
 
-// Element i of the tensor numbered `tensor`: small integers, exact in every dtype.
+// Element i of tensor number `tensor`: small integers, exact in every dtype.
 inline double element(std::size_t tensor, std::int64_t i, int version) {
   return static_cast<double>((i * 7 + static_cast<std::int64_t>(tensor) * 31 + version * 101) %
                              251) -
@@ -114,7 +93,7 @@ struct RankState {
   std::vector<std::vector<std::byte>> memory;
 };
 
-// Chooses the runs (first, count) of a tensor of n elements for a rank.
+// Returns the runs (first, count) of a tensor of n elements that a rank has.
 using Cut = std::function<std::vector<std::pair<std::int64_t, std::int64_t>>(
     std::size_t tensor, std::int64_t n, int rank, int world)>;
 
@@ -127,7 +106,7 @@ inline Cut even_cut() {
   };
 }
 
-// Random runs dealt to random ranks; the last rank of several gets none.
+// Assigns random runs to random ranks; the last of several ranks gets none.
 inline Cut random_cut(unsigned seed) {
   return [seed](std::size_t tensor, std::int64_t n, int rank, int world) {
     std::mt19937 random(seed * 1000 + static_cast<unsigned>(tensor));
@@ -145,7 +124,7 @@ inline Cut random_cut(unsigned seed) {
   };
 }
 
-// Every rank wants everything.
+// Every rank gets the whole tensor.
 inline Cut whole_cut() {
   return [](std::size_t, std::int64_t n, int, int) {
     return std::vector{std::pair{std::int64_t{0}, n}};
@@ -180,7 +159,7 @@ inline Scalars scalars_of(int version) {
       {{"step", version}, {"loss_scale", 65536.5}, {"rng", {1, 2, version}}, {"name", "ü"}});
 }
 
-// A state of `version` (filled) or one to load into (filled = false: 0xEE everywhere).
+// A state of `version` (filled), or one to load into (filled = false: 0xEE everywhere).
 inline RankState make_state(int rank, int world, int version, const Cut& cut, bool filled,
                             DType floating = DType::float32) {
   RankState out;
@@ -207,7 +186,7 @@ inline RankState make_state(int rank, int world, int version, const Cut& cut, bo
   return out;
 }
 
-// The number of elements that are not version's.
+// The number of elements that differ from those of the version.
 inline std::int64_t wrong_elements(const State& state, int version) {
   std::int64_t wrong = 0;
   std::size_t number = 0;

@@ -1,4 +1,4 @@
-"""The completion for bash, sourced as bash sources it, against the program.
+"""Compares the completion for bash, sourced as bash sources it, with the program.
 
     python3 completion_test.py PROGRAM COMPLETION_FILE
 """
@@ -9,7 +9,7 @@ import unittest
 
 PROGRAM, COMPLETION = sys.argv.pop(1), sys.argv.pop(1)
 
-# What bash does when somebody presses the tab key behind the last word.
+# Simulates bash when the user presses the tab key after the last word.
 PRESS_TAB = """
 source "$1" || exit 1
 shift
@@ -37,6 +37,7 @@ class Completion(unittest.TestCase):
 
     def test_options_are_the_subcommand_s(self):
         self.assertEqual(completed("launch", "--max"), ["--max-restarts"])
+        self.assertEqual(completed("launch", "--standal"), [])  # without effect, so not in the help
         self.assertEqual(completed("train", "recipe.yaml", "--se"), ["--set"])
         self.assertEqual(completed("env", "--max"), [])
 
@@ -49,7 +50,7 @@ class Completion(unittest.TestCase):
     def test_values_of_options(self):
         self.assertEqual(completed("train", "recipe.yaml", "--device", ""), ["auto", "cpu", "cuda"])
         self.assertEqual(completed("train", "--device", "=", "cu"), ["cuda"])
-        self.assertEqual(completed("train", "--device", "="), ["auto", "cpu", "cuda"])  # bash's last word is the sign
+        self.assertEqual(completed("train", "--device", "="), ["auto", "cpu", "cuda"])  # bash's last word is "="
         self.assertEqual(completed("evaluate", "folder", "--sharding_strategy", "NO"), ["NO_SHARD"])
         self.assertEqual(completed("evaluate", "--task", "p"), ["perplexity"])
         self.assertEqual(completed("convert", "a", "b", "--to", "h"), ["hf"])
@@ -61,12 +62,12 @@ class Completion(unittest.TestCase):
         # Lists: the last element.
         self.assertEqual(completed("bench", "--precisions", "fp32,b"), ["fp32,bf16"])
         self.assertEqual(completed("bench", "--strategies", "dp,SHARD_G"), ["dp,SHARD_GRAD_OP"])
-        # No list of values, and a flag.
+        # An option without a list of values, and a flag.
         self.assertEqual(completed("train", "--config-file", ""), [])
         self.assertEqual(completed("env", "--json", "--he"), ["--help"])
 
-    def test_every_value_of_an_option_is_one(self):
-        """A value that the program does not know is refused by naming those that there are."""
+    def test_every_completed_value_of_an_option_is_valid(self):
+        """The program refuses an unknown value and names the known ones."""
         for words in (["train", "x.yaml", "--device"], ["evaluate", "x", "--data", "x", "--task"],
                       ["convert", "x", "y", "--to"], ["bench", "x.yaml", "--strategies"], ["plan", "x.yaml", "--strategy"]):
             values = completed(*words, "")
@@ -83,7 +84,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("train", "--set", "train.lr", "=", ""), [])
         self.assertEqual(completed("recipe", "--set", "data.train", "=", ""), [])
 
-    def test_what_launch_starts(self):
+    def test_the_program_of_launch(self):
         self.assertEqual(completed("launch", "--nproc-per-node", "2", "--", ""), ["tessera"])
         self.assertEqual(completed("launch", "--", "tessera", "tr"), ["train"])
         self.assertEqual(completed("launch", "--", "build/tessera", "train", "--dev"), ["--device"])
@@ -106,8 +107,8 @@ class Completion(unittest.TestCase):
         # Keys that several architectures have are in several tables.
         self.assertEqual({key.split(".", 1)[1] for key in keys}, {row.split("`")[1] + "=" for row in rows})
 
-    def test_every_key_is_one(self):
-        """A key that the program does not know is refused as unknown."""
+    def test_every_completed_key_is_valid(self):
+        """The program refuses a key that it does not know as unknown."""
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as recipe:
             recipe.write("data: {train: x}\n")
             recipe.flush()
@@ -118,7 +119,7 @@ class Completion(unittest.TestCase):
                 self.assertNotIn("group of keys", refusal, key)
 
     def test_other_words_are_files(self):
-        """bash completes file names where the function finds nothing."""
+        """bash completes file names where the function has no completion."""
         self.assertEqual(completed("train", ""), [])
         self.assertEqual(completed("train", "--set", "data.train", "=", "cor"), [])
         self.assertEqual(completed("launch", "--", "program", "--max"), [])

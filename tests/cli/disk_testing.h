@@ -1,4 +1,4 @@
-// A small file system that a test mounts, where it may.
+// A small file system that a test mounts where it has the permission.
 #pragma once
 
 #include <sys/mount.h>
@@ -10,7 +10,7 @@ namespace tessera::testing {
 
 class SmallDisk {
  public:
-  // `size` as mount(8) takes it: "256k".
+  // `size` in the syntax of mount(8): "256k".
   SmallDisk(const std::string& folder, const std::string& size)
       : folder_(folder), options_("size=" + size) {
     std::filesystem::create_directory(folder);
@@ -22,7 +22,7 @@ class SmallDisk {
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
   [[nodiscard]] bool mounted() const { return mounted_; }
-  // From now on nothing can be written there, not by root either.
+  // After this call nothing can be written there, not even by root.
   [[nodiscard]] bool make_read_only() const {
     return ::mount(nullptr, folder_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, options_.c_str()) ==
            0;

@@ -1,4 +1,4 @@
-// The program's front: options, exit codes, one line an error, output to pipes and full disks.
+// The program's front end: options, exit codes, one line per error, output to pipes and full disks.
 #include "cli/program.h"
 
 #include <gtest/gtest.h>
@@ -32,6 +32,9 @@ TEST(Program, HelpAndVersionAreAnswers) {
   EXPECT_EQ(launch.wait(), 0);
   EXPECT_NE(launch.out().find("--max-restarts"), std::string::npos);
   EXPECT_NE(launch.out().find("127.0.0.1"), std::string::npos) << "defaults are shown";
+  for (const char* hidden : {"--standalone", "--start-method", "--redirects"}) {
+    EXPECT_EQ(launch.out().find(hidden), std::string::npos) << hidden << " has no effect";
+  }
 }
 
 TEST(Program, HelpAndVersionAreSubcommandsToo) {
@@ -161,7 +164,7 @@ TEST(Program, UsageErrorsAreOneLineWithTheNearestName) {
       {{"launch", "--nproc-per-node", "0", "--", "true"},
        "--nproc-per-node must be a number of ranks from 1"},
       {{"launch", "--nnodes", "2", "--", "true"},
-       "--nnodes 2: give --master-addr, host 0's name or address"},
+       "--nnodes 2: give --master-addr, node 0's name or address"},
       {{"recipe"}, "name a recipe"},
   };
   for (const auto& [arguments, expected] : cases) {
@@ -177,7 +180,7 @@ TEST(Program, UsageErrorsAreOneLineWithTheNearestName) {
   EXPECT_NE(nothing.err().find("Usage: tessera"), std::string::npos);
 }
 
-TEST(Program, HyphenAndUnderscoreAreTheSame) {
+TEST(Program, HyphenAndUnderscoreAreEquivalent) {
   Program program(
       {"launch", "--nproc_per_node=1", "--max-restarts", "0", "--", "echo", "--keep_this"});
   EXPECT_EQ(program.wait(), 0) << program.err();
@@ -190,18 +193,18 @@ TEST(Program, RanksWithoutALauncherNameThemselves) {
   EXPECT_EQ(program.err(), "tessera: rank 3: error: recipe /nonexistent.yaml does not exist\n");
 }
 
-TEST(Program, AStrangeDescriptorIsNotWrittenTo) {
+TEST(Program, AForeignDescriptorIsNotWrittenTo) {
   Program program({"recipe", "/nonexistent.yaml"}, {{"TESSERA_FAILURE_PIPE", "1:12345"}});
   EXPECT_EQ(program.wait(), 3);
   EXPECT_EQ(program.out(), "");
   EXPECT_EQ(program.err(), "tessera: error: recipe /nonexistent.yaml does not exist\n");
 }
 
-TEST(Program, AReaderThatLeavesIsNoErrorAndAFullDiskIsOne) {
+TEST(Program, AReaderThatLeavesIsNotAnErrorButAFullDiskIs) {
   const TemporaryFolder folder;
   const std::string errors = (folder / "errors").string();
   const std::string program = testing::program_path();
-  // Pipes of one reader that is gone before the first byte.
+  // Pipes whose reader has ended before the first byte.
   const std::string closed = program + " recipe --keys 2> " + errors + " | true; cat " + errors;
   FILE* pipe = ::popen(closed.c_str(), "r");
   ASSERT_NE(pipe, nullptr);
@@ -223,7 +226,7 @@ TEST(Program, EnvironmentIsTextOrJson) {
   EXPECT_TRUE(object["cpu"]["bf16"].is_boolean());
   EXPECT_GT(object["cpu"]["usable_cores"].get<int>(), 0);
   EXPECT_GT(object["memory"]["total_bytes"].get<std::int64_t>(), 0);
-  // Whatever this build and machine have, a part that cannot be used says why.
+  // Whatever this build and machine have, an unusable part has a reason.
   const auto& cuda = object["parts"]["CUDA"];
   EXPECT_EQ(object["gpus"].empty(), !cuda["note"].get<std::string>().empty()) << cuda.dump();
 }
@@ -239,7 +242,7 @@ TEST(Program, RecipeIsPrintedWholeAsJson) {
   EXPECT_EQ(object["model"]["n_layer"], 2);
 }
 
-TEST(Nearest, FindsWhatWasMeant) {
+TEST(Nearest, FindsTheIntendedName) {
   const std::vector<std::string> words = {"train", "launch", "generate", "env"};
   EXPECT_EQ(nearest("trian", words), "train");
   EXPECT_EQ(nearest("Launch", words), "launch");

@@ -1,4 +1,4 @@
-// Runs build/tessera as a user would, and looks at what it printed and how it ended.
+// Runs build/tessera as a user would, and examines its output and its exit code.
 #pragma once
 
 #include <fcntl.h>
@@ -18,25 +18,9 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
+
 namespace tessera::testing {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tessera-cli-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;  // a test that failed may still have writers in it
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string read_text(const std::filesystem::path& path) {
   std::ifstream stream(path, std::ios::binary);
@@ -50,7 +34,7 @@ inline std::string program_path() {
   return std::string(folder != nullptr ? folder : "build") + "/tessera";
 }
 
-// A running `tessera`; output goes to files, so that nobody has to read while it runs.
+// A running `tessera`. Its output goes to files, so that the test need not read while it runs.
 class Program {
  public:
   explicit Program(std::vector<std::string> arguments,
@@ -82,7 +66,7 @@ class Program {
   [[nodiscard]] std::string out() const { return read_text(folder_ / "out"); }
   [[nodiscard]] std::string err() const { return read_text(folder_ / "err"); }
 
-  // The exit code, or 128 + signal; -1 when it takes longer.
+  // The exit code, or 128 + signal; -1 when the limit is over.
   int wait(std::chrono::milliseconds limit = std::chrono::seconds(30)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     while (!code_ && std::chrono::steady_clock::now() < deadline) {

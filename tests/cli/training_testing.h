@@ -1,4 +1,4 @@
-// Small training runs of the real program: a recipe's settings, how a run ended, its metrics.
+// Small training runs of the real program: settings of a recipe, the end of a run, its metrics.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ struct Settings : std::map<std::string, std::string> {
   using map::map;
 };
 
-// `later` wins.
+// Settings of `later` win.
 inline Settings operator+(Settings settings, const Settings& later) {
   for (const auto& [key, value] : later) settings[key] = value;
   return settings;
@@ -28,7 +28,7 @@ inline std::string example_recipe() {
   return std::string(folder != nullptr ? folder : ".") + "/examples/gpt2-bytes.yaml";
 }
 
-// Some words in an order that repeats late: text of exactly `bytes` bytes.
+// Text of exactly `bytes` bytes: some words in an order with a long period.
 inline std::string sample_text(std::size_t bytes) {
   static const char* const words[] = {"shard ", "gather ", "reduce ", "rank\n",
                                       "tile ",  "mosaic ", "step, ",  "norm. "};
@@ -42,7 +42,7 @@ inline std::string sample_text(std::size_t bytes) {
   return text;
 }
 
-// A folder with a text, in which small runs of examples/gpt2-bytes.yaml read and write.
+// A folder with a text, for small runs of examples/gpt2-bytes.yaml.
 class TrainingFolder {
  public:
   TrainingFolder() { write("text.txt", sample_text(20'000)); }
@@ -54,7 +54,7 @@ class TrainingFolder {
     std::ofstream(folder_ / name, std::ios::binary) << content;
   }
 
-  // Two layers and three steps of the text in this folder; a step takes milliseconds.
+  // Two layers and three steps on the text in this folder; a step takes milliseconds.
   [[nodiscard]] Settings small() const {
     return {{"model.n_layer", "2"},         {"model.n_embd", "64"},
             {"model.seq_len", "64"},        {"data.batch_size", "2"},
@@ -91,7 +91,7 @@ struct Ended {
   std::string err;
 };
 
-// One thread a rank: tests run beside others.
+// One thread per rank, because tests run in parallel.
 inline Ended run_program(const std::vector<std::string>& arguments,
                          std::map<std::string, std::string> environment = {}) {
   environment.emplace("OMP_NUM_THREADS", "1");
@@ -100,7 +100,7 @@ inline Ended run_program(const std::vector<std::string>& arguments,
   return {code, program.out(), program.err()};
 }
 
-// Trains and expects that it works.
+// Trains and expects success.
 inline Ended train(int ranks, const Settings& settings) {
   Ended ended = run_program(launched(ranks, train_arguments(settings)));
   EXPECT_EQ(ended.code, 0) << ended.err;
@@ -114,13 +114,13 @@ inline std::vector<nlohmann::json> metrics_in(const std::string& path) {
   return steps;
 }
 
-// Of each step's line the text from "step" to before "lr": step, loss and gradient norm with every
-// digit.
+// For each step the text of its line from "step" to before "lr": step, loss and gradient norm with
+// all digits.
 inline std::vector<std::string> losses_in(const std::string& path) {
   std::vector<std::string> lines;
   std::istringstream stream(read_text(path));
   for (std::string line; std::getline(stream, line);) {
-    if (line.find("\"lr\"") == std::string::npos) continue;  // an evaluation's
+    if (line.find("\"lr\"") == std::string::npos) continue;  // an evaluation's line
     lines.push_back(line.substr(0, line.find(", \"lr\"")));
   }
   return lines;
@@ -146,7 +146,7 @@ inline void expect_close(const std::string& path, const std::string& expected_pa
   }
 }
 
-// The launcher's child that is this rank; -1 when there is none.
+// The child of the launcher that is this rank; -1 when there is none.
 inline pid_t pid_of_rank(pid_t launcher, int rank) {
   const std::string parent = "\nPPid:\t" + std::to_string(launcher) + "\n";
   const std::string wanted = std::string(1, '\0') + "RANK=" + std::to_string(rank) + '\0';
@@ -160,7 +160,7 @@ inline pid_t pid_of_rank(pid_t launcher, int rank) {
   return -1;
 }
 
-// A bit of a file is turned.
+// Flips a bit of a file.
 inline void damage(const std::string& path, std::streamoff place) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   file.seekg(place);

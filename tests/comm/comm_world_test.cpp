@@ -1,4 +1,4 @@
-// The world from the environment: every launcher's variables, and every way to get them wrong.
+// The world from the environment: the variables of every launcher, and all wrong combinations.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -75,7 +75,7 @@ class WorldFromEnvironment : public ::testing::Test {
   }
 };
 
-TEST_F(WorldFromEnvironment, NothingIsOneRank) {
+TEST_F(WorldFromEnvironment, WithoutVariablesItIsOneRank) {
   const World one = world({});
   EXPECT_EQ(one.rank, 0);
   EXPECT_EQ(one.size, 1);
@@ -128,8 +128,8 @@ TEST_F(WorldFromEnvironment, OpenMpiAndSlurm) {
   EXPECT_EQ(world({{"SLURM_NTASKS", "4"}}).size, 1);  // a batch script, not a task
 }
 
-// Its mpirun may have started on the nodes by srun, whose tasks are not the ranks then; and srun's
-// own ranks have the first of these variables as well.
+// MPICH's mpirun may have started its daemons on the nodes by srun, whose tasks are then not the
+// ranks; and srun's own ranks also have the first of these variables.
 TEST_F(WorldFromEnvironment, MpichBesideSlurm) {
   const World mpich = world({{"PMI_RANK", "5"},
                              {"PMI_SIZE", "8"},
@@ -153,7 +153,7 @@ TEST_F(WorldFromEnvironment, MpichBesideSlurm) {
   EXPECT_EQ(slurm.local_size, 2);
 }
 
-// Three nodes with 2, 2 and 1 tasks of a job that has more nodes than the step.
+// Three nodes with 2, 2 and 1 tasks, in a job that has more nodes than the step.
 TEST_F(WorldFromEnvironment, SlurmOverSeveralNodes) {
   const Environment step{{"SLURM_NTASKS", "5"},
                          {"SLURM_NNODES", "8"},
@@ -274,7 +274,7 @@ TEST_F(WorldFromEnvironment, TimeoutOfCollectives) {
   EXPECT_EQ(collective_timeout({}), std::chrono::seconds(12));
 }
 
-TEST_F(WorldFromEnvironment, TimeoutOfRanksThatDoNotMove) {
+TEST_F(WorldFromEnvironment, TimeoutOfRanksWithoutProgress) {
   world({});
   EXPECT_EQ(standstill_timeout(), std::chrono::seconds(5));
   EXPECT_EQ(standstill_timeout({.standstill_timeout = std::chrono::milliseconds(7)}),

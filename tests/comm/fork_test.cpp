@@ -1,5 +1,6 @@
-// What a process that fork() made from a rank may do: start another program or end. What would wait
-// for a thread of the parent's fails at once, and nothing that the child does reaches the parent.
+// A process that a rank made by fork() may start another program or end. An operation that would
+// wait for a thread of the parent fails at once, and nothing that the child does affects the
+// parent.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -57,8 +58,7 @@ class TwoThreads {
   int before_;
 };
 
-// Each of these is started by the test's own child, so that the pool of the test program is not
-// touched.
+// The test's own child starts each of these, so that the pool of the test program is not touched.
 void use_pool() {
   const Tensor x = Tensor::full({1 << 20}, 1.0);
   EXPECT_EQ(sum(x).item(), 1 << 20);
@@ -69,7 +69,7 @@ void multiply() {
   EXPECT_EQ(sum(matmul(x, x)).item(), 256.0 * 256 * 256);
 }
 
-TEST(Fork, ComputingInTheChildIsRefusedOnceThePoolIsAtWork) {
+TEST(Fork, ComputingInTheChildIsRefusedOnceThePoolHasStarted) {
   if (testing::thread_sanitizer) GTEST_SKIP() << "no OpenMP in this build";
   expect_good([] {
     const TwoThreads two;
@@ -77,12 +77,12 @@ TEST(Fork, ComputingInTheChildIsRefusedOnceThePoolIsAtWork) {
     multiply();
     expect_refused(use_pool, "computing");
     expect_refused(multiply, "computing");
-    use_pool();  // the parent goes on
+    use_pool();  // the parent still computes
     multiply();
   });
 }
 
-TEST(Fork, ComputingBeginsInTheChild) {
+TEST(Fork, ComputingMayBeginInTheChild) {
   expect_good([] {
     const TwoThreads two;
     expect_good([] {
@@ -116,7 +116,7 @@ TEST(Fork, AStreamOfTheParentIsRefused) {
   });
 }
 
-// Two processes are ranks; each forks, and the child does `what` with the copies that it has.
+// Two processes are ranks. Each forks, and the child calls `what` with its copies.
 struct Copies {
   std::optional<Context> context;
   std::optional<ShardedModel> model;
@@ -177,7 +177,7 @@ TEST(Fork, ACollectiveInTheChildOfARankIsRefused) {
   });
 }
 
-TEST(Fork, TheChildEndsItsCopiesAndTheRankGoesOn) {
+TEST(Fork, TheChildDestroysItsCopiesAndTheRankContinues) {
   train_beside_children([](Copies& copies) {
     expect_good([&] {
       copies.model.reset();
@@ -187,8 +187,8 @@ TEST(Fork, TheChildEndsItsCopiesAndTheRankGoesOn) {
   });
 }
 
-// Over TCP a rank has threads of its own for the control plane, and rank 0 those of the hub.
-TEST(Fork, RanksOfSeveralHostsAreAsThoseOfOne) {
+// Over TCP each rank has threads for the control plane, and rank 0 has those of the hub.
+TEST(Fork, RanksOfSeveralHostsBehaveLikeThoseOfOne) {
   const int port = testing::free_port();
   const auto each_on_its_host = [port](int rank) {
     return testing::world_on_hosts({1, 1}, rank, port);
@@ -210,6 +210,25 @@ TEST(Fork, TheChildStartsAProgramOrEnds) {
     expect_good([] {
       execl("/bin/true", "true", nullptr);
       _exit(1);
+    });
+  });
+}
+
+// The child would meet the other ranks in its parent's name.
+TEST(Fork, ARankCannotBeginInTheChildOfOne) {
+  train_beside_children([](Copies&) { expect_refused([] { (void)init(); }, "ts::init()"); });
+  expect_good([] {
+    const Context context = init();
+    expect_refused([] { (void)init(); }, "ts::init()");
+    context.barrier();
+  });
+}
+
+TEST(Fork, ARankBeginsInTheChildOfAProcessThatHasNotUsedTheLibrary) {
+  expect_good([] {
+    expect_good([] {
+      const Context context = init();
+      EXPECT_EQ(context.sum(2.0), 2.0);
     });
   });
 }

@@ -1,4 +1,4 @@
-// Messages of memory beside a rank's own work: between threads, and between hosts.
+// Message streams run beside a rank's own work: between threads, and between hosts.
 #include "comm/message_stream.h"
 
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ std::size_t bytes_of(const Numbers& numbers) {
   return numbers.size() * sizeof(numbers.front());
 }
 
-// A ring, whose messages are all on their way while the ranks' own threads meet elsewhere.
-TEST(MessageStreams, GoOnBesideTheRanksOwnCalls) {
+// A ring. All its messages are in flight while the ranks' own threads call collectives.
+TEST(MessageStreams, RunBesideTheRanksOwnCalls) {
   on_threads_and_hosts([](Communicator& ranks) {
     MessageStream messages(ranks, "ring");
     const int rank = ranks.rank(), size = ranks.size();
@@ -49,7 +49,7 @@ TEST(MessageStreams, GoOnBesideTheRanksOwnCalls) {
       events.push_back(messages.receive(received[round].data(), bytes_of(received[round]), previous,
                                         {.step = round}));
     }
-    // Nobody has sent yet: a receive that waited here would wait for ever.
+    // No rank has sent yet: a receive that blocked here would wait forever.
     ranks.barrier();
     for (std::size_t round = 0; round < 3; ++round) {
       events.push_back(messages.send(sent[round].data(), bytes_of(sent[round]), (rank + 1) % size,
@@ -63,7 +63,7 @@ TEST(MessageStreams, GoOnBesideTheRanksOwnCalls) {
   });
 }
 
-// Ranks that send to each other first, more than what is on its way may be, and receive then.
+// Each rank first sends to the other, more than may be in flight, and then receives.
 TEST(MessageStreams, RanksSwapInAnyOrderOfCalls) {
   on_threads_and_hosts([](Communicator& ranks) {
     MessageStream messages(ranks, "swap");
@@ -83,7 +83,7 @@ TEST(MessageStreams, RanksSwapInAnyOrderOfCalls) {
   });
 }
 
-// What has come on one stream is sent on, on another.
+// Data received on one stream are sent on another.
 TEST(MessageStreams, WaitForOneAnother) {
   on_threads_and_hosts([](Communicator& ranks) {
     MessageStream first(ranks, "first"), second(ranks, "second");
@@ -107,7 +107,7 @@ TEST(MessageStreams, WaitForOneAnother) {
   });
 }
 
-TEST(MessageStreams, RanksThatWaitForOneAnotherAreTold) {
+TEST(MessageStreams, RanksInADeadlockGetAnError) {
   const auto wait_for_nothing = [](Communicator& ranks) {
     MessageStream in(ranks, "in");
     std::byte byte{};
@@ -121,8 +121,8 @@ TEST(MessageStreams, RanksThatWaitForOneAnotherAreTold) {
                         {"all ranks wait for one another", "'in, to higher ranks'", "step 7"});
 }
 
-// The first error is every later call's, and nothing of them is done.
-TEST(MessageStreams, ErrorsAreThrownToWhoWaits) {
+// Every later call throws the first error and does nothing.
+TEST(MessageStreams, ErrorsAreThrownToTheWaitingCaller) {
   run_local(2, [](const Ranks& ranks) {
     MessageStream out(*ranks, "out");
     std::byte byte{};

@@ -1,4 +1,4 @@
-// The communicator of plans: it keeps the protocol of buffers, counts calls, and needs no peers.
+// The communicator for plans: it checks the protocol of buffers, counts calls, and needs no peers.
 #include "comm/record/communicator.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr Tag in_forward{1, 2, Phase::forward};
 
-TEST(RecordComm, CountsWhatReachesTheRank) {
+TEST(RecordComm, CountsTheBytesThatReachTheRank) {
   const auto recorder = std::make_shared<Recorder>();
   const auto world = connect_record({.rank = 0, .size = 4}, recorder);
   const auto parameters = world->allocate("parameters", 4096, Sharing::one_copy);
@@ -52,14 +52,14 @@ TEST(RecordComm, CountsMessagesWhereTheyArrive) {
   EXPECT_THROW(world->send(&memory, 1, 1), std::logic_error);
 }
 
-TEST(RecordComm, HoldsWhatItsBuffersHold) {
+TEST(RecordComm, HoldsTheBytesOfItsBuffers) {
   const auto recorder = std::make_shared<Recorder>();
   const auto own = connect_record({.size = 8, .one_memory = false}, recorder);
   const auto other = own->duplicate("other");
   {
     const auto buffer = own->allocate("whole", 8000, Sharing::one_copy);
     EXPECT_EQ(own->held_bytes(), 8000u);
-    EXPECT_EQ(other->held_bytes(), 8000u);  // of the rank
+    EXPECT_EQ(other->held_bytes(), 8000u);  // bytes of the rank
     std::byte out{};
     const auto gradients = own->allocate("gradients", 8000, Sharing::per_rank);
     own->acquire(*gradients);
@@ -93,21 +93,21 @@ TEST(RecordComm, KeepsTheProtocolOfBuffers) {
   EXPECT_THROW(buffer->release(), std::logic_error);
 }
 
-TEST(RecordComm, SaysForAllWhatOneSays) {
+TEST(RecordComm, ReturnsOneRanksAnswerForAll) {
   const auto world = connect_record({.size = 3}, std::make_shared<Recorder>());
   EXPECT_EQ(world->exchange("hello"), (std::vector<std::string>(3, "hello")));
   EXPECT_EQ(world->broadcast("all", 2), "all");
   world->barrier();
 }
 
-TEST(RecordComm, IsWhatConnectGivesOnAPlannedDevice) {
+TEST(RecordComm, IsReturnedByConnectOnAPlannedDevice) {
   const World world{.rank = 3, .size = 1000, .local_rank = 0, .local_size = 8};
   const auto communicator = connect(world, {.device = Device::planned(DeviceType::cuda)});
   EXPECT_EQ(communicator->backend(), "record");
   EXPECT_EQ(communicator->rank(), 3);
   EXPECT_EQ(communicator->size(), 1000);
   const auto buffer = communicator->allocate("whole", 1000, Sharing::one_copy);
-  EXPECT_EQ(communicator->held_bytes(), 1000u);  // a GPU each
+  EXPECT_EQ(communicator->held_bytes(), 1000u);  // one GPU per rank
 }
 
 }  // namespace

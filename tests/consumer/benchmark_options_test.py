@@ -1,4 +1,4 @@
-"""The programs of bench/ answer --help, and refuse in one line what they do not know.
+"""The programs of bench/ answer --help, and refuse unknown arguments in one line.
 
     python3 benchmark_options_test.py PROGRAM ...
 """
@@ -12,7 +12,7 @@ del sys.argv[1:]
 
 
 def run(program, *arguments):
-    # A program that took the words for nothing would measure for minutes.
+    # A program that ignored its arguments would measure for minutes.
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=20)
 
 
@@ -26,7 +26,7 @@ class Options(unittest.TestCase):
                 self.assertTrue(done.stdout.startswith(f"usage: {pathlib.Path(program).name}"), done.stdout)
                 self.assertEqual(run(program, "-h").stdout, done.stdout)
 
-    def test_what_is_unknown_is_refused_in_a_line(self):
+    def test_unknown_arguments_are_refused_in_a_line(self):
         for program in PROGRAMS:
             for words in (["--no-such-option", "3"], ["--no-such-option"]):
                 with self.subTest(program, words=words):
@@ -35,7 +35,7 @@ class Options(unittest.TestCase):
                     self.assertEqual(done.stderr, f"{pathlib.Path(program).name}: unknown option --no-such-option; "
                                                   f"{pathlib.Path(program).name} --help lists the options\n")
 
-    def test_values_that_cannot_be_are_refused(self):
+    def test_invalid_values_are_refused(self):
         for program, words, why in (
                 ("train_step_bench", ["--rounds", "3x"], "--rounds cannot be '3x'"),
                 ("train_step_bench", ["--rounds", "0"], "--rounds cannot be '0'"),

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # Shared by the tests of this folder; read with `source`. Takes their arguments, BUILD_FOLDER and CXX_COMPILER, and sets
-# `build`, `compiler`, `here`, `root` (the repository) and `work`, a folder that is gone at the end.
+# `build`, `compiler`, `here`, `root` (the repository) and `work`, a folder that is removed at the end.
 
 set -euo pipefail
 (($# == 2)) || { echo "usage: ${0##*/} BUILD_FOLDER CXX_COMPILER" >&2; exit 2; }
-# shellcheck disable=SC2034  # for those that read this file
+# shellcheck disable=SC2034  # for the scripts that read this file
 build=$(cd "$1" && pwd -P) compiler=$2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck disable=SC2034
@@ -17,17 +17,17 @@ fail() { echo "${0##*/}: $*" >&2; exit 1; }
 # expect_equal WHAT GOT WANTED
 expect_equal() { [[ $2 == "$3" ]] || fail "$1 is \"$2\", not \"$3\""; }
 
-# quietly COMMAND...: its output only when it fails.
+# quietly COMMAND...: shows the output only if the command fails.
 quietly() {
   "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "this failed: $*"; }
 }
 
-# A project of somebody else's, built in `work/build` against the package in PREFIX alone. It has a header of its own
-# under the path of each of the package's, and its own folder comes first.
+# An independent project, built in `work/build` with only the package in PREFIX. It has a header of its own under the
+# path of each header of the package, and its own folder comes first.
 # build_consumer PREFIX INCLUDE_FOLDER
 build_consumer() {
   local prefix=$1 include=$2 header
-  # A copy, so that nothing of the repository is reachable by a relative path.
+  # A copy, so that no relative path leads to files of the repository.
   cp -r "$here/project" "$work/source"
   (cd "$include/tessera" && find . -name '*.h') | while read -r header; do
     header=${header#./}
@@ -41,7 +41,7 @@ build_consumer() {
   quietly cmake --build "$work/build"
 }
 
-# train TESSERA PROGRAM: its network on 2 ranks, which must learn and leave a checkpoint.
+# train TESSERA PROGRAM: trains the program's network on 2 ranks; it must learn and write a checkpoint.
 train() {
   (cd "$work" && "$1" launch --nproc-per-node 2 -- "$2" "$work/checkpoint")
   [[ -n $(find "$work/checkpoint" -name manifest.json) ]] || fail "no checkpoint was written"

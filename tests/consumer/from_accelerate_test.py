@@ -1,4 +1,4 @@
-"""What docs/from-accelerate.md says of the keys of an Accelerate configuration is what the program does with them.
+"""The program treats the keys of an Accelerate configuration as docs/from-accelerate.md says.
 
     python3 from_accelerate_test.py TESSERA REPOSITORY
 """
@@ -16,7 +16,7 @@ TEXT = (root / "docs/from-accelerate.md").read_text(encoding="utf-8")
 
 
 class Row:
-    """A key with the values of it that are taken and refused, and what it becomes."""
+    """A key with its accepted and refused values, and the recipe key that replaces it."""
 
     def __init__(self, group, cells):
         self.group = group
@@ -79,7 +79,7 @@ class FromAccelerate(unittest.TestCase):
                     self.assertEqual(checked.returncode, CONFIGURATION_ERROR, checked.stdout)
                     self.assertRegex(checked.stderr, r"^tessera: error: .*a\.yaml:\d+: .*\n$")
 
-    def test_what_keys_become_are_keys_of_the_recipe(self):
+    def test_the_replacements_are_keys_of_the_recipe(self):
         reference = self.run_program("recipe", "--keys").stdout
         keys = set()
         section = ""
@@ -92,7 +92,7 @@ class FromAccelerate(unittest.TestCase):
         self.assertGreater(len(named), 15)
         self.assertEqual(set(named) - keys, set())
 
-    def test_fsdp_keys_may_stand_in_a_recipe(self):
+    def test_a_recipe_may_have_fsdp_keys(self):
         for row in rows():
             if not row.becomes.startswith("sharding.") or row.group != "fsdp_config":
                 continue
@@ -107,7 +107,7 @@ class FromAccelerate(unittest.TestCase):
                         ended = self.run_program("recipe", recipe)
                         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
-    def test_a_file_goes_before_the_recipe_and_the_command_line_before_both(self):
+    def test_a_file_overrides_the_recipe_and_the_command_line_overrides_both(self):
         recipe = self.write("r.yaml", "data: {train: corpus.txt}\nsharding: {sharding_strategy: NO_SHARD}\n")
         config = self.write("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 2}\n")
 
@@ -117,11 +117,11 @@ class FromAccelerate(unittest.TestCase):
             return json.loads(ended.stdout)["sharding"]["sharding_strategy"], ended.stderr
         value, said = strategy()
         self.assertEqual(value, "SHARD_GRAD_OP")
-        self.assertRegex(said, r"a\.yaml:2: fsdp_sharding_strategy: 2 goes before .*r\.yaml:2")
+        self.assertRegex(said, r"a\.yaml:2: fsdp_sharding_strategy: 2 overrides .*r\.yaml:2")
         self.assertEqual(strategy("--set", "sharding.sharding_strategy=FULL_SHARD")[0], "FULL_SHARD")
 
     def test_commands_of_the_table(self):
-        """Each spelling of torchrun that the table says is taken, is."""
+        """Each spelling of torchrun that the table lists as accepted is accepted."""
         text = TEXT.split("| `torchrun` | `tessera launch` |")[1].split("\n\n")[0]
         self.assertIn("--standalone", text)
         for words in (["--standalone", "--nproc_per_node", "2"], ["--nnodes", "1", "--node-rank", "0"],

@@ -1,4 +1,4 @@
-"""A program of one's own that fails under `tessera launch` says so as the program itself does.
+"""A user's program that fails under `tessera launch` reports the error in the same way as `tessera`.
 
     python3 own_program_error_test.py PROGRAM EXAMPLE
 """

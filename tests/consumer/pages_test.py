@@ -3,16 +3,16 @@
     python3 pages_test.py REPOSITORY BUILD [PAGE ...]
 
 A fenced block is run when it is marked as shell, or has no language and begins with a command. It must end with 0. A comment
-directly above the block says otherwise:
+directly above the block changes this:
 
     <!-- run: no, needs a GPU -->                     it cannot run here, and why
     <!-- run: if build/tests/cuda_tests -->           it runs where this file is
-    <!-- run: with train: --set train.steps=2 -->     its commands with the word `train` get these words at their end
+    <!-- run: with train: --set train.steps=2 -->     these words are appended to its commands with the word `train`
     <!-- run: exit 6 -->                              it ends with this code
     <!-- run: given out/gpt2 -->                      it finds this model: a GPT-2 in out/gpt2, a sentence encoder in FOLDER
 
-Each page has a folder of its own, with the build, the examples, and what the pages take for given: a small recipe.yaml, tokenizers in
-path/to, some texts. The list at the end says how many blocks ran, and which did not and why.
+Each page has a folder of its own, with the build, the examples, and the files that the pages assume: a small recipe.yaml,
+tokenizers in path/to, some texts. The list at the end has the number of blocks that ran, and those that did not and why.
 """
 import dataclasses
 import os
@@ -28,9 +28,9 @@ import unittest
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 MARK = re.compile(r"<!-- run: (.*?) -->\n", re.S)
 MARKS_ABOVE = re.compile(r"(?:<!-- run: (?:(?!-->).)*-->\n)+\Z", re.S)
-# What a block without a language begins with when it is one of commands.
+# A block of commands without a language begins with one of these.
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:tessera|cmake|g\+\+|python3|srun|mpirun|torchrun|export|for|echo|tar|[\w.$/{}*:~-]*/[\w.*-]+)(?=\s)")
-SECONDS = 120  # of a block
+SECONDS = 120  # per block
 
 
 @dataclasses.dataclass
@@ -53,12 +53,12 @@ def blocks_of(page, text):
             blocks.append(Block(page, line, content, marks))
             used += len(marks)
     if used != len(MARK.findall(text)):
-        raise ValueError(f"{page}: a mark `run:` stands above something that is no block of commands")
+        raise ValueError(f"{page}: a mark `run:` must be above a block of commands")
     return blocks
 
 
 def commands_with(text, additions):
-    """The block with words added to its commands: before a comment at the end of the line."""
+    """The block with words added to its commands, before a comment at the end of the line."""
     lines = []
     for line in text.replace("\\\n", " ").splitlines():
         command, comment = re.fullmatch(r"(.*?)(\s+#.*)?", line).groups()
@@ -70,7 +70,7 @@ def commands_with(text, additions):
 
 
 def plan_of(block, folder):
-    """(what to run or None, the exit code that is wanted, why it does not run)"""
+    """(the commands or None, the expected exit code, the reason why it does not run)"""
     text, code = block.text, 0
     for mark in block.marks:
         kind, _, rest = mark.partition(" ")
@@ -95,7 +95,7 @@ def plan_of(block, folder):
 
 
 def run_block(text, folder):
-    """(exit code, output): all that the block started ends with it."""
+    """(exit code, output): all processes of the block end with it."""
     environment = {"PATH": f"{folder}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": f"{folder}/home",
                    "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8", "PKG_CONFIG_PATH": f"{folder}/home/.local/lib/pkgconfig",
                    "TMPDIR": f"{folder}/tmp"}
@@ -127,11 +127,11 @@ data:
 train: {task: sentence_pairs, steps: 1, lr: 2.0e-5}
 checkpoint: {dir: FOLDER}
 """
-SENTENCES = ["A rank gathers a unit.", "A unit is gathered by a rank.", "The file is whole.", "Nobody reads the file."]
+SENTENCES = ["A rank gathers a unit.", "A unit is gathered by a rank.", "The file is whole.", "No program reads the file."]
 
 
 def prepare(root, build, folder):
-    """What the pages take for given."""
+    """Makes the files that the pages assume."""
     for name in ("bin", "home", "out", "tmp", "path/to/gpt2", "path/to/all-MiniLM-L6-v2"):
         (folder / name).mkdir(parents=True)
     (folder / "bin/tessera").symlink_to(build / "tessera")
@@ -154,7 +154,7 @@ def prepare(root, build, folder):
 
 
 def give(model, folder):
-    """Trains a model that a page takes for given."""
+    """Trains a model that a page assumes."""
     if not (folder / model).exists():
         code, output = run_block("tessera " + MODELS[model], folder)
         if code != 0:
@@ -195,7 +195,7 @@ def main(root, build, only):
 
 
 class Pages(unittest.TestCase):
-    """What the reader of marks finds, on pages of its own."""
+    """Tests the reader of marks with small pages."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -208,7 +208,7 @@ class Pages(unittest.TestCase):
         (block,) = blocks_of("page.md", text)
         return plan_of(block, self.folder)
 
-    def test_commands_are_told_from_other_blocks(self):
+    def test_commands_are_distinguished_from_other_blocks(self):
         text = "```\nbuild/tessera env\n```\n\n```sh\nls\n```\n\n```cpp\nint i;\n```\n\n```\ntessera: error: no\n```\n"
         self.assertEqual([block.line for block in blocks_of("page.md", text)], [1, 5])
 
@@ -223,7 +223,7 @@ class Pages(unittest.TestCase):
                                       "```\ntessera train a \\\n  --b   # so\ntessera bench\ntessera env\n```\n")[0],
                          "tessera train a    --b --steps 2   # so\ntessera bench --quick\ntessera env\n")
 
-    def test_marks_that_mean_nothing_are_errors(self):
+    def test_invalid_marks_are_errors(self):
         for text in ("<!-- run: no -->\n```sh\nls\n```\n", "<!-- run: never -->\n```sh\nls\n```\n",
                      "<!-- run: given models -->\n```sh\nls\n```\n",
                      "<!-- run: with train: --x -->\n```sh\nls\n```\n", "<!-- run: exit 6 -->\n\n```sh\nls\n```\n",

@@ -1,4 +1,4 @@
-"""Trains examples/sequence_model on ranks, stops it, resumes it, evaluates it, as a reader of docs/cpp-api.md would.
+"""Trains examples/sequence_model on ranks, stops it, resumes it and evaluates it, as a reader of docs/cpp-api.md would.
 
     python3 sequence_model_test.py TESSERA SEQUENCE_MODEL
 """
@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 tessera, sequence_model = sys.argv[1:3]
-ONE_SEQUENCE = 1 / 28 + 0.001  # of those that are held out
+ONE_SEQUENCE = 1 / 28 + 0.001  # of the held-out sequences
 
 
 def run(*command):
@@ -77,7 +77,7 @@ class SequenceModel(unittest.TestCase):
 
     def test_failures_are_a_line_and_a_code(self):
         for arguments, code, said in ((("evaluate", str(self.path), "2"), 5, "there is no checkpoint"),
-                                      (("evaluate", str(self.path), "two"), 2, "two is no whole number"),
+                                      (("evaluate", str(self.path), "two"), 2, "two is not a whole number"),
                                       (("train",), 2, "usage: ")):
             ended = run(sequence_model, *arguments)
             self.assertEqual(ended.returncode, code)

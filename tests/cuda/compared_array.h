@@ -13,13 +13,13 @@ namespace tessera::testing {
 
 enum class Side { device, low, exact };
 
-// Begins with values, rounded to dtype, on all three sides, `offset` elements into its memory on
-// two.
+// Starts with the same values, rounded to dtype, in all three runs, `offset` elements into its
+// memory in two of them.
 class ComparedArray {
  public:
   ComparedArray(const std::vector<double>& values, DType dtype, std::size_t offset = 0)
       : array_(values, dtype, offset), exact_(decode(encode(values, dtype), dtype)) {}
-  // Results: filled with a number that no kernel writes.
+  // An array for results: filled with a number that no kernel writes.
   ComparedArray(std::int64_t count, DType dtype, std::size_t offset = 0)
       : ComparedArray(std::vector<double>(static_cast<std::size_t>(count), 77), dtype, offset) {}
 
@@ -31,9 +31,9 @@ class ComparedArray {
   [[nodiscard]] std::vector<double> device_values() const { return array_.device_values(); }
   [[nodiscard]] std::vector<double> low_values() const { return array_.host_values(); }
 
-  // kernel_testing.h's bound. fp64 has no more exact reference than the CPU's fp64 kernel, whose
-  // own error does not show: it counts as 2^-44 of the largest result, or of 1, which is the size
-  // of the tests' inputs and so of what they sum.
+  // The bound of kernel_testing.h. fp64 has no more exact reference than the CPU's fp64 kernel,
+  // whose own error is unknown: it is taken as 2^-44 of the largest result, or of 1, which is the
+  // size of the tests' inputs and thus of the terms of their sums.
   void expect_within_bound(const std::string& kernel, const std::string& output) const {
     std::vector<double> low = low_values();
     if (array_.dtype() == float64 && !low.empty()) {
@@ -43,7 +43,7 @@ class ComparedArray {
     }
     testing::expect_within_bound(kernel, output, array_.dtype(), device_values(), low, exact_);
   }
-  // The GPU's bits are the CPU's.
+  // The GPU's bits equal the CPU's.
   void expect_same(const std::string& kernel, const std::string& output) const {
     array_.expect_same(kernel, output);
   }
@@ -53,7 +53,7 @@ class ComparedArray {
   std::vector<double> exact_;
 };
 
-// What losses, means and the like are kept in.
+// The dtype of losses, means and other statistics.
 inline DType statistic_of(DType dtype) {
   return dtype == float64 ? float64 : float32;
 }
@@ -61,7 +61,7 @@ inline DType statistic_of(DType dtype) {
 template <class Arguments>
 using Kernel = void (*)(const Arguments&, kernels::Queue);
 
-// Runs a kernel on the three sides; arguments(side, dtype) gives what it is called with.
+// Runs a kernel three times; arguments(side, dtype) returns its arguments.
 template <class Arguments, class Make>
 void run_on_all_sides(TestContext& context, Kernel<Arguments> cuda, Kernel<Arguments> cpu,
                       DType dtype, Make&& arguments) {

@@ -1,6 +1,6 @@
-// What tests of the GPU ask of the GPU they run on, beyond CUDA: whether accesses are checked, and
-// which NCCL connects ranks. emulated_device.cpp answers for the emulated GPU, real_device.cpp for
-// a real one, so the tests themselves are the same object files on both.
+// Properties of the GPU that the tests run on, beyond CUDA: whether accesses are checked, and which
+// NCCL connects ranks. emulated_device.cpp defines them for the emulated GPU, real_device.cpp for a
+// real one, so the tests are the same object files on both.
 #pragma once
 
 #include <string>
@@ -10,8 +10,9 @@
 
 namespace tessera::testing {
 
-// For its life, looks for accesses that no wait between queues orders, and fails the test that has
-// them. On the emulated GPU only, and not under the thread sanitizer, which looks for itself.
+// While it lives, it detects accesses that no wait between queues orders, and fails the test if
+// there are any. Only on the emulated GPU, and not under the thread sanitizer, which detects them
+// itself.
 class AccessChecking {
  public:
   AccessChecking();
@@ -23,10 +24,10 @@ class AccessChecking {
 // NCCL among ranks that are threads of this process.
 struct NcclUnderTest {
   const cuda::NcclFunctions* functions = nullptr;
-  std::string missing;  // why there is none for so many ranks; else empty
+  std::string missing;  // the reason why it cannot connect so many ranks; else empty
 };
 NcclUnderTest nccl_under_test(int ranks);
-// Where such a rank computes.
+// The device of such a rank.
 Device nccl_device(int rank);
 
 }  // namespace tessera::testing

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""gpu-check's machinery with faults planted: whatever a part does, the others stand, and each fault is told by name.
+"""Tests gpu-check with planted faults: whatever a part does, the other parts run, and each fault is reported by name.
 
     gpu_check_test.py [ROOT]
 """
@@ -28,7 +28,7 @@ from gpu_check.commands import Commands  # noqa: E402
 from gpu_check.installation import Installation, Unusable  # noqa: E402
 from gpu_check.report import Report  # noqa: E402
 
-# Ignores SIGTERM, and so does the child that it starts; both write their numbers first.
+# Ignores SIGTERM, and so does its child process; both first write their process ids.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -59,7 +59,7 @@ class GpuCheckTest(unittest.TestCase):
         self.path = os.path.join(self.folder, "report.json")
 
     def program(self, name, text):
-        """A program of the installation: Python."""
+        """Makes a program of the installation, in Python."""
         path = os.path.join(self.folder, name)
         with open(path, "w", encoding="utf-8") as file:
             file.write(f"#!{sys.executable}\n{text}")
@@ -72,7 +72,7 @@ class GpuCheckTest(unittest.TestCase):
         return Check(installation, Commands(dict(os.environ)), Report(self.path, {}), seconds, show=lambda text: None)
 
     def perform(self, check, *run):
-        """Performs parts; {name: what the file says of it}, read from the file after each."""
+        """Performs parts; returns {name: its entry in the report}, read from the file after each part."""
         for number, (name, seconds, function) in enumerate(run):
             check.perform(Part(name, seconds, "", function))
             self.assertEqual(len(self.written()), number + 1)
@@ -85,7 +85,7 @@ class GpuCheckTest(unittest.TestCase):
     def passing(self, check):
         check.command("fine", [sys.executable, "-c", "print('fine')"])
 
-    def test_a_part_that_hangs_and_ignores_its_signal_times_out_and_others_stand(self):
+    def test_a_part_that_hangs_and_ignores_its_signal_times_out_and_others_run(self):
         numbers = os.path.join(self.folder, "numbers")
         began = time.monotonic()
         with mock.patch.object(commands_module, "GRACE_SECONDS", 0.5):
@@ -96,12 +96,12 @@ class GpuCheckTest(unittest.TestCase):
         self.assertLess(time.monotonic() - began, 30)
         self.assertEqual([result[name]["verdict"] for name in ("before", "hangs", "after")],
                          [PASSED, TIMED_OUT, PASSED])
-        self.assertRegex(result["hangs"]["note"], "stubborn: not done after 4 s")
+        self.assertRegex(result["hangs"]["note"], "stubborn: not finished after 4 s")
         with open(numbers, encoding="utf-8") as file:
             for process in file.read().split():
                 self.assertFalse(alive(process), "it was left behind")
 
-    def test_what_a_command_leaves_running_is_ended(self):
+    def test_processes_that_a_command_leaves_running_are_ended(self):
         done = Commands(dict(os.environ)).run(
             [sys.executable, "-c", "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"], 20)
         self.assertEqual(done.status, 0)
@@ -116,7 +116,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(result["environment"]["verdict"], FAILED)
         self.assertRegex(result["environment"]["note"],
                          r"^cuBLASLt: products by our own kernels \(no cuBLASLt: libcublasLt.so.13: cannot open.*"
-                         r"and cuBLASLt was asked for$")
+                         r"instead of cuBLASLt$")
 
     def test_the_environment_of_a_machine_with_everything_passes(self):
         self.program("tessera", f"print({json.dumps(json.dumps(ENVIRONMENT))})")
@@ -130,7 +130,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual((result["environment"]["verdict"], result["environment"]["note"]),
                          (FAILED, "GPU: no NVIDIA driver"))
 
-    def test_a_figure_of_other_products_than_asked_for_fails(self):
+    def test_a_figure_with_other_products_than_requested_fails(self):
         rows = [{"tokens_per_s": 1.0, "matrix_products": "our own kernels (no cuBLASLt: gone)"}]
         verdicts = {}
         for products in ("cublas", "own"):
@@ -169,7 +169,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(result["kernels"]["verdict"], TIMED_OUT)
         self.assertEqual(result["kernels"]["rows"][0]["us"], 1.0)
 
-    def test_a_program_that_dies_or_is_missing_fails_with_its_words(self):
+    def test_a_program_that_dies_or_is_missing_fails_with_its_message(self):
         dies = "import os, sys; print('the last words', flush=True); os.kill(os.getpid(), 11)"
         result = self.perform(
             self.check(), ("dies", 20, lambda check: check.command("it", [sys.executable, "-c", dies])),
@@ -181,22 +181,22 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("No such file", result["missing"]["note"])
         self.assertEqual(result["silent"]["note"], "row: it wrote no figures")
 
-    def test_a_fault_of_a_part_itself_costs_no_other(self):
+    def test_an_error_in_a_part_itself_does_not_affect_others(self):
         with contextlib.redirect_stderr(io.StringIO()):
             result = self.perform(self.check(), ("faulty", 20, lambda check: {}["gone"]), ("after", 20, self.passing))
         self.assertEqual((result["faulty"]["verdict"], result["after"]["verdict"]), (FAILED, PASSED))
         self.assertEqual(result["faulty"]["note"], "gpu-check itself: KeyError: 'gone'")
 
-    def test_what_the_time_does_not_reach_is_not_run_and_says_so(self):
+    def test_parts_without_time_are_not_run_and_reported(self):
         def cannot(check):
             raise NotRun("there is no such tool")
 
         result = self.perform(self.check(seconds=2), ("late", 20, self.passing))
-        self.assertEqual((result["late"]["verdict"], result["late"]["note"]), (NOT_RUN, "the time was over"))
+        self.assertEqual((result["late"]["verdict"], result["late"]["note"]), (NOT_RUN, "no time was left"))
         result = self.perform(self.check(), ("cannot", 20, cannot))
         self.assertEqual((result["cannot"]["verdict"], result["cannot"]["note"]), (NOT_RUN, "there is no such tool"))
 
-    def test_an_interruption_ends_what_runs_and_keeps_the_report(self):
+    def test_an_interruption_ends_the_running_part_and_keeps_the_report(self):
         numbers = os.path.join(self.folder, "numbers")
         script = (f"import sys; sys.path.insert(0, {SCRIPTS!r})\n"
                   "from gpu_check import libraries, main, parts\n"
@@ -212,7 +212,7 @@ class GpuCheckTest(unittest.TestCase):
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(30), 128 + signal.SIGTERM)
-        self.assertEqual(self.written()[0]["note"], "the run was ended from outside")
+        self.assertEqual(self.written()[0]["note"], "a signal ended the run")
         with open(numbers, encoding="utf-8") as file:
             self.assertFalse(any(map(alive, file.read().split())))
 
@@ -224,12 +224,12 @@ class GpuCheckTest(unittest.TestCase):
         self.program("pack/bin/tessera", "")
         return folder
 
-    def test_packs_of_the_other_kind_and_folders_that_are_none_are_refused(self):
+    def test_packs_of_the_other_kind_and_other_folders_are_refused(self):
         for packed, asked, words in ((False, True, "for GPUs, not for the emulator"),
                                      (True, False, "run it with --on-emulator")):
             with self.assertRaisesRegex(Unusable, words):
                 Installation.of_pack(self.pack(emulated=packed), emulated=asked, products="cublas")
-        with self.assertRaisesRegex(Unusable, "is no pack of scripts/gpu-pack"):
+        with self.assertRaisesRegex(Unusable, "is not a pack of scripts/gpu-pack"):
             Installation.of_pack(self.folder, emulated=False, products="cublas")
 
     def library(self, *place):

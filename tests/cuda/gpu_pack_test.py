@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A pack of scripts/gpu-pack in an empty root: the C library, Python and nothing else; no compiler, CMake, git, shell
-or source tree. Over the emulator gpu-check's parts pass there as far as they go without a GPU.
+"""Tests a pack of scripts/gpu-pack in an empty root with only the C library and Python: no compiler, CMake, git, shell
+or source tree. With the emulator, the parts of gpu-check pass there as far as they can without a GPU.
 
     gpu_pack_test.py [ROOT]
 
-As root it is a chroot in a namespace of its own. Where neither is allowed, the pack runs beside the repository, with an
-environment that names nothing of it.
+For root it is a chroot in a namespace of its own. Where neither is allowed, the pack runs beside the repository, with an
+environment that does not refer to it.
 """
 import json
 import os
@@ -25,7 +25,7 @@ NEEDS_A_GPU = ("kernels", "sanitizers")
 
 
 def copy(path, root):
-    """A file at its own place in another root; links as what they lead to."""
+    """Copies a file to the same path in another root; links become the files that they point to."""
     target = os.path.join(root, path.lstrip("/"))
     if not os.path.exists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -41,7 +41,7 @@ def copy_with_libraries(path, root):
 
 
 def make_root(root):
-    """Python and what it needs; of the C library, also what programs of the pack need."""
+    """Python and its dependencies; also the parts of the C library that programs of the pack need."""
     python = os.path.realpath(sys.executable)
     copy_with_libraries(python, root)
     standard = sysconfig.get_path("stdlib")
@@ -95,7 +95,7 @@ class GpuPackTest(unittest.TestCase):
         cls.pack = os.path.join(cls.root, "gpu-pack")
 
     def run_there(self, *command):
-        """A command in the root; {pack} is the pack's place there."""
+        """Runs a command in the root; {pack} is the path of the pack there."""
         pack = "/gpu-pack" if self.begin else self.pack
         command = [*(self.begin or []), *(word.format(pack=pack) for word in command)]
         environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": "/tmp", "LANG": "C.UTF-8",
@@ -105,7 +105,7 @@ class GpuPackTest(unittest.TestCase):
     def gpu_check(self, *arguments):
         return self.run_there(self.python, "{pack}/gpu-check", *arguments)
 
-    def test_it_can_be_carried_and_lists_what_it_holds(self):
+    def test_it_is_small_enough_and_lists_its_files(self):
         self.assertLess(os.path.getsize(self.archive), MOST_BYTES)
         with open(os.path.join(self.pack, "manifest.json"), encoding="utf-8") as file:
             manifest = json.load(file)
@@ -117,7 +117,7 @@ class GpuPackTest(unittest.TestCase):
             self.assertIn(name, self.listing)
         self.assertFalse([name for name in there if "libc.so" in name or "libcuda" in name or "libcublas" in name])
 
-    def test_it_runs_where_there_is_nothing_else(self):
+    def test_it_runs_in_an_empty_root(self):
         report = "/tmp/report.json" if self.begin else os.path.join(self.work, "report.json")
         done = self.gpu_check("--on-emulator", "--json", report)
         print(done.stdout, file=sys.stderr)
@@ -126,10 +126,10 @@ class GpuPackTest(unittest.TestCase):
             parts = {part["part"]: part for part in json.load(file)["parts"]}
         self.assertEqual({name: part["verdict"] for name, part in parts.items()},
                          {**dict.fromkeys(PASSES, "passed"), **dict.fromkeys(NEEDS_A_GPU, "not run")})
-        # Who computes matrix products is in every figure that has any.
+        # Every figure with matrix products names the library that computed them.
         for row in (row for part in parts.values() for row in part["rows"] if "tokens_per_s" in row):
             self.assertRegex(row["matrix_products"], "^our own kernels ")
-        self.assertIn("what this could not reach, because it needs a GPU:", done.stdout)
+        self.assertIn("not checked, because it needs a GPU:", done.stdout)
         for name in NEEDS_A_GPU:
             self.assertRegex(done.stdout, rf"(?m)^  {name} +all of it")
 
@@ -147,7 +147,7 @@ class GpuPackTest(unittest.TestCase):
         self.assertEqual(unknown.returncode, 2)
         self.assertRegex(unknown.stderr, "no test stands in a file 'fil_test'; --files lists those there are\n$")
 
-    def test_it_is_not_mistaken_for_one_of_a_gpu(self):
+    def test_it_is_not_mistaken_for_a_pack_for_gpus(self):
         done = self.gpu_check()
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, "^gpu-check: .* is for the emulator: run it with --on-emulator\n$")

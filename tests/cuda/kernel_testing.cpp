@@ -16,7 +16,7 @@ std::string environment(const char* name, const char* otherwise) {
   return value != nullptr ? value : otherwise;
 }
 
-// A line of JSON for each comparison.
+// Writes a line of JSON for each comparison.
 void report(const std::string& kernel, const std::string& output, DType dtype, double error,
             double bound) {
   const std::string path = environment("TESSERA_KERNEL_REPORT", "");
@@ -37,8 +37,8 @@ double unit_in_last_place(DType dtype, double value) {
   return std::ldexp(1.0, std::ilogb(value) - (bits - 1));
 }
 
-// What two correct results may differ by at least: two units in the last place. fp64 has no better
-// reference than fp64, whose own sums are off by as much as the kernel's.
+// The least difference that two correct results may have: two units in the last place. The
+// reference of fp64 is also fp64, and the errors of its sums are as large as the kernel's.
 double smallest_bound(DType dtype, double magnitude) {
   constexpr int bits_of_fp64_sums = 43;
   if (dtype == float64) return std::ldexp(magnitude, -bits_of_fp64_sums);
@@ -165,8 +165,8 @@ TestContext::~TestContext() {
 }
 
 void* TestContext::scratch(std::size_t bytes) {
-  // An exact size, so that the address sanitizer sees an overrun; old ones live as long as the
-  // test.
+  // An exact size, so that the address sanitizer sees an overrun; earlier scratch lives as long as
+  // the test.
   scratch_.emplace_back(bytes);
   return scratch_.back().data();
 }

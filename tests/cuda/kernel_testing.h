@@ -1,8 +1,7 @@
-// What the tests of GPU kernels share: device arrays, a queue, and the comparison with fp64.
-//
-// A kernel's result is compared with the CPU's fp64 kernel on the same (already rounded) inputs.
-// Its error may be twice that of the CPU's kernel in the same dtype, which is another correct
-// implementation of the same contract. Errors and bounds are appended to the report that
+// Shared by the tests of GPU kernels: device arrays, a queue, and the comparison with fp64.
+// A kernel's result is compared with that of the CPU's fp64 kernel for the same (already rounded)
+// inputs. Its error may be twice that of the CPU's kernel in the same dtype, which is another
+// correct implementation of the same contract. Errors and bounds are appended to the report that
 // scripts/kernel-table prints (TESSERA_KERNEL_REPORT names the file).
 #pragma once
 
@@ -40,7 +39,7 @@ class DeviceMemory {
     return static_cast<T*>(memory_.get());
   }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  // Waits for the device first.
+  // First waits for the device.
   [[nodiscard]] std::vector<std::byte> read() const;
   [[nodiscard]] std::vector<double> read(DType dtype) const { return decode(read(), dtype); }
 
@@ -57,7 +56,7 @@ class TestContext final : public kernels::cuda::Context {
   void* scratch(std::size_t bytes) override;
   [[nodiscard]] kernels::Queue queue() { return {static_cast<kernels::cuda::Context*>(this)}; }
   void synchronize() const { TESSERA_CUDA(cudaStreamSynchronize(stream)); }
-  // The fault reported so far; waits.
+  // The first reported fault; waits.
   [[nodiscard]] kernels::cuda::Fault read_fault() const;
 
  private:

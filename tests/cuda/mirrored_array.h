@@ -1,4 +1,4 @@
-// An array that lives on the host and on the device, for the CPU's kernel and the GPU's.
+// An array on the host and on the device, for the CPU's kernel and the GPU's.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 
 namespace tessera::testing {
 
-// Both copies begin `offset` elements into their memory, which ends where the array does; the
-// elements before it must stay as they are.
+// Both copies begin `offset` elements into their memory, which ends where the array ends; the
+// elements before it must not change.
 class MirroredArray {
  public:
   MirroredArray(const std::vector<double>& values, DType dtype, std::size_t offset = 0)
@@ -28,7 +28,7 @@ class MirroredArray {
   [[nodiscard]] void* device() { return device_.as<std::byte>() + front_; }
   [[nodiscard]] DType dtype() const { return dtype_; }
 
-  // What the device holds; fails if the elements before the array changed.
+  // The device's contents; fails if the elements before the array changed.
   [[nodiscard]] std::vector<std::byte> device_bytes() const {
     const std::vector<std::byte> all = device_.read();
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(front_);
@@ -41,7 +41,7 @@ class MirroredArray {
   }
   [[nodiscard]] std::vector<double> host_values() const { return decode(host_bytes(), dtype_); }
 
-  // The same bits on both sides.
+  // Expects the same bits on both sides.
   void expect_same(const std::string& kernel, const std::string& output) const {
     const std::vector<std::byte> device = device_bytes();
     expect_equal(kernel, output, dtype_, decode(device, dtype_), host_values());
@@ -63,8 +63,8 @@ class MirroredArray {
   DeviceMemory device_;
 };
 
-// Lengths with whole groups of every width, with tails, and without anything; and beginnings on and
-// off vector boundaries.
+// Lengths with whole groups of every width, with tails, and zero; starts on and off vector
+// boundaries.
 inline constexpr std::size_t array_lengths[] = {0, 1, 7, 64, 1003};
 inline constexpr std::size_t array_offsets[] = {0, 1, 3};
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A program that was built with CUDA is one program for every machine: it needs no CUDA library to start, and where
-there is no GPU it says why and computes on the CPU.
+"""A program that was built with CUDA runs on every machine: it needs no CUDA library to start, and without a GPU it reports
+the reason and computes on the CPU.
 
     program_without_cuda_test.py PROGRAM
 
-Each command is run as the machine is, but without LD_LIBRARY_PATH, and once more where nothing of CUDA can be found:
-in a mount namespace of its own, with empty folders in place of the toolkits and empty files in place of the
-libraries. The second half is skipped where the machine allows no such namespace.
+Each command runs on the machine as it is, but without LD_LIBRARY_PATH, and again where CUDA cannot be found: in a mount
+namespace of its own, with empty folders in place of the toolkits and empty files in place of the libraries. The second
+half is skipped where the machine allows no such namespace.
 """
 import functools
 import glob
@@ -26,7 +26,7 @@ data: {{train: {folder}/text, batch_size: 2}}
 train: {{steps: 2}}
 log: {{jsonl: {folder}/metrics.jsonl}}
 """
-# Covers its first arguments, up to `--`, and becomes the command behind it.
+# Hides the paths of its first arguments, up to `--`, and then executes the command after it.
 COVER = """
 while [ "$1" != -- ]; do
   if [ -d "$1" ]; then mount -t tmpfs none "$1"; else mount --bind /dev/null "$1"; fi || exit 125
@@ -40,7 +40,7 @@ TIMEOUT_SECONDS = 60
 
 
 def environment():
-    """The test's own, without what leads to CUDA, and without ranks."""
+    """The test's own environment, without variables for CUDA and for ranks."""
     dropped = re.compile(r"LD_LIBRARY_PATH|CUDA_.*|TESSERA_(?:CUDA|COMM|BOOTSTRAP).*|(?:LOCAL_)?(?:RANK|WORLD_SIZE)")
     return {name: value for name, value in os.environ.items() if not dropped.fullmatch(name)}
 
@@ -62,7 +62,7 @@ def places_of_cuda():
 
 @functools.cache
 def namespace():
-    """(the beginning of a command that runs without CUDA, ""), or (None, why there is none)."""
+    """(the beginning of a command that runs without CUDA, ""), or (None, the reason why there is none)."""
     reason = "unshare is missing"
     for options in (["--mount"], ["--mount", "--map-root-user"]):
         start = ["unshare", *options, "sh", "-c", COVER, "sh", *places_of_cuda(), "--"]
@@ -77,7 +77,7 @@ def namespace():
 
 
 class ProgramWithoutCuda(unittest.TestCase):
-    """With `start` empty, the machine as it is."""
+    """With an empty `start`, on the machine as it is."""
     start = []
 
     def setUp(self):
@@ -105,7 +105,7 @@ class ProgramWithoutCuda(unittest.TestCase):
     def assert_trains_on_the_cpu(self, *arguments):
         done = self.program("train", self.recipe, *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
-        # Why there is no GPU is for `tessera env`: nobody who has none wants to read it with every run.
+        # `tessera env` gives the reason why there is no GPU; other commands do not repeat it in every run.
         self.assertRegex(done.stderr, r", on cpu\n")
         with open(os.path.join(self.folder, "metrics.jsonl"), encoding="utf-8") as file:
             self.assertEqual([json.loads(line)["step"] for line in file], [1, 2])
@@ -137,7 +137,7 @@ class ProgramWithoutCuda(unittest.TestCase):
         self.skip_where_there_is_a_gpu()
         self.assert_trains_on_the_cpu()
 
-    def test_a_gpu_that_is_not_there_is_refused_in_one_line(self):
+    def test_a_missing_gpu_is_refused_in_one_line(self):
         self.skip_where_there_is_a_gpu()
         done = self.program("train", self.recipe, "--device", "cuda")
         self.assertEqual(done.returncode, CONFIGURATION, done.stderr)
@@ -147,7 +147,7 @@ class ProgramWithoutCuda(unittest.TestCase):
 
 
 class ProgramWhereCudaIsHidden(ProgramWithoutCuda):
-    """The same again, where nothing of CUDA can be found."""
+    """The same tests where CUDA cannot be found."""
 
     def setUp(self):
         self.start, reason = namespace()
@@ -155,7 +155,7 @@ class ProgramWhereCudaIsHidden(ProgramWithoutCuda):
             self.skipTest(reason)
         super().setUp()
 
-    def test_nothing_of_cuda_can_be_found(self):
+    def test_cuda_cannot_be_found(self):
         described = self.environment_of_the_program()
         self.assertEqual(described["gpus"], {}, "the driver's library is still there")
         for library in ("NCCL", "cuBLASLt"):

@@ -1,4 +1,4 @@
-// A real GPU: nothing watches its accesses, and NCCL wants one of each rank's own.
+// A real GPU: accesses are not checked, and NCCL needs one GPU per rank.
 #include <fmt/format.h>
 
 #include "cuda/device_under_test.h"

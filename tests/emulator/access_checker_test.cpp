@@ -1,5 +1,5 @@
-// The access checker: what it accepts, what it reports, and that it stays small. It looks at calls
-// alone, so every schedule of streams gives the same.
+// The access checker: the orders that it accepts, the accesses that it reports, and its size, which
+// stays small. It examines only calls, so every schedule of streams gives the same result.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -27,7 +27,7 @@ class Checker : public ::testing::Test {
     checker::set_enabled(was_enabled_);
   }
 
-  // One conflict whose report holds these.
+  // Expects one conflict whose report contains these parts.
   static void expect_report(std::initializer_list<const char*> parts) {
     EXPECT_EQ(checker::conflicts(), 1);
     ASSERT_EQ(checker::reports().size(), 1u);
@@ -37,7 +37,7 @@ class Checker : public ::testing::Test {
     }
   }
 
-  // Not used at the same time: only their order is at stake, never the numbers of this test.
+  // Never really accessed at the same time: only the order matters, not the numbers.
   Memory a_;
   Memory b_;
   OwnedStream gather_{"gather"};
@@ -84,7 +84,7 @@ TEST_F(Checker, AcceptsOrderThroughAThirdStream) {
 }
 
 TEST_F(Checker, ReportsAReadThatDoesNotWaitForTheWrite) {
-  // The streams write different memory, one byte of which the declaration makes common.
+  // The streams write different memory; the declared ranges have one byte in common.
   EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, array_bytes, gather_));
   EXPECT_CUDA(launch(
       compute_, record_of("late", {{a_.data() + 1, 4, false}}), +[](int) {}, 0));
@@ -98,7 +98,7 @@ TEST_F(Checker, ReportsAWriteThatDoesNotWaitForTheRead) {
   expect_report({"cudaMemsetAsync writes on stream gather", "reader reads on stream compute"});
 }
 
-TEST_F(Checker, ReportsACudaMemsetThatTheStreamDoesNotKnow) {
+TEST_F(Checker, ReportsACudaMemsetThatTheStreamDoesNotWaitFor) {
   EXPECT_CUDA(cudaMemset(a_.data(), 0, array_bytes));  // does not wait
   EXPECT_CUDA(launch(
       compute_, record_of("reader", {{a_.data(), array_bytes, false}}), +[](int) {}, 0));
@@ -116,7 +116,7 @@ TEST_F(Checker, ReportsTheHostOnPinnedMemory) {
   expect_report({"host code writes on the host", "cudaMemcpyAsync reads on stream gather"});
 }
 
-TEST_F(Checker, TellsTheSamePairOnce) {
+TEST_F(Checker, ReportsTheSamePairOnce) {
   for (int i = 0; i < 5; ++i) {
     EXPECT_CUDA(launch(
         gather_, record_of("writer", {{a_.data(), array_bytes, true}}), +[](int) {}, 0));

@@ -1,4 +1,4 @@
-// The matmul that calls cuBLASLt, through the emulated one, against the CPU's in fp64.
+// The matmul that calls cuBLASLt, with the emulated one, compared with the CPU's in fp64.
 #include "emulator/cublas/cublas_lt.h"
 
 #include <cmath>
@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{float64, float64, 4, 6, 10, true, true, true},
                       Case{float32, float32, 8, 12, 20, false, true, false, false, 3}));
 
-TEST_P(CublasLtProduct, IsTheCpus) {
+TEST_P(CublasLtProduct, EqualsTheCpus) {
   const Case& c = GetParam();
   const float alpha = 0.5f;
   const auto a = random_values(c.batch * c.m * c.k, c.dtype, 1);
@@ -99,8 +99,8 @@ TEST_P(CublasLtProduct, IsTheCpus) {
   }
 }
 
-// The product is work of its stream, and what it touches is declared: another stream's write to its
-// operand that waits for nothing is reported.
+// The product is work of its stream, and its accesses are declared: a write to its operand by
+// another stream that does not wait is reported.
 TEST(CublasLt, ProductsAreOperationsOfTheirStream) {
   namespace checker = emulator::checker;
   const bool was_enabled = checker::enabled();

@@ -1,4 +1,4 @@
-// The device language on the emulator: what each operation gives, under every schedule.
+// The device language on the emulator: the result of each operation, under every schedule.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace kernels::cuda;
 
-// An environment variable for the length of a scope.
+// Sets an environment variable for a scope.
 class Environment {
  public:
   Environment(const char* name, const std::string& value) : name_(name) {
@@ -73,7 +73,7 @@ TEST_P(EmulatedDevice, EveryThreadOfEveryBlockRunsOnce) {
   EXPECT_EQ(runs, std::vector<int>(runs.size(), 1));
 }
 
-// Launches as its thread ends, as a stream does whose owner waits for it then.
+// Launches when its thread ends, as the owner of a stream does that then waits for it.
 struct LaunchesAtTheEnd {
   std::vector<int>* runs;
   ~LaunchesAtTheEnd() {
@@ -86,7 +86,8 @@ TEST_P(EmulatedDevice, AThreadMayLaunchWhileItEnds) {
   std::thread([&runs] {
     static thread_local const LaunchesAtTheEnd last{&runs};
     EXPECT_EQ(last.runs, &runs);
-    emulator::run_grid(dim3(1), dim3(1), 0, "before", [] {});  // made later, so destroyed earlier
+    emulator::run_grid(dim3(1), dim3(1), 0, "before",
+                       [] {});  // created later, so destroyed earlier
   }).join();
   EXPECT_EQ(runs, std::vector<int>(5, 1));
 }
@@ -122,7 +123,7 @@ TEST_P(EmulatedDevice, VotesAndReductionsSeeTheLanesOfTheMask) {
     sum[lane] = __reduce_add_sync(whole_warp, lane);
     largest[lane] = __reduce_max_sync(whole_warp, -lane);
     matches[lane] = __match_any_sync(whole_warp, lane % 4);
-    // Halves of a warp in operations of their own.
+    // Each half of a warp has operations of its own.
     const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;
     low_half[lane] = __reduce_min_sync(half, static_cast<unsigned>(lane));
   });
@@ -137,7 +138,7 @@ TEST_P(EmulatedDevice, VotesAndReductionsSeeTheLanesOfTheMask) {
   }
 }
 
-// A lane that is slow to take its result must not get that of a later operation.
+// A lane that takes its result late must not get that of a later operation.
 TEST_P(EmulatedDevice, LanesMayRunAhead) {
   std::vector<int> sums(32);
   run_warp([&] {
@@ -220,7 +221,7 @@ std::uint32_t pair_at(const void* elements) {
   return pair;
 }
 
-// c + a b for a [16, 16], b [16, 8], with fragments put together by hand from the PTX manual.
+// c + a b for a [16, 16], b [16, 8], with fragments built by hand from the PTX manual.
 template <class T, auto multiply>
 void expect_plain_product() {
   const std::vector<T> a = tile_of<T>(16 * 16, 1);
@@ -295,7 +296,7 @@ TEST_P(EmulatedDevice, MatricesAreLoadedInBothForms) {
   }
 }
 
-TEST_P(EmulatedDevice, CopiesComeWithTheirGroupAndNotBefore) {
+TEST_P(EmulatedDevice, CopiesArriveWithTheirGroupAndNotBefore) {
   alignas(16) const float from[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
   std::vector<float> seen(12);
   bool early = true;
@@ -341,7 +342,7 @@ TEST_P(EmulatedDevice, BlockSumIsTheSameInEverySchedule) {
     const float sum = block_sum<threads>(value);
     if (threadIdx.x == blockIdx.x) results[blockIdx.x] = sum;
   });
-  // The tree of block_reduce: butterflies in each warp, then the warps in their order.
+  // The tree of block_reduce: butterflies in each warp, then the warps in order.
   for (unsigned block = 0; block < 4; ++block) {
     std::vector<float> lanes(threads);
     for (unsigned i = 0; i < threads; ++i) lanes[i] = 1.0f / static_cast<float>(i + 1 + block);

@@ -1,4 +1,4 @@
-// CUDA's functions of one thread on the host, the configurations that are refused, and schedules.
+// CUDA's single-thread functions on the host, refused configurations, and schedules.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -52,7 +52,7 @@ TEST(Intrinsics, ReinterpretBits) {
 TEST(Intrinsics, ArithmeticAndConversions) {
   EXPECT_EQ(rsqrtf(4.0f), 0.5f);
   EXPECT_EQ(__fmaf_rn(2, 3, 4), 10.0f);
-  // Rounded twice, where a fused operation would keep the small part.
+  // Rounded twice; a fused operation would keep the small part.
   const float one_more = std::nextafter(1.0f, 2.0f);
   EXPECT_EQ(__fadd_rn(__fmul_rn(one_more, one_more), -(one_more * one_more)), 0.0f);
   EXPECT_EQ(__fsqrt_rn(2.0f), std::sqrt(2.0f));
@@ -70,7 +70,7 @@ TEST(Intrinsics, MinimumAndMaximumPreferNumbers) {
   EXPECT_EQ(min(1.0f, nan), 1.0f);
 }
 
-TEST(Configuration, RefusesWhatNoDeviceRuns) {
+TEST(Configuration, RefusesInvalidConfigurations) {
   const auto check = [](dim3 grid, dim3 block, std::size_t shared_bytes) {
     return emulator::check_configuration(grid, block, shared_bytes);
   };
@@ -106,7 +106,7 @@ TEST(Schedule, RefusesUnknownValues) {
       setenv(variable, value, 1);
       EXPECT_THROW((void)emulator::Schedule::from_environment(), std::invalid_argument) << value;
     }
-    setenv(variable, kept.c_str(), 1);  // empty is as good as absent
+    setenv(variable, kept.c_str(), 1);  // empty is equivalent to absent
   };
   refuses("TESSERA_EMULATOR_SCHEDULE", {"backward", "random:", "random:x", "forward "});
   refuses("TESSERA_EMULATOR_THREADS", {"0", "65", "two", "-1"});

@@ -1,4 +1,4 @@
-// Planted bugs: threads of a block that come to barriers wrongly, or not at all.
+// Planted bugs: threads of a block that reach barriers wrongly, or not at all.
 #pragma once
 
 #include "emulator/planted_bug.h"
@@ -10,7 +10,7 @@ using namespace kernels::cuda;
 
 constexpr int threads = 128;
 
-// Reads what the next thread writes, without a barrier in between.
+// Reads the next thread's element without a barrier after its write.
 __global__ inline void missing_barrier(float* y, const float* x) {
   auto* row = dynamic_shared_memory<float>();
   const unsigned i = threadIdx.x;
@@ -18,7 +18,7 @@ __global__ inline void missing_barrier(float* y, const float* x) {
   y[i] = row[(i + 1) % blockDim.x];
 }
 
-// Sums warps' values; whoever calls it twice overwrites values that slower warps still read.
+// Sums the values of warps; a second call overwrites values that slower warps still read.
 __device__ inline float sum_without_last_barrier(float value) {
   struct Partials {
     float value[threads / warp_size];
@@ -37,7 +37,7 @@ __global__ inline void missing_second_barrier(float* y, const float* x) {
   y[threadIdx.x] = once + 10 * twice;
 }
 
-// Orders lanes, and takes that for an order of warps.
+// Uses an order of lanes as if it were an order of warps.
 __global__ inline void warp_barrier_between_warps(float* y, const float* x) {
   auto* row = dynamic_shared_memory<float>();
   const unsigned i = threadIdx.x;
@@ -75,7 +75,7 @@ __global__ inline void exit_after_others_wait(float* y, const float* x) {
   __syncthreads();
 }
 
-// Some threads go round once more than others.
+// Some threads run one iteration more than others.
 __global__ inline void barrier_in_uneven_loop(float* y, const float* x) {
   float sum = 0;
   for (unsigned i = threadIdx.x; i < 200; i += blockDim.x) {

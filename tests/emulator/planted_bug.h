@@ -1,4 +1,4 @@
-// What a planted bug is: a wrong kernel, and which build of the emulator must notice it, and how.
+// A planted bug: a wrong kernel, and the way in which each build of the emulator must detect it.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 
 namespace tessera::testing {
 
-// How a bug shows itself. A build may notice one that it need not: `none` promises nothing.
+// The sign of a bug. A build may also detect a bug that it need not: `none` promises nothing.
 enum class Sign {
   none,
-  numbers,    // the result is wrong, under one of the schedules at least
+  numbers,    // the result is wrong, under at least one of the schedules
   report,     // the emulator's report
   sanitizer,  // a sanitizer's report
   refused     // the launch's configuration is refused
@@ -27,7 +27,7 @@ struct Expected {
 struct Case {
   const char* name;
   Expected expected;
-  // Runs the kernel; whether the numbers are right.
+  // Runs the kernel; returns true if the numbers are right.
   bool (*run)();
 };
 
@@ -53,7 +53,7 @@ class Array {
   std::unique_ptr<T[]> data_;
 };
 
-// Whether every element i of the array is expected(i).
+// True if every element i of the array is expected(i).
 template <class T, class Expectation>
 bool all_of(const Array<T>& array, Expectation expected) {
   for (int i = 0; i < array.size(); ++i) {
@@ -62,7 +62,7 @@ bool all_of(const Array<T>& array, Expectation expected) {
   return true;
 }
 
-// What planted_kernel_bugs does with a configuration that the device refuses.
+// planted_kernel_bugs handles a configuration that the device refuses.
 struct Refused {
   cudaError_t error;
 };

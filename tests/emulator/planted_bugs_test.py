@@ -3,9 +3,9 @@
 
     planted_bugs_test.py [--plain PROGRAM] [--address PROGRAM] [--thread PROGRAM]
 
-runs the builds of planted_kernel_bugs that are given, each bug under every schedule, and prints
-what found it. Fails when a build does not show the sign that the bug's line in the program's --list
-promises, or when anything is noticed in a kernel that has no bug (their names begin with clean_).
+runs the given builds of planted_kernel_bugs, each bug under every schedule, and prints the tools that
+found it. Fails when a build does not show the sign that the bug's line in the program's --list
+promises, or when a build reports a kernel that has no bug (its name begins with clean_).
 """
 
 import argparse
@@ -20,7 +20,7 @@ EXIT_WRONG_NUMBERS = 3
 EXIT_REFUSED = 4
 TIMEOUT_SECONDS = 120
 
-# What a report looks like on stderr, the sign that it is, and a short name for the table.
+# The pattern of a report on stderr, its sign, and a short name for the table.
 REPORTS = (
     (re.compile(r"emulator error: (.*)"), "report"),
     (re.compile(r"ERROR: AddressSanitizer: ([\w-]+)"), "sanitizer"),
@@ -30,7 +30,7 @@ REPORTS = (
 
 
 class Finding:
-    """What one run showed: a sign, and words for the table."""
+    """The result of one run: a sign, and text for the table."""
 
     def __init__(self, sign, words):
         self.sign = sign
@@ -38,7 +38,7 @@ class Finding:
 
 
 def run(program, name, schedule):
-    """The finding of one run, None when nothing was noticed."""
+    """The finding of one run, None when nothing was reported."""
     environment = dict(os.environ, TESSERA_EMULATOR_SCHEDULE=schedule)
     environment.setdefault("UBSAN_OPTIONS", "halt_on_error=1")
     environment.setdefault("TSAN_OPTIONS", "halt_on_error=1")
@@ -77,7 +77,7 @@ def expectations(program):
 
 
 def in_words(findings):
-    """A cell of the table: what was found, and how many schedules found it."""
+    """A cell of the table: the finding, and the number of schedules that found it."""
     found = [finding for finding in findings if finding is not None]
     if not found:
         return "-"

@@ -1,4 +1,4 @@
-// Kernels without a bug that do what the planted ones do wrongly: no build may notice anything.
+// Correct versions of the planted kernels: no build may report anything.
 #pragma once
 
 #include "emulator/planted_bug.h"
@@ -23,7 +23,7 @@ __global__ inline void neighbours_through_shared_memory(float* y, const float* x
   y[threadIdx.x] = row[threadIdx.x ^ 1];
 }
 
-// Warps leave, whole and in part, when the lanes that stay have agreed on who they are.
+// Warps exit, as a whole and in part, after the remaining lanes have agreed on their mask.
 __global__ inline void warps_exit(float* y, const float* x, unsigned n) {
   const bool stays = threadIdx.x < n;
   const unsigned mask = __ballot_sync(whole_warp, stays);
@@ -31,7 +31,7 @@ __global__ inline void warps_exit(float* y, const float* x, unsigned n) {
   y[threadIdx.x] = __shfl_xor_sync(mask, x[threadIdx.x], 1);
 }
 
-// The halves of each warp go their own ways.
+// The halves of each warp take different branches.
 __global__ inline void half_warps(float* y, const float* x) {
   float value = x[threadIdx.x];
   if (threadIdx.x % warp_size < 16) {
@@ -86,7 +86,7 @@ __global__ inline void pipelined_copies(float* y, const float* x, int tiles) {
 struct Tile {
   alignas(16) __nv_bfloat16 element[16 * 16];
 };
-// y = x * x for the tile of ones: sixteen everywhere.
+// y = x * x for the tile of ones: all elements are sixteen.
 __global__ inline void tile_product(float* y) {
   auto& tile = shared_memory<Tile>();
   for (unsigned i = threadIdx.x; i < 256; i += warp_size) tile.element[i] = __float2bfloat16(1.0f);

@@ -43,7 +43,7 @@ __global__ inline void waits_without_commit(float* y, const float* x) {
   y[threadIdx.x] = row[4 * threadIdx.x];
 }
 
-// Its own copies have come; the neighbour's need a barrier.
+// Waits for its own copies; those of its neighbour need a barrier.
 __global__ inline void no_barrier_after_wait(float* y, const float* x) {
   auto* row = dynamic_shared_memory<float>();
   copy_async_16(row + 4 * threadIdx.x, x + 4 * threadIdx.x);

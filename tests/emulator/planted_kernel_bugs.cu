@@ -1,8 +1,8 @@
 // Runs one wrong kernel on the emulator:
 //   planted_kernel_bugs --list      a line for each: name, and the signs that the plain, the
-//   address
+// address
 //                                   and the thread build must show
-//   planted_kernel_bugs NAME        exits 0 when nothing is noticed, 3 when the numbers are wrong
+//   planted_kernel_bugs NAME        exits 0 when nothing is detected, 3 when the numbers are wrong
 //                                   and 4 when the launch is refused; reports end the process
 #include <cstdio>
 #include <cstring>

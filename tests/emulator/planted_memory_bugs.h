@@ -1,4 +1,5 @@
-// Planted bugs: memory out of bounds, unwritten, shared without order; numbers out of range.
+// Planted bugs: memory out of bounds, not initialised, or shared without order; numbers out of
+// range.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +69,7 @@ __global__ inline void last_block_wins(float* y) {
   if (threadIdx.x == 0) *y = static_cast<float>(blockIdx.x);
 }
 
-// The last block adds up what the others wrote, which no fence has put before the counter.
+// The last block adds up the results of the others, which no fence has ordered before the counter.
 __global__ inline void missing_fence(float* partials, unsigned* counter, float* sum,
                                      const float* x) {
   if (threadIdx.x > 0) return;

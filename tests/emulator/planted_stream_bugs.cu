@@ -1,10 +1,9 @@
-// A small pipeline with a bug of choice: planted_stream_bugs NAME.
-//
+// A small pipeline with a selected bug: planted_stream_bugs NAME.
 // As in sharded training, a copy stream gathers the next layer's weights into one of two buffers
-// while a compute stream uses the other; events order the two, both ways. Each bug leaves out or
-// misplaces one of the orderings. Ends with 0 and "right", with 7 and "WRONG" where the numbers
-// came out wrong, else with what found the bug. planted_stream_bugs_test.py runs it under every
-// schedule and checker.
+// while a compute stream uses the other; events order the two, in both directions. Each bug omits
+// or misplaces one of the orderings. The exit code is 0 with "right", 7 with "WRONG" if the numbers
+// are wrong, else that of the tool that found the bug. planted_stream_bugs_test.py runs it under
+// every schedule and checker.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -24,8 +23,8 @@ namespace cuda = tessera::kernels::cuda;
 
 constexpr int layers = 12;
 constexpr int width = 256;
-// Small blocks: the thread sanitizer tells 256 threads apart, and each thread of a block counts.
-// Past that it forgets who accessed what, and misses races between the streams.
+// Small blocks: the thread sanitizer distinguishes 256 threads, and each thread of a block counts.
+// Beyond that it forgets earlier accesses and misses races between the streams.
 constexpr int threads = 32;
 constexpr std::size_t layer_bytes = width * sizeof(float);
 constexpr int numbers_wrong = 7;
@@ -35,7 +34,7 @@ __global__ void apply_layer(float* activations, const float* weights) {
   if (i < width) activations[i] = 0.5f * activations[i] + weights[i];
 }
 
-// Tells the emulator of an access by the host; a GPU has nobody to tell.
+// Reports an access by the host to the emulator; on a GPU it does nothing.
 void host_access(const void* memory, std::size_t bytes, bool write) {
 #if !defined(__CUDACC__)
   tessera_emulator_host_access(memory, bytes, write, "the test's own code");
@@ -54,7 +53,7 @@ void name_stream(cudaStream_t stream, const char* name) {
 
 class StreamContext final : public cuda::Context {
  public:
-  void* scratch(std::size_t /*bytes*/) override { return nullptr; }  // no kernel here asks
+  void* scratch(std::size_t /*bytes*/) override { return nullptr; }  // no kernel here uses it
 };
 
 class Pipeline {
@@ -82,7 +81,7 @@ class Pipeline {
     for (int i = 0; i < width; ++i) result_[i] = -1;
   }
 
-  // Whether the numbers came out right, as far as they may be looked at.
+  // True if the numbers are right, as far as they may be read.
   bool run() {
     TESSERA_CUDA(cudaMemsetAsync(activations_, 0, layer_bytes, compute_.stream));
     gather(0);

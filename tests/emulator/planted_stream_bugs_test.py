@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs planted_stream_bugs under every schedule and checker, and says who finds which bug.
+"""Runs planted_stream_bugs under every schedule and checker, and prints which of them finds which bug.
 
 planted_stream_bugs_test.py [--plain PROGRAM] [--thread PROGRAM]
 
@@ -21,7 +21,7 @@ THREAD_RUNS = 5
 SANITIZED_RUNS = 4
 SECONDS = 120
 SANITIZER_EXIT = 66
-# Nothing reads what was freed: the numbers cannot show it, and the heap need not notice.
+# No operation reads the freed memory: the numbers cannot show it, and the heap need not detect it.
 SHOWN_BY_NO_SCHEDULE = {"freed_while_in_use"}
 
 
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def went_wrong(self):
-        """Wrong numbers, or a crash as memory was used that had been freed."""
+        """Wrong numbers, or a crash because freed memory was used."""
         return self.code != 0
 
 
@@ -83,7 +83,7 @@ def examine(bug, plain, thread):
 
 
 def complaints(bug, cells):
-    """What in these cells must not be."""
+    """The errors in these cells."""
     def found(column):
         return cells[column][0] if cells[column] else 0
 

@@ -7,14 +7,14 @@ namespace tessera::testing::warp {
 
 using namespace kernels::cuda;
 
-// Reads its neighbour's element of shared memory without ordering the two.
+// Reads its neighbour's element of shared memory without ordering the two accesses.
 __global__ inline void missing_warp_barrier(float* y, const float* x) {
   auto* row = dynamic_shared_memory<float>();
   row[threadIdx.x] = x[threadIdx.x];
   y[threadIdx.x] = row[threadIdx.x ^ 1];
 }
 
-// A shuffle brings the neighbour's value but does not order what was written before it.
+// A shuffle gets the neighbour's value but does not order earlier writes.
 __global__ inline void shuffle_as_barrier(float* y, const float* x) {
   auto* row = dynamic_shared_memory<float>();
   row[threadIdx.x] = x[threadIdx.x];
@@ -48,7 +48,7 @@ __global__ inline void exited_lane_in_mask(float* y, const float* x) {
   y[threadIdx.x] = __shfl_xor_sync(whole_warp, x[threadIdx.x], 1);
 }
 
-// Which lanes are active is a fact of the moment, not an agreement between them.
+// The set of active lanes may change at any time; it is not an agreement between the lanes.
 __global__ inline void active_mask_as_agreement(float* y, const float* x) {
   if (threadIdx.x >= 20) return;
   y[threadIdx.x] = __shfl_xor_sync(__activemask(), x[threadIdx.x], 1);
@@ -90,7 +90,7 @@ __global__ inline void matrix_row_in_global_memory(float* y, const std::uint16_t
   y[threadIdx.x] = static_cast<float>(fragment[0]);
 }
 
-// The lanes write the tile that their warp loads at once.
+// The lanes write the tile, which their warp loads at once.
 __global__ inline void matrix_load_without_barrier(float* y) {
   auto& tile = shared_memory<Tile>();
   for (unsigned i = 0; i < 8; ++i) tile.element[threadIdx.x + warp_size * i] = 1;
@@ -140,7 +140,7 @@ inline const std::vector<Case>& cases() {
   constexpr Expected report{Sign::report, Sign::report, Sign::report};
   static const std::vector<Case> all = {
       {"missing_warp_barrier", order, neighbours_swapped<missing_warp_barrier>},
-      // The lanes have all written when the shuffle is done: only the missing order can be seen.
+      // All lanes have written when the shuffle is done: only the missing order can be detected.
       {"shuffle_as_barrier",
        {Sign::none, Sign::none, Sign::sanitizer},
        neighbours_swapped<shuffle_as_barrier>},

@@ -1,5 +1,5 @@
-// Streams, events and host functions of the emulated runtime against CUDA's rules of order, which
-// hold under every schedule of streams.
+// Streams, events and host functions of the emulated runtime, compared with CUDA's rules of order,
+// which hold under every schedule of streams.
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -13,7 +13,8 @@ namespace {
 
 using namespace testing;  // NOLINT: names of this test's own header
 
-// A host function that holds its stream until it is opened. Only `threads` goes on meanwhile.
+// A host function that blocks its stream until it is opened. Only the schedule `threads` continues
+// meanwhile.
 class Gate {
  public:
   void close(cudaStream_t stream) { EXPECT_CUDA(cudaLaunchHostFunc(stream, wait, this)); }
@@ -77,7 +78,7 @@ TEST(Streams, BlockingOnesAreOrderedWithTheDefaultStream) {
   expect_all(copy.read(), 40);
 }
 
-TEST(Streams, DestroyingOneLetsItsWorkEnd) {
+TEST(Streams, DestroyingOneLetsItsWorkFinish) {
   const Memory memory;
   EXPECT_CUDA(cudaMemset(memory.data(), 0, array_bytes));
   EXPECT_CUDA(cudaDeviceSynchronize());
@@ -112,7 +113,7 @@ TEST(Streams, HostFunctionsRunInOrderAndMustNotCallCuda) {
   EXPECT_EQ(seen.error, cudaErrorNotPermitted);
 }
 
-TEST(Streams, OfManyHostThreadsDoNotDisturbOneAnother) {
+TEST(Streams, OfManyHostThreadsAreIndependent) {
   constexpr int threads = 4;
   std::vector<std::vector<int>> results(threads);
   std::vector<std::thread> ranks;
@@ -139,7 +140,7 @@ TEST(Streams, OfManyHostThreadsDoNotDisturbOneAnother) {
 
 // ---- events
 
-TEST(Events, NeverRecordedOnesAreReachedAndOrderNothing) {
+TEST(Events, UnrecordedOnesAreReachedAndOrderNothing) {
   const OwnedStream stream("a");
   const OwnedEvent event;
   EXPECT_CUDA(cudaEventQuery(event));
@@ -158,7 +159,7 @@ TEST(Events, StandForTheirLastRecordAtTheTimeOfTheWait) {
   EXPECT_CUDA(cudaStreamWaitEvent(waiting, event, 0));
   gate.close(recorded);
   EXPECT_CUDA(cudaEventRecord(event, recorded));
-  EXPECT_CUDA(cudaStreamSynchronize(waiting));  // would never end if it were the later record
+  EXPECT_CUDA(cudaStreamSynchronize(waiting));  // would never end if it waited for the later record
   EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
   gate.open();
@@ -194,7 +195,7 @@ TEST(Events, PollingMakesProgressUnderEverySchedule) {
   (void)cudaGetLastError();
 }
 
-TEST(Marks, AreTakenAgainOnceNobodyRefersToThem) {
+TEST(Marks, AreRecycledOnceNothingRefersToThem) {
   const std::string name = "a";
   MarkPool pool;
   const MarkReference kept = pool.take(&name);

@@ -1,4 +1,4 @@
-// Errors, memory and copies of the emulated runtime against CUDA's rules.
+// Errors, memory and copies of the emulated runtime, compared with CUDA's rules.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -11,7 +11,7 @@ namespace {
 
 using namespace testing;  // NOLINT: names of this test's own header
 
-// Little memory, so that its limit is reached soon; before the runtime reads its settings.
+// A small limit, so that it is reached soon; set before the runtime reads its settings.
 class LittleMemory final : public ::testing::Environment {
  public:
   void SetUp() override { (void)setenv("TESSERA_EMULATOR_MEMORY", "16777216", 1); }
@@ -110,7 +110,7 @@ TEST(DeviceMemory, IsLimitedFilledAndCounted) {
   EXPECT_EQ(free_after, free_before);
 }
 
-TEST(DeviceMemory, FreedInStreamOrderIsThereAgainWhenItIsNeeded) {
+TEST(DeviceMemory, FreedInStreamOrderIsAvailableWhenItIsNeeded) {
   const OwnedStream stream("a");
   std::size_t free_bytes = 0;
   std::size_t total = 0;
@@ -126,7 +126,7 @@ TEST(DeviceMemory, FreedInStreamOrderIsThereAgainWhenItIsNeeded) {
   (void)cudaGetLastError();
 }
 
-TEST(DeviceMemory, IsToldFromPinnedAndPageableMemory) {
+TEST(DeviceMemory, IsDistinguishedFromPinnedAndPageableMemory) {
   const Memory device;
   const Pinned pinned;
   int pageable = 0;
@@ -147,7 +147,7 @@ TEST(DeviceMemory, IsToldFromPinnedAndPageableMemory) {
   (void)cudaGetLastError();
 }
 
-TEST(Copies, FromPageableMemoryAreDoneWithItOnReturn) {
+TEST(Copies, FromPageableMemoryHaveReadItOnReturn) {
   const OwnedStream stream("a");
   const Memory memory;
   std::vector<int> host(count, 5);
@@ -159,7 +159,7 @@ TEST(Copies, FromPageableMemoryAreDoneWithItOnReturn) {
   expect_all(host, 5);  // pageable again: the call waited
 }
 
-TEST(Copies, OfRowsLeaveWhatIsBetweenThem) {
+TEST(Copies, OfRowsDoNotChangeTheGaps) {
   const Memory memory;
   EXPECT_CUDA(cudaMemset(memory.data(), 0, array_bytes));
   const std::vector<int> host{1, 2, 3, 4};
@@ -170,11 +170,11 @@ TEST(Copies, OfRowsLeaveWhatIsBetweenThem) {
             (std::vector<int>{1, 2, 0, 0, 3, 4, 0, 0}));
 }
 
-TEST(SettingsDeathTest, RefusesWhatMeansNothing) {
+TEST(SettingsDeathTest, RefusesInvalidValues) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   (void)setenv("TESSERA_EMULATOR_DEVICES", "few", 1);
   int number = 0;
-  EXPECT_DEATH((void)cudaGetDeviceCount(&number), "TESSERA_EMULATOR_DEVICES=few means nothing");
+  EXPECT_DEATH((void)cudaGetDeviceCount(&number), "TESSERA_EMULATOR_DEVICES=few is not valid");
   (void)setenv("TESSERA_EMULATOR_DEVICES", "0", 1);
   EXPECT_EXIT(std::exit(cudaGetDeviceCount(&number)), ::testing::ExitedWithCode(cudaErrorNoDevice),
               "");

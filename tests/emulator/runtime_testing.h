@@ -1,4 +1,4 @@
-// What the tests of the emulated runtime share: owned memory, streams and events, and launches.
+// Shared by the tests of the emulated runtime: owned memory, streams and events, and launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -57,7 +57,7 @@ class OwnedStream {
   ~OwnedStream() { EXPECT_CUDA(cudaStreamDestroy(stream_)); }
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;
-  operator cudaStream_t() const { return stream_; }  // NOLINT: used as the handle that it is
+  operator cudaStream_t() const { return stream_; }  // NOLINT: used like the handle
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -77,7 +77,7 @@ class OwnedEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// Kernels of one thread: what is tested here is between kernels.
+// Kernels of one thread: these tests check the order between kernels.
 inline void add_to_all(int* values, int addend) {
   for (int i = 0; i < count; ++i) values[i] += addend;
 }

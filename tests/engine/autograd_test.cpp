@@ -1,4 +1,4 @@
-// The tape: where gradients land, what a backward frees, and what is refused.
+// The tape: where gradients are accumulated, what a backward frees, and what is refused.
 #include "engine/autograd.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(Autograd, AGivenGradientViewIsWrittenInPlace) {
   const Tensor x = Tensor::full({1, 2}, 1);
   sum(linear(x, parameter)).backward();  // written by a kernel
   EXPECT_EQ(buffer.to_vector(), (Numbers{100, 100, 1, 1, 1, 1}));
-  sum(parameter).backward();  // handed over and added
+  sum(parameter).backward();  // passed on and added
   EXPECT_EQ(buffer.to_vector(), (Numbers{100, 100, 2, 2, 2, 2}));
   EXPECT_EQ(parameter.grad().data(), buffer.data() + 2 * sizeof(float));
 }
@@ -63,10 +63,10 @@ TEST(Autograd, AGivenGradientMayHaveAnotherDtype) {
   }
 }
 
-// A given float32 gradient of a bfloat16 weight is written by the products themselves: sums that
-// bfloat16 cannot hold arrive whole, and no second gradient is made beside it.
+// Products write directly into a given float32 gradient of a bfloat16 weight: sums that bfloat16
+// cannot represent arrive exactly, and no second gradient is allocated.
 TEST(Autograd, AGivenWideGradientIsWrittenByProducts) {
-  constexpr std::int64_t rows = 257;  // a sum of ones that bfloat16 rounds
+  constexpr std::int64_t rows = 257;  // a sum of ones that bfloat16 would round
   const auto wide_leaf = [](const Shape& shape) {
     Tensor parameter = Tensor::full(shape, 0.5, bfloat16).set_requires_grad(true);
     parameter.impl()->grad = Tensor::empty(shape, float32).impl();
@@ -90,7 +90,7 @@ TEST(Autograd, AGivenWideGradientIsWrittenByProducts) {
   check(table, embedding(Tensor::zeros({rows}, int32), table), "embedding");
 }
 
-TEST(Autograd, AFactorLeftByClippingConcernsOnlyWhatWasThere) {
+TEST(Autograd, AFactorLeftByClippingAppliesOnlyToTheOldGradient) {
   Tensor x = fp32_leaf({1});
   sum(x * 8.0).backward();
   x.impl()->grad->storage->set_pending_factor(0.5f);
@@ -101,7 +101,7 @@ TEST(Autograd, AFactorLeftByClippingConcernsOnlyWhatWasThere) {
   EXPECT_EQ(x.grad().to_vector(), (Numbers{3.5}));  // once
 }
 
-TEST(Autograd, NothingIsRecordedWithoutNeed) {
+TEST(Autograd, NothingIsRecordedUnnecessarily) {
   Tensor x = fp32_leaf({1});
   {
     const NoGradGuard no_grad;
@@ -128,7 +128,7 @@ TEST(Autograd, BackwardFreesWhatWasSaved) {
   EXPECT_TRUE(saved.expired());
 }
 
-TEST(Autograd, ANormsOutputIsComputedAgainInsteadOfKept) {
+TEST(Autograd, ANormsOutputIsRecomputedInsteadOfKept) {
   const Tensor x = leaf({2, 3}, 1);
   const Tensor weight = leaf({4, 3}, 2);
   const Tensor gamma = leaf({3}, 3);
@@ -147,7 +147,7 @@ TEST(Autograd, ANormsOutputIsComputedAgainInsteadOfKept) {
   EXPECT_EQ(weight.grad().to_vector(), wanted);
 }
 
-// A module whose parameter is there during its calls and their backwards only, as a sharded one's.
+// A module whose parameter exists only during its calls and their backwards, like a sharded one's.
 struct LentGamma {
   Tensor values;
   std::shared_ptr<Storage> storage = Storage::lent(3 * sizeof(double), Device::cpu(), "the norm");
@@ -161,9 +161,9 @@ struct LentGamma {
   }
 };
 
-// What computes a norm's output again needs no copy of the norm's parameters within the norm's
-// module; outside, where they are away, it has one.
-TEST(Autograd, ANormIsComputedAgainWhereItsParametersAreAndWhereTheyAreNot) {
+// Within the norm's module, recomputing the norm's output needs no copy of its parameters. Outside,
+// where the parameters are not available, it needs one.
+TEST(Autograd, ANormIsRecomputedWithAndWithoutItsParameters) {
   const Tensor x = leaf({2, 3}, 1);
   const Tensor weight = leaf({4, 3}, 2);
   const Tensor gamma = leaf({3}, 3);
@@ -182,7 +182,7 @@ TEST(Autograd, ANormIsComputedAgainWhereItsParametersAreAndWhereTheyAreNot) {
       if (inside) out = linear(out, weight);
       call.finish();
     }
-    // Statistics and the output, 64 bytes each; gamma's copy is one more.
+    // Statistics and the output, 64 bytes each; gamma's copy has 64 more.
     EXPECT_EQ(pool->stats().in_use - before, inside ? 3u * 64 : 4u * 64);
     if (!inside) out = linear(out, weight);
     testing::weighted_sum(out).backward();
@@ -237,11 +237,11 @@ TEST(Autograd, ALeafIsARootToo) {
   EXPECT_EQ(x.grad().to_vector(), (Numbers{2}));
 }
 
-TEST(Autograd, GradientsReachOnlyWhatTheRootDependsOn) {
+TEST(Autograd, GradientsReachOnlyDependenciesOfTheRoot) {
   const Tensor x = fp32_leaf({1});
   const Tensor y = fp32_leaf({1});
   const auto [total, normalised] = add_rms_norm(x * 1.0, y * 1.0, {});
-  (void)normalised;  // an output that nobody uses
+  (void)normalised;  // an unused output
   sum(total).backward();
   EXPECT_EQ(y.grad().to_vector(), (Numbers{1}));
   const Tensor unused = y * 2.0;
@@ -298,8 +298,8 @@ TEST(Autograd, AnErrorInBackwardLeavesTheEngineUsable) {
   EXPECT_EQ(x.grad().to_vector(), (Numbers{5}));
 }
 
-// What runs after a failure may fail as well, of the same cause: it hides nothing.
-TEST(Autograd, TheFirstErrorOfABackwardIsTheOneThatIsThrown) {
+// A callback after a failure may fail too, for the same reason: it does not hide the first error.
+TEST(Autograd, TheFirstErrorOfABackwardIsThrown) {
   const Tensor x = fp32_leaf({1});
   const Tensor hooked = x * 2.0;
   const Tensor y = Tensor::empty({1});
@@ -318,8 +318,8 @@ TEST(Autograd, TheFirstErrorOfABackwardIsTheOneThatIsThrown) {
   EXPECT_EQ(told, 2);
 }
 
-// A parameter's memory is taken away after forward and given back at another address before
-// backward, as sharding does.
+// A parameter's memory is taken away after forward and restored at another address before backward,
+// as sharding does.
 TEST(Autograd, GradientsAreRightWhenAParametersMemoryMovedMeanwhile) {
   const Tensor weight = values({3, 4}, 1);
   const Tensor x = leaf({2, 4}, 2);

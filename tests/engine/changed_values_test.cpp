@@ -1,5 +1,5 @@
-// A backward reads what the forward read: values that were written in between are refused, with the
-// op's name, and everything that trains as it should is not.
+// A backward reads the forward's values: if they were changed in between, it is refused with the
+// op's name; correct training loops are not refused.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -12,21 +12,13 @@
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
 #include "engine/recompute.h"
+#include "support/errors.h"
 #include "support/gradient_check.h"
 
 namespace tessera {
 namespace {
 
 using testing::leaf;
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::logic_error& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
 
 struct TwoLayers : nn::Module {
   TwoLayers()
@@ -51,20 +43,20 @@ TEST(ChangedValues, AnOptimizersStepBeforeBackwardIsRefused) {
   sum(net.forward(input())).backward();
   const Tensor stale = sum(net.forward(input()));
   optimizer.step();
-  const std::string message = refusal([&] { stale.backward(); });
+  const std::string message = testing::misuse_of([&] { stale.backward(); });
   EXPECT_EQ(message.find("linear: a parameter of float32 and shape [1, 3], which its backward "
                          "reads, has been written since the forward"),
             0u)
       << message;
   EXPECT_NE(message.find("in the backward of second, of class Linear"), std::string::npos)
       << message;
-  // And the engine goes on.
+  // The engine is still usable.
   optimizer.zero_grad();
   sum(net.forward(input())).backward();
   optimizer.step();
 }
 
-TEST(ChangedValues, CopyFromIsSeenThroughEveryView) {
+TEST(ChangedValues, CopyFromIsDetectedThroughEveryView) {
   for (const int which : {0, 1, 2}) {
     Tensor w = leaf({2, 2}, 1);
     Tensor view = which == 0 ? w : which == 1 ? reshape(w, {4}) : w.detach();
@@ -75,13 +67,13 @@ TEST(ChangedValues, CopyFromIsSeenThroughEveryView) {
     } else {
       view.copy_from(Tensor::full(view.shape(), 1, float64));
     }
-    EXPECT_EQ(refusal([&] { loss.backward(); }).find("multiply: a "), 0u) << which;
+    EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find("multiply: a "), 0u) << which;
   }
 }
 
-// What no backward reads may change: of a layer whose input wants no gradient the weight, of a sum
-// both, and of an embedding the table.
-TEST(ChangedValues, OnlyWhatABackwardReadsCounts) {
+// Values that no backward reads may change: the weight of a layer whose input needs no gradient,
+// both inputs of a sum, and the table of an embedding.
+TEST(ChangedValues, OnlyValuesThatABackwardReadsCount) {
   Tensor weight = leaf({2, 3}, 1);
   Tensor bias = leaf({2}, 2);
   Tensor table = leaf({4, 3}, 3);
@@ -93,7 +85,7 @@ TEST(ChangedValues, OnlyWhatABackwardReadsCounts) {
   EXPECT_TRUE(weight.grad().defined() && bias.grad().defined() && table.grad().defined());
 }
 
-TEST(ChangedValues, EveryOpThatReadsItsInputsLooks) {
+TEST(ChangedValues, EveryOpThatReadsItsInputsChecks) {
   const Tensor w = leaf({2, 2}, 5);
   const Tensor batch = leaf({1, 2, 2}, 6);
   const Tensor targets = Tensor::from({1, 0}, {2});
@@ -129,15 +121,15 @@ TEST(ChangedValues, EveryOpThatReadsItsInputsLooks) {
     Tensor x = leaf({2, 2}, 1, 0.5, 1.5);
     const Tensor loss = sum(op(x));
     x.copy_from(Tensor::full({2, 2}, 2, float64));
-    EXPECT_EQ(refusal([&] { loss.backward(); }).find(name + ": a "), 0u) << name;
+    EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find(name + ": a "), 0u) << name;
   }
   Tensor qkv = leaf({1, 2, 6}, 1);
   const Tensor loss = sum(packed_attention(qkv, {}));
   qkv.copy_from(Tensor::zeros({1, 2, 6}, float64));
-  EXPECT_EQ(refusal([&] { loss.backward(); }).find("packed_attention: a parameter"), 0u);
+  EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find("packed_attention: a parameter"), 0u);
 }
 
-TEST(ChangedValues, ARecomputedFunctionFindsItsParametersAsTheyWere) {
+TEST(ChangedValues, ARecomputedFunctionRequiresUnchangedParameters) {
   TwoLayers net;
   optim::Sgd optimizer = sgd_of(net);
   sum(net.forward(input())).backward();
@@ -145,7 +137,7 @@ TEST(ChangedValues, ARecomputedFunctionFindsItsParametersAsTheyWere) {
   const Tensor x = input().detach().set_requires_grad(true);
   const Tensor stale = sum(net.first(x));
   optimizer.step();
-  const std::string message = refusal([&] { stale.backward(); });
+  const std::string message = testing::misuse_of([&] { stale.backward(); });
   EXPECT_EQ(message.find("linear: a parameter of shape [3, 3], which a recomputed function reads"),
             0u)
       << message;
@@ -154,9 +146,9 @@ TEST(ChangedValues, ARecomputedFunctionFindsItsParametersAsTheyWere) {
   optimizer.step();
 }
 
-// The loops that are right: accumulation, a validation between steps, an average of the weights, a
-// frozen teacher that is copied into, and a target that is written for each batch.
-TEST(ChangedValues, LoopsThatAreRightAreNotRefused) {
+// Correct loops: accumulation, a validation between steps, an average of the weights, a frozen
+// teacher that is copied into, and a target that is written for each batch.
+TEST(ChangedValues, CorrectLoopsAreNotRefused) {
   TwoLayers net, average;
   optim::Sgd optimizer = sgd_of(net);
   for (auto& parameter : average.parameters()) parameter.tensor.set_requires_grad(false);
@@ -176,8 +168,8 @@ TEST(ChangedValues, LoopsThatAreRightAreNotRefused) {
   }
 }
 
-// fake is made before the discriminator's step and used after it: its own graph goes through the
-// generator alone.
+// `fake` is computed before the discriminator's step and used after it: its own graph uses only the
+// generator.
 TEST(ChangedValues, AGanIsNotRefused) {
   TwoLayers generator;
   TwoLayers discriminator;
@@ -194,22 +186,22 @@ TEST(ChangedValues, AGanIsNotRefused) {
     of_generator.zero_grad();
     of_discriminator.zero_grad();
   }
-  // Through the discriminator's old values it is.
+  // A backward through the discriminator's old values is refused.
   const Tensor fake = widen(generator.forward(input()));
   const Tensor old = sum(discriminator.forward(fake));
   sum(discriminator.forward(fake.detach())).backward();
   of_discriminator.step();
-  EXPECT_NE(refusal([&] { old.backward(); }).find("has been written since the forward"),
+  EXPECT_NE(testing::misuse_of([&] { old.backward(); }).find("has been written since the forward"),
             std::string::npos);
 }
 
-TEST(ChangedValues, VersionsAreSharedByThoseWhoSaySo) {
+TEST(ChangedValues, VersionsCanBeShared) {
   Tensor master = Tensor::zeros({4});
   const Tensor copy = Tensor::zeros({2}).set_requires_grad(true);
   copy.share_version(master);
   const Tensor loss = sum(square(copy));
   master.copy_from(Tensor::full({4}, 1));
-  EXPECT_EQ(refusal([&] { loss.backward(); }).find("square: a parameter"), 0u);
+  EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find("square: a parameter"), 0u);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Errors say which op the program wrote, and in which module's call.
+// Errors name the op in the program's source, and the module in whose call it was.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -55,7 +55,7 @@ struct Model : nn::Module {
   nn::ModuleList<Layer> h;
 };
 
-TEST(ErrorPlaces, NameTheOpAsTheProgramWroteIt) {
+TEST(ErrorPlaces, NameTheOpAsInTheProgram) {
   const Tensor x = Tensor::zeros({2, 3});
   EXPECT_EQ(
       what_of([&] {
@@ -90,7 +90,7 @@ TEST(ErrorPlaces, NameTheModuleWhoseCallIsOpen) {
       what_of([&] { (void)model.forward(x); }),
       "subtract: dtypes float32 of shape [2, 3] and bfloat16 of shape [1] differ; cast one of "
       "them with cast(tensor, dtype) (in h.1.mlp, of class Mlp)");
-  // A module that was called and has returned is not where the error is.
+  // A module whose call has returned is not the place of the error.
   (*model.h)[0]->wrong_size = 2;
   EXPECT_EQ(what_of([&] { (void)model.forward(x); }),
             "add: shape [2] is not the last dimensions of [2, 3] (in h.0, of class Layer)");
@@ -99,7 +99,7 @@ TEST(ErrorPlaces, NameTheModuleWhoseCallIsOpen) {
             }),
             "linear: x has 4 features, the weight of shape [3, 3] takes 3 (in h.0.mlp.up, of "
             "class Linear)");
-  // A root that is called through its handle has its class alone.
+  // A root that is called through its handle has only its class name.
   const Mlp alone(3);
   EXPECT_NE(what_of([&] { (void)alone(Tensor()); }).find("(in up, of class Linear)"),
             std::string::npos);
@@ -111,7 +111,7 @@ TEST(ErrorPlaces, NameTheModuleWhoseCallIsOpen) {
             "add: shape [2] is not the last dimensions of [2, 3]");
 }
 
-TEST(ErrorPlaces, BadDataIsNamedTooAndOtherErrorsAreAsTheyAre) {
+TEST(ErrorPlaces, BadDataHasAPlaceTooAndOtherErrorsAreUnchanged) {
   const Model model;
   try {
     (void)model.words(Tensor::from({7}, {1}));
@@ -127,7 +127,7 @@ TEST(ErrorPlaces, BadDataIsNamedTooAndOtherErrorsAreAsTheyAre) {
   EXPECT_EQ(what_of([] { misuse("wrong"); }), "wrong (in words, of class Embedding)");
 }
 
-TEST(ErrorPlaces, InBackwardTheyAreTheCallsThatMadeTheGraph) {
+TEST(ErrorPlaces, InBackwardTheyAreTheCallsThatBuiltTheGraph) {
   Model model;
   const Layer& layer = (*model.h)[0];
   for (const bool recomputed : {false, true}) {
@@ -141,7 +141,8 @@ TEST(ErrorPlaces, InBackwardTheyAreTheCallsThatMadeTheGraph) {
   }
 }
 
-// Of a module that is registered twice, the first name; of one whose parent has gone, its own.
+// A module that is registered twice has its first name; one whose parent has been destroyed has its
+// own.
 TEST(ErrorPlaces, PathsFollowTheRegistrations) {
   const Mlp mlp(3);
   struct Twice : nn::Module {

@@ -1,4 +1,5 @@
-// The head and its loss in tiles: against whole logits, and the same bits for every chunk.
+// The head and its loss in tiles: compared with whole logits, and with the same bits for every
+// chunk.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +19,8 @@ namespace {
 
 using testing::values;
 
-// A block of rows is 1,024 and one of the vocabulary 2,048: several of each, the last ones partial.
+// A block has 1,024 rows, or 2,048 entries of the vocabulary: several of each, the last ones
+// partial.
 constexpr std::int64_t head_rows = 2100, head_vocabulary = 2051, head_width = 16;
 
 // Some rows are ignored.
@@ -85,7 +87,8 @@ TEST(LinearCrossEntropy, NoBitDependsOnTheThreads) {
   }
 }
 
-// The gradient of a row is its own: others may be there or not, as long as as many count.
+// The gradient of a row is independent of the other rows, as long as the same number of targets
+// counts.
 TEST(LinearCrossEntropy, ARowsGradientDoesNotDependOnTheNumberOfRows) {
   for (const DType dtype : {float32, bfloat16, float64}) {
     SCOPED_TRACE(name_of(dtype));
@@ -120,8 +123,8 @@ struct HeadGradients {
   Tensor loss, dx, dweight;
 };
 
-// Whole logits in fp64 say what is right; those in the same dtype how far off a plain computation
-// is.
+// Whole logits in fp64 give the right values; whole logits in the same dtype give the error of a
+// plain computation.
 HeadGradients of_whole_logits(const HeadInputs& in, DType dtype) {
   Tensor x = cast(in.x.detach(), dtype).clone().set_requires_grad(true);
   Tensor weight = cast(in.weight.detach(), dtype).clone().set_requires_grad(true);
@@ -133,7 +136,7 @@ HeadGradients of_whole_logits(const HeadInputs& in, DType dtype) {
 TEST(LinearCrossEntropy, IsCrossEntropyOfWholeLogits) {
   for (const DType dtype : {float64, float32, bfloat16, float16}) {
     SCOPED_TRACE(name_of(dtype));
-    // One block, blocks of both kinds.
+    // One block, and several blocks of both kinds.
     for (const auto& [rows, vocabulary] :
          std::vector<std::pair<std::int64_t, std::int64_t>>{{33, 257}, {1100, 2100}}) {
       const HeadInputs in(dtype, rows, vocabulary);
@@ -157,8 +160,9 @@ TEST(LinearCrossEntropy, IsCrossEntropyOfWholeLogits) {
   }
 }
 
-// Micro-batches: the loss is scaled, added to others, and its gradients to what is there.
-TEST(LinearCrossEntropy, AccumulatesLikeAnyOther) {
+// Micro-batches: the loss is scaled and added to others, and its gradients are added to the old
+// ones.
+TEST(LinearCrossEntropy, AccumulatesLikeAnyOtherLoss) {
   for (const DType dtype : {float32, bfloat16}) {
     const HeadInputs in(dtype, 1030, 2060);
     const auto gradient = [&](auto&& loss) {
@@ -177,7 +181,7 @@ TEST(LinearCrossEntropy, AccumulatesLikeAnyOther) {
   }
 }
 
-// A given float32 gradient of a 16-bit weight gets the sums as they are, not rounded on the way.
+// A given float32 gradient of a 16-bit weight gets the exact sums, without intermediate rounding.
 TEST(LinearCrossEntropy, AGivenWideGradientIsWrittenByItsProducts) {
   for (const std::int64_t rows : {std::int64_t{100}, head_rows}) {  // one block of rows, several
     SCOPED_TRACE(rows);
@@ -208,7 +212,7 @@ TEST(LinearCrossEntropy, WithoutRowsOrTargetsThatCountGradientsAreZero) {
   EXPECT_EQ(in.x.grad().to_vector(), std::vector<double>(12));
 }
 
-// The formula of the header: a tile, one number a row, and what the gradients are.
+// The formula of the header: a tile, one number per row, and the gradients.
 TEST(LinearCrossEntropy, TakesATileOfMemory) {
   constexpr std::int64_t rows = 4096, vocabulary = 4096, width = 16;
   for (const DType dtype : {float32, bfloat16}) {
@@ -220,7 +224,7 @@ TEST(LinearCrossEntropy, TakesATileOfMemory) {
     const std::size_t row_numbers = rows * sizeof(float);
     constexpr std::size_t numbers = 4096;  // the loss, the count, and their rounding
     const auto peak = [&](auto&& body) {
-      pool->trim();  // blocks of the cache may be larger than what is asked for
+      pool->trim();  // cached blocks may be larger than requested
       const std::size_t before = pool->stats().in_use;
       pool->reset_peak();
       body();
@@ -254,7 +258,7 @@ TEST(LinearCrossEntropy, OnMetaNothingIsComputed) {
   EXPECT_EQ(weight.grad().shape(), weight.shape());
 }
 
-TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
+TEST(LinearCrossEntropy, RefusesMismatchedArguments) {
   const HeadInputs in(float32, 3, 50, 4);
   EXPECT_THROW(linear_cross_entropy(in.x, in.weight, Tensor::zeros({4}, int32)), std::logic_error);
   EXPECT_THROW(linear_cross_entropy(in.x, in.weight, Tensor::zeros({3})), std::logic_error);

@@ -1,4 +1,4 @@
-// Operators with numbers, lists of values, and sizes that are found.
+// Operators with numbers, lists of values, and inferred sizes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -77,7 +77,7 @@ TEST(Operators, KeepTheSignOfZero) {
   EXPECT_EQ(negative(zeros / 2.0), (std::vector<bool>{false, true}));
 }
 
-TEST(Operators, KeepNothingForBackwardThatTheyDoNotRead) {
+TEST(Operators, KeepOnlyTensorsThatBackwardReads) {
   Tensor hidden = relu(Tensor::full({4}, 1).set_requires_grad(true));
   const Tensor y = -(2.0 - (hidden / 2.0 - 1.0) * 3.0);
   const std::weak_ptr<Storage> storage = hidden.storage();
@@ -94,7 +94,7 @@ TEST(TensorFrom, TakesAListOfValues) {
   EXPECT_THROW((void)Tensor::from({1.f, 2.f}, {3}), std::logic_error);
 }
 
-TEST(Reshape, FindsOneSize) {
+TEST(Reshape, InfersOneSize) {
   Tensor x = Tensor::from({1.f, 2.f, 3.f, 4.f, 5.f, 6.f}, {2, 3}).set_requires_grad(true);
   EXPECT_EQ(reshape(x, {-1}).shape(), (Shape{6}));
   EXPECT_EQ(reshape(x, {3, -1}).shape(), (Shape{3, 2}));
@@ -130,7 +130,7 @@ TEST(Reshape, FindsOneSize) {
   EXPECT_THROW((void)reshape(x, {-2, 3}), std::logic_error);
 }
 
-// PyTorch's loss is nan there; here a rank without targets adds nothing.
+// PyTorch's loss is NaN there; here a rank without targets adds nothing.
 TEST(CrossEntropy, IsZeroWhereNoTargetCounts) {
   const Tensor targets = Tensor::from({-100, -100}, {2});
   Tensor logits = Tensor::from({1.f, 2.f, 3.f, 4.f}, {2, 2}).set_requires_grad(true);

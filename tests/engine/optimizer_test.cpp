@@ -1,4 +1,4 @@
-// Optimizers against their formulas in plain fp64, and learning-rate schedules.
+// Optimizers compared with their formulas in plain fp64, and learning-rate schedules.
 #include "engine/optim/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-// Parameters p (a matrix) and b (a vector), with the gradients that step `step` brings.
+// Parameters p (a matrix) and b (a vector), with the gradients of step `step`.
 struct Case {
   explicit Case(DType dtype) {
     for (const Shape& shape : {Shape{5, 7}, Shape{9}}) {
@@ -122,7 +122,7 @@ TEST(AdamW, GroupsHaveARateAndADecayOfTheirOwn) {
   }
 }
 
-TEST(Optimizer, RefusesAGroupOfNothing) {
+TEST(Optimizer, RefusesAnEmptyGroup) {
   const Case c(float32);
   for (const char* pattern : {"q", "p.*x", "("}) {
     EXPECT_THROW(optim::Sgd(c.parameters, {.groups = {{.pattern = pattern}}}), Error) << pattern;
@@ -173,7 +173,7 @@ TEST(Sgd, WithoutMomentumHasNoState) {
   EXPECT_EQ(optimizer.state_bytes(), 0u);
 }
 
-TEST(Optimizer, MultipliesInTheFactorThatClippingLeft) {
+TEST(Optimizer, AppliesTheFactorThatClippingLeft) {
   const Case scaled(float64);
   const Case plain(float64);
   optim::AdamW one(scaled.parameters, {.lr = 0.1});
@@ -194,7 +194,7 @@ TEST(Optimizer, MultipliesInTheFactorThatClippingLeft) {
   }
 }
 
-// Parameters in one storage, as a shard's lie: each at a multiple of 32 elements.
+// Parameters in one storage, as in a shard: each at a multiple of 32 elements.
 struct PackedCase {
   explicit PackedCase(const std::vector<Shape>& shapes) {
     std::int64_t elements = 0;
@@ -217,7 +217,7 @@ struct PackedCase {
       at += shape.elements();
     }
   }
-  // The same values, each parameter in memory of its own.
+  // The same values, with each parameter in its own memory.
   [[nodiscard]] std::vector<nn::NamedParameter> apart() const {
     std::vector<nn::NamedParameter> copies;
     for (const auto& [name, tensor, shape] : parameters) {
@@ -234,7 +234,7 @@ struct PackedCase {
 
 const std::vector<Shape> packed_shapes = {{5, 7}, {9}, {0}, {3, 40}, {64}, {1}, {2, 2}};
 
-// Counts what its kernel would be called for.
+// Records the element counts of its kernel calls.
 class CountingAdamW : public optim::AdamW {
  public:
   using AdamW::AdamW;
@@ -265,7 +265,7 @@ TEST(Optimizer, UpdatesNeighboursInOneCall) {
     alone.step();
   }
   EXPECT_EQ(together.counts.size(), 3u);
-  EXPECT_EQ(alone.counts.size(), 3 * (packed_shapes.size() - 1));  // empty ones not at all
+  EXPECT_EQ(alone.counts.size(), 3 * (packed_shapes.size() - 1));  // none for the empty ones
   expect_same_values(packed.parameters, apart);
   for (std::size_t i = 0; i < apart.size(); ++i) {
     EXPECT_EQ(together.state(i, "exp_avg_sq").to_vector(),
@@ -274,8 +274,8 @@ TEST(Optimizer, UpdatesNeighboursInOneCall) {
   EXPECT_EQ(together.step_counts(), alone.step_counts());
 }
 
-// Other step counts, parameters without a gradient, an optimizer of some of them only.
-TEST(Optimizer, TakesApartWhatIsNotUpdatedAlike) {
+// Other step counts, parameters without a gradient, an optimizer of some of the parameters only.
+TEST(Optimizer, SplitsParametersThatAreUpdatedDifferently) {
   const optim::AdamWOptions options{.lr = 0.1, .decay = optim::decay_matrices};
   const PackedCase packed(packed_shapes);
   packed.parameters[3].tensor.impl()->grad_ready = false;
@@ -287,7 +287,7 @@ TEST(Optimizer, TakesApartWhatIsNotUpdatedAlike) {
     optimizer->set_step_counts({4, 4, 0, 4, 4, 7, 7});
     optimizer->step();
   }
-  // The first two, one behind the gap, and two with another count.
+  // The first two, one after the gap, and two with another count.
   EXPECT_EQ(together.counts, (std::vector<std::int64_t>{73, 64, 36}));
   expect_same_values(packed.parameters, apart);
   EXPECT_EQ(together.step_counts(), (std::vector<std::int64_t>{5, 5, 1, 4, 5, 8, 8}));
@@ -301,7 +301,7 @@ TEST(Optimizer, TakesApartWhatIsNotUpdatedAlike) {
   EXPECT_EQ(some.state_bytes(), 2 * 4 * (35u + 192));
 }
 
-// Piece by piece, in any order, in memory that is not its own: as a step at once.
+// Piece by piece, in any order, in other memory: the result equals that of a step at once.
 TEST(Optimizer, UpdatesRangesInOtherMemory) {
   const optim::AdamWOptions options{.lr = 0.1, .decay = optim::decay_matrices};
   const PackedCase whole(packed_shapes);
@@ -339,7 +339,7 @@ TEST(Optimizer, UpdatesRangesInOtherMemory) {
   EXPECT_EQ(by_range.step_counts(), at_once.step_counts());
 }
 
-TEST(Optimizer, LeavesParametersWithoutGradientAlone) {
+TEST(Optimizer, DoesNotChangeParametersWithoutGradient) {
   const Case c(float32);
   optim::AdamW optimizer(c.parameters, {.lr = 0.1});
   c.give_gradients(1);
@@ -352,7 +352,7 @@ TEST(Optimizer, LeavesParametersWithoutGradientAlone) {
   EXPECT_FALSE(c.parameters[0].tensor.grad().defined());
 }
 
-TEST(Optimizer, RefusesWhatItCannotUpdate) {
+TEST(Optimizer, RefusesParametersThatItCannotUpdate) {
   EXPECT_THROW(optim::AdamW({}, {}), std::logic_error);
   const Case half(bfloat16);
   EXPECT_THROW(optim::AdamW(half.parameters, {}), std::logic_error);

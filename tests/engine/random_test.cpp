@@ -1,4 +1,4 @@
-// Randomness belongs to seed, step, sample and element, never to the rank.
+// Random numbers depend on seed, step, sample and element, never on the rank.
 #include "engine/random.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ TEST(Random, DropoutKeepsTheExpectationAndDiffersByOpStepAndSeed) {
     mean += value / 20000;
   }
   EXPECT_NEAR(mean, 1.0, 0.02);
-  EXPECT_NE(dropout(x, 0.25).to_vector(), first);  // the next op of the same step
+  EXPECT_NE(dropout(x, 0.25).to_vector(), first);  // the next op in the same step
   EXPECT_EQ(draw(0), first);
   EXPECT_NE(draw(1), first);
   manual_seed(2);
@@ -84,17 +84,17 @@ TEST(Random, WithoutABatchPositionEveryDropoutDraws) {
   EXPECT_NE(dropout(x, 0.5).to_vector(), dropout(x, 0.5).to_vector());
 }
 
-// A loop that reads its own data and gives no position: the parts of a batch, one for each rank,
-// draw what the whole draws, and so each something else.
+// A loop that reads its own data and gives no position: the parts of a batch, one per rank, get the
+// draws of the whole batch, so each part gets different ones.
 TEST(Random, WithoutABatchPositionAPartDrawsItsRowsOfTheWhole) {
   const auto draw = [](std::int64_t part, std::int64_t rows) {
     manual_seed(4);
     set_batch_part(part);
-    manual_seed(7);  // changes no part
+    manual_seed(7);  // does not change the part
     std::vector<Numbers> drawn;
     drawn.push_back(dropout(Tensor::full({rows, 5, 3}, 1), 0.5).to_vector());
     drawn.push_back(dropout(Tensor::full({rows * 5, 3}, 1), 0.5).to_vector());
-    // All values are 1: the sum of what is kept of the probabilities.
+    // All values are 1, so this is the sum of the kept probabilities.
     drawn.push_back(
         packed_attention(Tensor::full({rows, 9, 6}, 1), {.heads = 2, .dropout = 0.4}).to_vector());
     std::vector<std::int32_t> starts, slots;
@@ -123,7 +123,7 @@ TEST(Random, WithoutABatchPositionAPartDrawsItsRowsOfTheWhole) {
   EXPECT_THROW(set_batch_part(-1), std::logic_error);
 }
 
-TEST(Random, ABatchPositionCountsForEveryPart) {
+TEST(Random, ABatchPositionAppliesToEveryPart) {
   const auto draw = [](std::int64_t part) {
     manual_seed(4);
     set_batch_part(part);
@@ -135,7 +135,7 @@ TEST(Random, ABatchPositionCountsForEveryPart) {
   EXPECT_EQ(draw(0), draw(3));
 }
 
-// Several windows of each sample: those of one rank's are not those of the next one's.
+// Several windows of each sample: the windows of one rank are not those of the next.
 TEST(Random, AttentionOfWindowsDoesNotDependOnHowABatchIsSplitOverRanks) {
   manual_seed(4);
   expect_independent_of_the_split(
@@ -145,7 +145,7 @@ TEST(Random, AttentionOfWindowsDoesNotDependOnHowABatchIsSplitOverRanks) {
       {3, 7, 12});
 }
 
-TEST(Random, AShardOfAParameterIsInitialisedAsThePartOfTheWhole) {
+TEST(Random, AShardOfAParameterIsInitialisedLikeThatPartOfTheWhole) {
   for (const DType dtype : {float32, bfloat16, float64}) {
     for (const Initializer& kind : {nn::normal(0.5, 2), nn::uniform(-3, 1), nn::constant(4)}) {
       manual_seed(21);

@@ -1,4 +1,4 @@
-// What a recomputed function keeps, and what its second run computes.
+// The tensors that a recomputed function keeps, and the ops that its second run computes.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -35,12 +35,12 @@ std::size_t bytes_in_use() {
   return MemoryPool::current()->stats().in_use;
 }
 
-// n functions of k ops keep n inputs; during backward there are beside them what is inside of one,
-// and two gradients.
-TEST(RecomputeMemory, HoldsOneTensorAFunctionAndTheInsideOfOne) {
+// n functions of k ops keep n inputs; during backward there are also the saved tensors of one
+// function, and two gradients.
+TEST(RecomputeMemory, HoldsOneTensorPerFunctionAndTheInsideOfOne) {
   const testing::OneThread one_thread;
   const Tensor x = wide_leaf();
-  x.backward(Tensor::full({rows, columns}, 1));  // makes the leaf's gradient
+  x.backward(Tensor::full({rows, columns}, 1));  // allocates the leaf's gradient
   for (const int functions : {2, 6}) {
     for (const int ops : {3, 8}) {
       const auto pool = MemoryPool::current();
@@ -51,12 +51,13 @@ TEST(RecomputeMemory, HoldsOneTensorAFunctionAndTheInsideOfOne) {
       }
       const Tensor loss = sum(y);
       y = {};
-      // x is the caller's own, and sum() keeps nothing: each later input is one's result.
+      // x belongs to the caller, and sum() keeps nothing: each later input is the result of a
+      // function.
       const auto held = static_cast<std::size_t>(functions - 1);
       EXPECT_NEAR(static_cast<double>(bytes_in_use() - before), held * one_tensor, 1000);
       pool->reset_peak();
       loss.backward();
-      // In the last function: its ops save its input and k - 1 values more, and a gradient goes
+      // In the last function: its ops save its input and k - 1 more values, and a gradient passes
       // through each of them into another.
       const std::size_t inside = static_cast<std::size_t>(ops - 1 + 2);
       EXPECT_LE(pool->stats().peak_in_use - before, (held + inside) * one_tensor + 1000);
@@ -66,7 +67,7 @@ TEST(RecomputeMemory, HoldsOneTensorAFunctionAndTheInsideOfOne) {
   }
 }
 
-TEST(RecomputeMemory, ADroppedGraphGivesItsInputsBack) {
+TEST(RecomputeMemory, ADroppedGraphFreesItsInputs) {
   const testing::OneThread one_thread;
   const Tensor x = wide_leaf();
   const std::size_t before = bytes_in_use();
@@ -91,7 +92,7 @@ TEST(RecomputeMemory, LongChainsNeedNoDeepStack) {
   EXPECT_EQ(x.grad().to_vector(), (std::vector<double>{1}));
 }
 
-// An op that counts how often it computes. Its result can be kept as linear's can.
+// An op that counts its computations. Its result can be kept like that of linear.
 struct Counted {
   Tensor operator()(const Tensor& x, autograd::Reads reads) const {
     Tensor out;
@@ -121,8 +122,8 @@ int second_runs(const std::function<Tensor(const Counted&, const Tensor&)>& fn,
   return *counted.computed - first;
 }
 
-// A layer's last product and sum are its result: no backward reads them.
-TEST(RecomputeMemory, WhatNoBackwardReadsIsNotComputedAgain) {
+// The last product and sum of a layer are its result: no backward reads them.
+TEST(RecomputeMemory, ResultsThatNoBackwardReadsAreNotRecomputed) {
   using autograd::Reads;
   EXPECT_EQ(second_runs([](const Counted& op, const Tensor& x) {
               return x + op(op(op(x, Reads::inputs), Reads::inputs), Reads::inputs);
@@ -138,7 +139,7 @@ TEST(RecomputeMemory, WhatNoBackwardReadsIsNotComputedAgain) {
             2);
 }
 
-TEST(RecomputeMemory, WhatIsReadOutsideOfBackwardsIsComputedAgain) {
+TEST(RecomputeMemory, ResultsThatAreReadOutsideBackwardAreRecomputed) {
   using autograd::Reads;
   EXPECT_EQ(second_runs([](const Counted& op, const Tensor& x) {
               const Tensor y = op(op(x, Reads::nothing), Reads::nothing);
@@ -152,7 +153,7 @@ TEST(RecomputeMemory, WhatIsReadOutsideOfBackwardsIsComputedAgain) {
             2);
 }
 
-TEST(RecomputeMemory, WhatIsKeptIsNotComputedAgain) {
+TEST(RecomputeMemory, KeptResultsAreNotRecomputed) {
   using autograd::Reads;
   const auto fn = [](const Counted& op, const Tensor& x) {
     return tanh(op(tanh(op(x, Reads::inputs)), Reads::inputs));
@@ -162,7 +163,7 @@ TEST(RecomputeMemory, WhatIsKeptIsNotComputedAgain) {
   EXPECT_EQ(second_runs(fn, {.keep = {Op::attention}}), 2);
 }
 
-TEST(RecomputeMemory, KeptResultsGiveTheSameBitsForTheirBytes) {
+TEST(RecomputeMemory, KeptResultsCostMemoryAndGiveTheSameBits) {
   const testing::OneThread one_thread;
   const Tensor qkv = cast(testing::values({2, 16, 3 * 48}, 1), float32).set_requires_grad(true);
   const Tensor weight = cast(testing::values({48, 48}, 2), float32).set_requires_grad(true);

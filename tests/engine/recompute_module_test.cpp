@@ -18,7 +18,7 @@ namespace {
 
 using HookLines = std::vector<std::string>;
 
-// A handle's default is an empty one.
+// A default-constructed handle is empty.
 template <class Handle, class Impl>
 Handle make() {
   return Handle(std::make_shared<Impl>());
@@ -48,7 +48,7 @@ void watch(nn::Module& module, const std::string& name, HookLines& lines) {
   module.set_hooks(hooks);
 }
 
-TEST(RecomputeModule, BackwardOfACallSurroundsItsSecondRun) {
+TEST(RecomputeModule, BackwardOfACallEnclosesItsSecondRun) {
   const Stacked stacked = make<Stacked, StackedImpl>();
   HookLines lines;
   watch(*stacked, "outer", lines);
@@ -61,7 +61,7 @@ TEST(RecomputeModule, BackwardOfACallSurroundsItsSecondRun) {
   wanted.insert(wanted.end(), forward.begin(), forward.end());
   EXPECT_EQ(lines, wanted);
   sum(y).backward();
-  // Two calls are two regions, recomputed when backward comes to each.
+  // Two calls are two regions, recomputed when backward reaches each.
   HookLines backward = forward;
   for (const char* line : {"outer B{", "inner B{", "inner }B", "outer }B"})
     backward.emplace_back(line);
@@ -115,7 +115,7 @@ TEST(RecomputeModule, OtherModulesInTheSecondRunAreRefused) {
   EXPECT_EQ(current_module_call(), nullptr);
 }
 
-// What a forward takes may be anything that can be copied, and its result anything.
+// A forward's arguments may have any copyable type, and its result any type.
 struct Scales {
   std::vector<Tensor> tensors;
 };

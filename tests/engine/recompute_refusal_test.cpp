@@ -1,4 +1,5 @@
-// What recomputed functions may not do, and that the thread is as before when they did.
+// Operations that recomputed functions must not do, and that the thread's state is restored after
+// an error.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -10,23 +11,14 @@
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "engine/recompute.h"
+#include "support/errors.h"
 #include "support/gradient_check.h"
 
 namespace tessera {
 namespace {
 
-template <class F>
-std::string refusal_of(F action) {
-  try {
-    action();
-  } catch (const std::logic_error& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
-
-// The engine works as before: gradients are on, no function runs, the generator stands where it
-// did.
+// The engine is usable as before: gradients are on, no function runs, the generator has its old
+// state.
 void expect_usable(const GeneratorState& generator) {
   EXPECT_TRUE(grad_enabled());
   EXPECT_FALSE(autograd::in_backward());
@@ -44,14 +36,14 @@ class RecomputeRefuses : public ::testing::Test {
   int run_ = 0;
 };
 
-TEST_F(RecomputeRefuses, AnotherCourseTheSecondTime) {
+TEST_F(RecomputeRefuses, AnotherSequenceOfOpsTheSecondTime) {
   const GeneratorState generator = generator_state();
   const auto differs = [&](auto second) {
     run_ = 0;
     const Tensor y = recompute(
         [&, second](const Tensor& x) { return run_++ == 0 ? tanh(x * 2.0) : Tensor(second(x)); },
         x_);
-    return refusal_of([&] { sum(y).backward(); });
+    return testing::misuse_of([&] { sum(y).backward(); });
   };
   EXPECT_NE(differs([](const Tensor& x) { return x * 2.0; }).find("does less"), std::string::npos);
   EXPECT_NE(differs([](const Tensor& x) { return tanh(x + x); }).find("takes other steps"),
@@ -66,11 +58,12 @@ TEST_F(RecomputeRefuses, OtherRandomNumbersTheSecondTime) {
   const Tensor y = recompute(
       [&](const Tensor& x) { return x * 2.0 + (run_++ == 0 ? dropout(x) : dropout(x)); }, x_);
   dropout->eval();
-  EXPECT_NE(refusal_of([&] { sum(y).backward(); }).find("train() or eval()"), std::string::npos);
+  EXPECT_NE(testing::misuse_of([&] { sum(y).backward(); }).find("train() or eval()"),
+            std::string::npos);
 }
 
-// A tensor that the first run made belongs to a graph that nothing will pass through any more.
-TEST_F(RecomputeRefuses, ATensorThatTheFirstRunMadeInTheSecond) {
+// A tensor of the first run belongs to a graph that no backward will pass through any more.
+TEST_F(RecomputeRefuses, ATensorOfTheFirstRunInTheSecond) {
   Tensor made;
   const Tensor y = recompute(
       [&](const Tensor& x) {
@@ -79,25 +72,26 @@ TEST_F(RecomputeRefuses, ATensorThatTheFirstRunMadeInTheSecond) {
         return made * 2.0;
       },
       x_);
-  EXPECT_NE(refusal_of([&] { sum(y).backward(); }).find("uses another tensor"), std::string::npos);
+  EXPECT_NE(testing::misuse_of([&] { sum(y).backward(); }).find("uses another tensor"),
+            std::string::npos);
 }
 
 TEST_F(RecomputeRefuses, BackwardInsideAndASecondBackward) {
   const GeneratorState generator = generator_state();
-  EXPECT_NE(refusal_of([&] {
+  EXPECT_NE(testing::misuse_of([&] {
               recompute([](const Tensor& x) { sum(x * 2.0).backward(); }, x_);
             }).find("that backward will run again"),
             std::string::npos);
   const auto [a, b] =
       recompute([](const Tensor& x) { return std::pair(sum(x * 2.0), sum(x * 3.0)); }, x_);
   a.backward();
-  EXPECT_NE(refusal_of([&] { a.backward(); }).find("a second time"), std::string::npos);
-  EXPECT_NE(refusal_of([&] { b.backward(); }).find("a second time"), std::string::npos);
+  EXPECT_NE(testing::misuse_of([&] { a.backward(); }).find("a second time"), std::string::npos);
+  EXPECT_NE(testing::misuse_of([&] { b.backward(); }).find("a second time"), std::string::npos);
   expect_usable(generator);
 }
 
 TEST_F(RecomputeRefuses, ResultsThatCannotBeKept) {
-  EXPECT_NE(refusal_of([&] {
+  EXPECT_NE(testing::misuse_of([&] {
               recompute(
                   {.keep = {Op::norm}}, [](const Tensor& x) { return tanh(x); }, x_);
             }).find("norm cannot be kept"),
@@ -117,7 +111,7 @@ TEST_F(RecomputeRefuses, NothingAfterAnExceptionInEitherRun) {
     set_generator_state(generator);
     expect_usable(generator);
   }
-  // Inside a function inside a function.
+  // A function inside a function.
   run_ = 0;
   const auto inner = [&](const Tensor& x) {
     if (run_++ == 2) throw std::runtime_error("stop");

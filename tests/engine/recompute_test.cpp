@@ -1,4 +1,4 @@
-// Recomputed functions: the bits of gradients, whatever flows in and out.
+// Recomputed functions: the bits of gradients, for all kinds of inputs and outputs.
 #include "engine/recompute.h"
 
 #include <gtest/gtest.h>
@@ -78,14 +78,15 @@ class Recompute : public ::testing::Test {
   testing::OneThread one_thread_;
 };
 
-TEST_F(Recompute, GivesTheSameBitsWithDropoutAndWithTheInputUsedBesides) {
+TEST_F(Recompute, GivesTheSameBitsWithDropoutAndAnInputUsedElsewhere) {
   TwoHalves net;
   Tensor x = fp32_values({2, 5, 12}, 1).set_requires_grad(true);
   const auto loss = [&](bool again) {
     const auto call = [again](const HalfLayer& layer, const Tensor& in) {
       return again ? recompute([layer](const Tensor& t) { return layer(t); }, in) : layer(in);
     };
-    // Gradients of x and of h come from inside and outside; their sums keep their order.
+    // Gradients of x and of h come from inside and outside the function; their sums keep their
+    // order.
     const Tensor h = x * 3.0;
     const Tensor y = call(net.second, call(net.first, h)) * h + dropout(x, 0.3);
     return fp32_sum(y * call(net.first, x));  // a module that is called twice
@@ -94,7 +95,7 @@ TEST_F(Recompute, GivesTheSameBitsWithDropoutAndWithTheInputUsedBesides) {
   EXPECT_EQ(gradients_of(net, x, [&] { return loss(true); }), expected);
 }
 
-TEST_F(Recompute, LeavesTheGeneratorWhereACallWouldHave) {
+TEST_F(Recompute, LeavesTheGeneratorAsAPlainCallDoes) {
   const HalfLayer layer = half_layer();
   const Tensor x = fp32_values({2, 5, 12}, 1).set_requires_grad(true);
   begin_batch({.step = 3, .first_sample = 0, .samples = 2});
@@ -110,8 +111,8 @@ TEST_F(Recompute, LeavesTheGeneratorWhereACallWouldHave) {
   EXPECT_EQ(generator_state(), elsewhere);
 }
 
-// Outside of the function's inputs: what it refers to may have a graph too.
-TEST_F(Recompute, ReachesTensorsThatTheFunctionRefersTo) {
+// Tensors that the function captures, other than its inputs, may have a graph too.
+TEST_F(Recompute, ReachesTensorsThatTheFunctionCaptures) {
   const Tensor a = testing::leaf({3, 4}, 1);
   const Tensor b = testing::leaf({4}, 2);
   const auto gradients = [&](bool again) {
@@ -151,7 +152,7 @@ TEST_F(Recompute, ResultsMayBeOfAnyType) {
     };
     const auto result = again ? recompute(fn_that_repeats, x) : fn(x);
     EXPECT_EQ(result.first.count, 7);
-    // h * in is not used, and in itself is a result.
+    // h * in is not used, and `in` itself is a result.
     (testing::weighted_sum(result.first.sum) + result.second[1] * sum(result.second[0]) +
      testing::weighted_sum(aside, 3))
         .backward();
@@ -163,7 +164,7 @@ TEST_F(Recompute, ResultsMayBeOfAnyType) {
   EXPECT_EQ(gradients(true), gradients(false));
 }
 
-TEST_F(Recompute, ArgumentsAreKeptAsTheyWereBeforeTheCall) {
+TEST_F(Recompute, ArgumentsAreKeptUnchanged) {
   const Tensor x = testing::leaf({4}, 1);
   std::vector<int> sizes;
   const auto fn = [&sizes, calls = 0](std::vector<Tensor>& all, Tensor last) mutable {
@@ -260,8 +261,8 @@ TEST_F(Recompute, RunsOnMeta) {
   EXPECT_EQ(layer->out->weight().grad().shape(), layer->out->weight().shape());
 }
 
-// The thread's default device is part of what a function sees.
-TEST_F(Recompute, BeginsWithTheDefaultDeviceOfTheFirstRun) {
+// The thread's default device is part of the function's environment.
+TEST_F(Recompute, StartsWithTheDefaultDeviceOfTheFirstRun) {
   const Tensor x = testing::leaf({4}, 1);
   const auto make = [](const Tensor& in) { return sum(in * Tensor::full({4}, 3, float64)); };
   const Tensor y = recompute(make, x);

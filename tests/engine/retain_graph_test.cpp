@@ -30,8 +30,8 @@ std::vector<Doubles> gradients_of(std::vector<Tensor> leaves) {
   return all;
 }
 
-// What is saved is there the second time: each op's gradient twice is twice the gradient, and the
-// graph's memory goes with the last backward.
+// Saved tensors are still there the second time: two backwards give twice the gradient of each op,
+// and the last backward frees the graph's memory.
 void check_twice(const std::function<Tensor()>& function, const std::vector<Tensor>& leaves) {
   function().backward();
   const std::vector<Doubles> wanted = gradients_of(leaves);
@@ -48,7 +48,7 @@ void check_twice(const std::function<Tensor()>& function, const std::vector<Tens
   EXPECT_THROW(root.backward(), std::logic_error);
 }
 
-TEST(RetainGraph, EveryOpFindsWhatItSaved) {
+TEST(RetainGraph, EveryOpFindsItsSavedTensors) {
   const Tensor x = leaf({1, 3, 4}, 1, 0.5, 1.5);
   const Tensor w = leaf({4, 4}, 2);
   const Tensor gamma = leaf({4}, 3, 0.5, 1.5);
@@ -64,7 +64,7 @@ TEST(RetainGraph, EveryOpFindsWhatItSaved) {
               {x, w, gamma});
   check_twice([&] { return weighted_sum(linear(add_rms_norm(x, x * 2.0, gamma).second, w)); },
               {x, w, gamma});
-  // Those that write over what they saved when nobody else needs it.
+  // Ops that overwrite their saved tensors when these have no other user.
   check_twice([&] { return weighted_sum(bias_gelu_linear(x * 1.0, gamma, w, {}, layout, true)); },
               {x, w, gamma});
   check_twice([&] { return cross_entropy(linear(x, w), targets); }, {x, w});
@@ -86,7 +86,7 @@ TEST(RetainGraph, EveryOpFindsWhatItSaved) {
       {x});
 }
 
-// Two losses over one trunk, which run backward one after the other, as one that is their sum.
+// Two losses over one trunk, with one backward after the other, give the gradients of their sum.
 TEST(RetainGraph, TwoLossesOverOneTrunkAddUp) {
   const Tensor x = leaf({3, 4}, 1);
   const Tensor w = leaf({4, 4}, 2);
@@ -131,7 +131,7 @@ TEST(RetainGraph, ARecomputedFunctionRunsAgainForEachBackward) {
   int runs = 0;
   const auto function = [&](const Tensor& in) {
     ++runs;
-    // Inside it another one, dropout, and a result that is kept.
+    // It contains another recomputed function, dropout, and a kept result.
     const Tensor h = recompute([&](const Tensor& again) { return tanh(linear(again, w)); }, in);
     return linear(dropout(h, 0.25), w);
   };
@@ -159,8 +159,8 @@ TEST(RetainGraph, ARecomputedFunctionRunsAgainForEachBackward) {
   }
 }
 
-// An argument that was moved in is used up by a run; each run has its own.
-TEST(RetainGraph, ArgumentsThatAreMovedInAreThereAgain) {
+// A run consumes an argument that is moved in; each run has its own copy.
+TEST(RetainGraph, ArgumentsThatAreMovedInAreRestored) {
   const Tensor x = leaf({2}, 1);
   const auto consume = [](std::vector<Tensor>&& factors) {
     const std::vector<Tensor> taken = std::move(factors);
@@ -184,7 +184,7 @@ TEST(RetainGraph, AModulesHooksEnterItAgain) {
   EXPECT_EQ(left, 2);
 }
 
-// What an exception left in the middle of the graph is in no later gradient.
+// Gradients that an exception left in the middle of the graph do not enter a later gradient.
 TEST(RetainGraph, AfterAnErrorNoGradientIsLeftBehind) {
   const Tensor x = leaf({2}, 1);
   bool fails = true;

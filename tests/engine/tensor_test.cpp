@@ -1,8 +1,10 @@
-// Tensors, shapes and storages: construction, views, conversion, and what is refused.
+// Tensors, shapes and storages: construction, views, conversion, and refused operations.
 #include "engine/tensor.h"
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,7 +29,7 @@ TEST(Shape, CountsPrintsAndIndexesFromBothEnds) {
   EXPECT_THROW((Shape{1, 1, 1, 1, 1, 1, 1}), std::logic_error);
 }
 
-TEST(Tensor, HoldsWhatItWasMadeFrom) {
+TEST(Tensor, HoldsTheGivenValues) {
   EXPECT_EQ(Tensor::from(std::vector<float>{1, 2, 3, 4}, {2, 2}).to_vector(),
             (Numbers{1, 2, 3, 4}));
   EXPECT_EQ(Tensor::zeros({2}).to_vector(), (Numbers{0, 0}));
@@ -74,7 +76,7 @@ TEST(Tensor, ViewsShareMemory) {
   EXPECT_THROW(Tensor::view_of(x.storage(), 20, {2}, float32), std::logic_error);
 }
 
-TEST(Tensor, OnlyFloatingLeavesCanWantGradients) {
+TEST(Tensor, OnlyFloatingLeavesCanRequireGradients) {
   EXPECT_THROW(Tensor::zeros({2}, int32).set_requires_grad(true), std::logic_error);
   const Tensor x = Tensor::zeros({2}).set_requires_grad(true);
   Tensor y = x * 2.0;
@@ -82,7 +84,7 @@ TEST(Tensor, OnlyFloatingLeavesCanWantGradients) {
   EXPECT_FALSE(y.detach().requires_grad());
 }
 
-TEST(Tensor, TheDefaultDeviceIsTheThreads) {
+TEST(Tensor, TheDefaultDeviceBelongsToTheThread) {
   const DeviceGuard guard(Device::meta());
   EXPECT_TRUE(Tensor::empty({2}).is_meta());
   std::thread([] { EXPECT_FALSE(Tensor::empty({2}).is_meta()); }).join();
@@ -99,7 +101,7 @@ TEST(Tensor, MetaTensorsHaveNoMemory) {
   EXPECT_EQ(y.shape(), x.shape());
 }
 
-TEST(Storage, SaysWhoseMemoryIsAway) {
+TEST(Storage, NamesTheParameterWhoseMemoryIsMissing) {
   const auto storage = Storage::lent(8, Device::cpu(), "transformer.h.3");
   EXPECT_FALSE(storage->present());
   try {
@@ -110,7 +112,7 @@ TEST(Storage, SaysWhoseMemoryIsAway) {
   }
 }
 
-TEST(Storage, AsksForMissingMemoryAndTellsOfWrites) {
+TEST(Storage, RequestsMissingMemoryAndReportsWrites) {
   const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
   const Tensor source = Tensor::full({2}, 3);
   int asked = 0;
@@ -132,8 +134,9 @@ TEST(Storage, AsksForMissingMemoryAndTellsOfWrites) {
   EXPECT_EQ(asked, 2);
 }
 
-// Reading is no computation: bringing memory for it could be a collective of one rank alone.
-TEST(Storage, IsNotAskedForMemoryByReading) {
+// Reading values is not a computation: fetching memory for it could be a collective on one rank
+// only.
+TEST(Storage, ReadingDoesNotRequestMemory) {
   const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
   int asked = 0;
   storage->set_on_missing([&] { ++asked; });
@@ -145,8 +148,8 @@ TEST(Storage, IsNotAskedForMemoryByReading) {
   EXPECT_EQ(asked, 0);
 }
 
-// Writers of one part say nothing of another, and either keeps the memory.
-TEST(Storage, HasPartsWithLivesOfTheirOwn) {
+// Writes to one part do not affect another part's version, and each part keeps the memory alive.
+TEST(Storage, HasPartsWithIndependentLifetimes) {
   Tensor whole = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {6});
   const std::byte* begin = whole.data();
   const auto front = Storage::part_of(whole.storage(), 0, 2 * sizeof(float));
@@ -163,7 +166,7 @@ TEST(Storage, HasPartsWithLivesOfTheirOwn) {
   EXPECT_EQ(x.to_vector(), (Numbers{9, 9, 9, 9}));
 }
 
-TEST(Storage, TellsOfRequiresGrad) {
+TEST(Storage, ReportsChangesOfRequiresGrad) {
   const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
   const detail::TensorData* told = nullptr;
   storage->set_on_requires_grad([&](const detail::TensorData& tensor) {
@@ -172,11 +175,33 @@ TEST(Storage, TellsOfRequiresGrad) {
   });
   Tensor x = Tensor::view_of(storage, 0, {2}, float32);
   x.set_requires_grad(false);
-  EXPECT_EQ(told, nullptr);  // nothing changes
+  EXPECT_EQ(told, nullptr);  // no change
   x.set_requires_grad(true);
   EXPECT_EQ(told, x.impl().get());
   EXPECT_THROW(x.set_requires_grad(false), std::logic_error);
   EXPECT_TRUE(x.requires_grad());
+}
+
+TEST(Ops, MatmulSaysWhatDoesNotFit) {
+  const auto refused = [](const Tensor& a, const Tensor& b) -> std::string {
+    try {
+      (void)matmul(a, b);
+    } catch (const std::logic_error& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  const Tensor a = Tensor::zeros({2, 3});
+  EXPECT_EQ(refused(a, a),
+            "matmul of [2, 3] and [2, 3]: the first has 3 columns and the second 2 rows, which "
+            "must be equal; for a weight of shape [outputs, inputs] use linear()");
+  EXPECT_EQ(refused(a, Tensor::zeros({3})),
+            "matmul of [2, 3] and [3]: give two matrices, or two batches of matrices, [batch, "
+            "rows, columns]; linear() takes any number of dimensions before the last");
+  EXPECT_EQ(refused(Tensor::zeros({4, 2, 3}), Tensor::zeros({5, 3, 2})),
+            "matmul of [4, 2, 3] and [5, 3, 2]: batches of 4 and 5 matrices; give as many of both");
+  EXPECT_EQ(refused(a, Tensor::zeros({3, 2}, bfloat16)),
+            "matmul of [2, 3] and [3, 2]: dtypes float32 and bfloat16 differ; cast one of them");
 }
 
 TEST(Ops, RefuseShapesAndDtypesByName) {

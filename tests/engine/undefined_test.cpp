@@ -1,4 +1,4 @@
-// What is used without having been made, and integers where numbers are computed with: a
+// Using an undefined tensor or module, or integers where floating-point values are required, is a
 // logic_error that names the op, never a null pointer.
 #include <gtest/gtest.h>
 
@@ -13,21 +13,13 @@
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"
 #include "engine/ops/cache.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::logic_error& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
-
 struct NamedCall {
-  std::string op;  // as its errors begin
+  std::string op;  // as at the start of its errors
   std::function<void(const Tensor&)> call;
 };
 
@@ -39,7 +31,7 @@ Sequences one_sequence(std::int32_t rows) {
           .capacity = rows};
 }
 
-// Every op with floating inputs, each of them in turn taken from the argument.
+// Every op with floating-point inputs, each of which is taken from the argument in turn.
 std::vector<NamedCall> floating_calls() {
   const Tensor x = Tensor::full({2, 4}, 0.5);
   const Tensor w = Tensor::full({4, 4}, 0.5);
@@ -138,7 +130,7 @@ TEST(UndefinedTensors, AreRefusedByEveryOpWithItsName) {
   std::vector<NamedCall> calls = floating_calls();
   calls.insert(calls.end(), others.begin(), others.end());
   for (const auto& [op, call] : calls) {
-    const std::string message = error_of([&, &call = call] { call(Tensor()); });
+    const std::string message = testing::misuse_of([&, &call = call] { call(Tensor()); });
     EXPECT_EQ(message.find(op + ": "), 0u) << op << ": " << message;
     EXPECT_NE(message.find("undefined tensor"), std::string::npos) << op << ": " << message;
   }
@@ -177,7 +169,7 @@ TEST(UndefinedTensors, AreRefusedByEveryMethodWithItsName) {
     Tensor* const left = &moved_from;
     (void)Tensor(std::move(moved_from));
     for (Tensor* tensor : {&undefined, left}) {
-      const std::string message = error_of([&, &method = method] { method(*tensor); });
+      const std::string message = testing::misuse_of([&, &method = method] { method(*tensor); });
       EXPECT_NE(message.find("undefined tensor"), std::string::npos) << name << ": " << message;
       if (!name.empty()) {
         EXPECT_EQ(message.find(name + "() of"), 0u) << name << ": " << message;
@@ -191,13 +183,13 @@ TEST(IntegerTensors, AreRefusedByEveryFloatingOpWithItsName) {
                                      Tensor::zeros({2, 4}, int64), Tensor::zeros({2, 4}, uint8)};
   for (const auto& [op, call] : floating_calls()) {
     for (const Tensor& x : integers) {
-      const std::string message = error_of([&, &call = call] { call(x); });
+      const std::string message = testing::misuse_of([&, &call = call] { call(x); });
       EXPECT_EQ(message.find(op + ": "), 0u) << op << ": " << message;
       EXPECT_NE(message.find(std::string(name_of(x.dtype()))), std::string::npos)
           << op << ": " << message;
     }
-    // On `meta`, where no kernel looks at them.
-    const std::string message = error_of([&, &call = call] {
+    // On `meta`, where no kernel checks them.
+    const std::string message = testing::misuse_of([&, &call = call] {
       call(Tensor::empty({2, 4}, int32, Device::meta()));
     });
     EXPECT_EQ(message.find(op + ": "), 0u) << op << ": " << message;
@@ -220,19 +212,19 @@ class WidthImpl : public nn::Module {
 };
 TESSERA_MODULE(Width);
 
-TEST(EmptyHandles, SayTheirClassAndHowToMakeOne) {
+TEST(EmptyHandles, NameTheirClassAndHowToMakeOne) {
   const Tensor x = Tensor::zeros({1});
   const NothingToTake empty;
   const Width width;
-  EXPECT_EQ(error_of([&] { (void)empty(x); }),
+  EXPECT_EQ(testing::misuse_of([&] { (void)empty(x); }),
             "an empty handle of NothingToTake is used: a default-constructed handle has no module; "
             "make one by NothingToTake(std::make_shared<NothingToTakeImpl>())");
   for (const auto& use : std::vector<std::function<void()>>{
            [&] { (void)width(x); }, [&] { (void)width->forward(x); },
            [&] { (void)(*width).forward(x); },
            [&] { (void)width.call([&](WidthImpl& module) { return module.forward(x); }); }}) {
-    EXPECT_EQ(error_of(use).find("an empty handle of Width is used"), 0u);
-    EXPECT_NE(error_of(use).find("make one by Width(...)"), std::string::npos);
+    EXPECT_EQ(testing::misuse_of(use).find("an empty handle of Width is used"), 0u);
+    EXPECT_NE(testing::misuse_of(use).find("make one by Width(...)"), std::string::npos);
   }
   EXPECT_FALSE(width);
   EXPECT_EQ(width.pointer(), nullptr);
@@ -241,7 +233,7 @@ TEST(EmptyHandles, SayTheirClassAndHowToMakeOne) {
 TEST(EmptyHandles, AndListsAreNotReadBeyondTheirEnd) {
   const nn::ModuleList<Width> list(std::vector<Width>{Width(2)});
   EXPECT_EQ((*list)[0](Tensor::full({1}, 3)).item(), 6);
-  EXPECT_EQ(error_of([&] { (void)(*list)[1]; }), "module 1 of a list of 1");
+  EXPECT_EQ(testing::misuse_of([&] { (void)(*list)[1]; }), "module 1 of a list of 1");
 }
 
 }  // namespace

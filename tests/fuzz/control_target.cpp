@@ -17,7 +17,7 @@ using namespace comm::control;
 
 Door& locked_door() {
   static Door door(comm::FileDescriptor(),
-                   meeting_of("ranks", "fuzz", JobKey::from_text("a-key-nobody-knows", "here")),
+                   meeting_of("ranks", "fuzz", JobKey::from_text("a-key-unknown-here", "here")),
                    "the door", {.report = [](const std::string&) {}});
   return door;
 }
@@ -28,17 +28,17 @@ void call_at_door(std::string_view bytes) {
   comm::FileDescriptor caller(ends[0]);
   Door& door = locked_door();
   door.take(comm::FileDescriptor(ends[1]));
-  // In two pieces, and then the end.
+  // In two pieces, followed by the end of the connection.
   const std::size_t half = bytes.size() / 2;
   for (const std::string_view piece : {bytes.substr(0, half), bytes.substr(half)}) {
     if (!piece.empty()) (void)::send(caller.get(), piece.data(), piece.size(), MSG_NOSIGNAL);
-    if (!door.serve().empty()) __builtin_trap();  // nobody knows the key
+    if (!door.serve().empty()) __builtin_trap();  // the bytes cannot contain the key
   }
   caller.reset();
   for (int turn = 0; turn < 4 && door.strangers() > 0; ++turn) {
     if (!door.serve().empty()) __builtin_trap();
   }
-  if (door.strangers() != 0) __builtin_trap();  // who hangs up is gone
+  if (door.strangers() != 0) __builtin_trap();  // a closed connection must be forgotten
 }
 
 void decode(const Frame& frame) {
@@ -73,7 +73,7 @@ void take_apart(std::string_view bytes) {
   FrameAssembler assembler(most);
   std::string said;
   for (std::size_t at = 0; at < bytes.size();) {
-    // Pieces of many lengths, by what they carry.
+    // Pieces of many lengths, which depend on their content.
     const std::size_t piece =
         std::min<std::size_t>(1 + static_cast<unsigned char>(bytes[at]) * 7U, bytes.size() - at);
     assembler.add(bytes.substr(at, piece));
@@ -87,7 +87,7 @@ void take_apart(std::string_view bytes) {
       } catch (const Error&) {
       }
     }
-    if (bytes.substr(0, said.size()) != said) __builtin_trap();  // no byte is lost or made up
+    if (bytes.substr(0, said.size()) != said) __builtin_trap();  // no byte is lost or invented
   }
 }
 

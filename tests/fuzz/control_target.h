@@ -1,11 +1,11 @@
-// What a connection of the control plane may carry.
+// The bytes of a connection to the control plane.
 #pragma once
 
 #include <string_view>
 
 namespace tessera::fuzz {
 
-// Gives the bytes to a door that asks for a key, where they must not come in, and as frames to all
+// Gives the bytes to a door that requires a key and must not admit them, and as frames to all
 // decoders.
 void run_control(std::string_view bytes);
 

@@ -1,4 +1,4 @@
-// libFuzzer's entry: TESSERA_FUZZ_TARGET names the parser.
+// The entry point for libFuzzer: TESSERA_FUZZ_TARGET names the parser.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -1,7 +1,6 @@
-// Gives every parser its corpus again, whole and damaged in the same ways each time: an ordinary
-// test, by any compiler.
-//
-//   fuzz_corpus FOLDER     which has a folder for each target
+// Runs every parser with its corpus, unchanged and with the same damage each time: an ordinary
+// test, for any compiler.
+//   fuzz_corpus FOLDER     FOLDER has a folder for each target
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -18,7 +17,7 @@ std::string contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// Runs the bytes, their beginnings, and copies with single bytes changed.
+// Runs the bytes, their prefixes, and copies with single bytes changed.
 std::size_t replay(const tessera::fuzz::FuzzTarget& target, const std::string& bytes) {
   std::mt19937 random(1);
   std::size_t runs = 0;

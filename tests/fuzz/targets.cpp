@@ -1,5 +1,5 @@
-// One function for each parser of foreign bytes. They go as far as the bytes can lead: a torch.save
-// file that opens is read through, chunks of a DCP folder are proven.
+// One function for each parser of untrusted bytes. Each goes as far as the bytes allow: a
+// torch.save file that opens is read completely, and the chunks of a DCP folder are checked.
 #include "fuzz/targets.h"
 
 #include <sys/mman.h>
@@ -38,10 +38,10 @@ namespace fs = std::filesystem;
 using namespace checkpoint;
 using namespace checkpoint::formats;
 
-// Bytes of a tensor that is read through; what a file claims may be far more.
+// The number of bytes of a tensor that are read; a file may claim to have far more.
 constexpr std::int64_t readable = 1 << 16;
 
-// A file in memory, by a path.
+// A file in memory, which a path names.
 class MemoryFile {
  public:
   explicit MemoryFile(std::string_view bytes) : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) {
@@ -61,7 +61,7 @@ class MemoryFile {
 
 ReadBytes reader_of(std::string_view bytes) {
   return [bytes](std::uint64_t offset, void* out, std::size_t count) {
-    // A parser that reads outside of the file it was told the size of is wrong.
+    // A parser must not read beyond the size that it was given.
     if (offset > bytes.size() || count > bytes.size() - offset) __builtin_trap();
     std::memcpy(out, bytes.data() + offset, count);
   };
@@ -82,7 +82,7 @@ void run_zip(std::string_view bytes) {
     }
     sum += record.bytes;
   }
-  if (sum > bytes.size()) __builtin_trap();  // no byte is given twice
+  if (sum > bytes.size()) __builtin_trap();  // no byte is given out twice
 }
 
 void run_dcp_metadata(std::string_view bytes) {
@@ -92,14 +92,14 @@ void run_dcp_metadata(std::string_view bytes) {
     for (const DcpChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
     if (cover_problem(tensor.shape, boxes).empty()) element_count(tensor.shape, tensor.key);
   }
-  // What was understood can be said again.
+  // Parsed metadata can be written again.
   const std::string again = compose_dcp_metadata(metadata);
   if (parse_dcp_metadata(again, "'again'").tensors.size() != metadata.tensors.size()) {
     __builtin_trap();
   }
 }
 
-// What opened is read through, from both ends.
+// A file that opened is read completely, from both ends.
 void read_through(Source& source) {
   std::vector<std::byte> data;
   const auto& tensors = source.contents().tensors;
@@ -126,7 +126,7 @@ void run_safetensors(std::string_view bytes) {
   }
 }
 
-// For parsers that want a folder; it goes with the program.
+// A folder for parsers that need one; it is removed at the end of the program.
 class ScratchFolder {
  public:
   ScratchFolder() {
@@ -152,7 +152,7 @@ void write_bytes(const fs::path& path, std::string_view bytes) {
   file.close();
 }
 
-// Of numbered files, one of which is there.
+// An index of numbered files, one of which exists.
 void run_index(std::string_view bytes) {
   static const ScratchFolder torch_folder;
   write_bytes(torch_folder.path() / "pytorch_model.bin.index.json", bytes);
@@ -173,7 +173,7 @@ void run_index(std::string_view bytes) {
   (void)open_hugging_face(folder.path());
 }
 
-// Two files in one: how long the first is, in two bytes, then both.
+// Two files in one: the length of the first in two bytes, then both.
 std::pair<std::string_view, std::string_view> two_files(std::string_view bytes) {
   if (bytes.size() < 2) return {};
   const std::size_t first = static_cast<unsigned char>(bytes[0]) |
@@ -198,14 +198,14 @@ void run_deepspeed(std::string_view bytes) {
   read_through(*deepspeed_format().open(folder.path()));
 }
 
-// The bytes are what the manifest's checksum covers; the checksum is made right, or nothing would
-// get past it.
+// The bytes are the part that the manifest's checksum covers; the checksum is made correct, because
+// otherwise nothing would pass it.
 void run_manifest(std::string_view bytes) {
   const nlohmann::json body = parse_json(bytes, "'manifest.json'");
   const nlohmann::json whole{{"manifest", body}, {"xxh3", to_hex(checksum(body.dump()))}};
   const Manifest manifest = parse_manifest(whole.dump(), "'manifest.json'");
   for (const FileRecord& file : manifest.files) {
-    // In the step's folder, or in one of its folders ("2_Dense/model.safetensors").
+    // In the step's folder, or in one of its subfolders ("2_Dense/model.safetensors").
     const std::filesystem::path path(file.name);
     if (path.is_absolute() || std::distance(path.begin(), path.end()) > 2) __builtin_trap();
     for (const std::filesystem::path& part : path) {
@@ -228,7 +228,7 @@ void run_config(std::string_view bytes) {
   }
 }
 
-// Loads, encodes and decodes.
+// Loads a tokenizer, encodes and decodes.
 void run_tokenizer(std::string_view bytes) {
   static const ScratchFolder folder;
   File file = File::create_or_truncate(folder.path() / "tokenizer.json");
@@ -244,7 +244,7 @@ void run_tokenizer(std::string_view bytes) {
   (void)tokenizer->decode(ids);
 }
 
-// Refusals are what a parser is for.
+// A parser may refuse its input.
 template <void (*parse)(std::string_view)>
 void tolerant(std::string_view bytes) {
   try {

@@ -1,5 +1,4 @@
-// The parsers of foreign bytes, each as a function that takes any bytes: it returns, or the parser
-// is wrong.
+// The parsers of untrusted bytes, each as a function that accepts any bytes and must return.
 #pragma once
 
 #include <string_view>
@@ -8,8 +7,8 @@
 namespace tessera::fuzz {
 
 struct FuzzTarget {
-  const char* name;  // of its folder in corpus/ too
-  // Refusals (tessera::Error) are swallowed; everything else that a parser throws is a finding.
+  const char* name;  // also the name of its folder in corpus/
+  // Refusals (tessera::Error) are caught; any other exception of a parser is a finding.
   void (*run)(std::string_view bytes);
 };
 

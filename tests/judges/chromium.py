@@ -1,6 +1,6 @@
-"""Headless Chromium as a judge of pages: what it measures in a page's elements, what it paints, what it complains of.
+"""Headless Chromium as a judge of pages: the sizes of a page's elements, its pixels, and its errors.
 
-Spoken to by DevTools' protocol over a pair of pipes, which needs no package."""
+Controlled by DevTools' protocol over a pair of pipes, which needs no package."""
 import base64
 import json
 import os
@@ -22,7 +22,7 @@ SECONDS = 60  # for the longest answer
 def find_chromium():
     found = os.environ.get("TESSERA_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip("no Chromium: scripts/setup --judges installs it, TESSERA_CHROMIUM names another")
+        pytest.skip("Chromium is not installed: scripts/setup --judges installs it, TESSERA_CHROMIUM names another")
     return found
 
 
@@ -91,7 +91,7 @@ class Chromium:
 
 
 class Page:
-    """A file shown in a window of its own, of that size and darkness."""
+    """A file in a window of its own, of the given size, dark or light."""
 
     def __init__(self, browser, path, *, width=1100, height=900, dark=False):
         self.browser, self.path = browser, path
@@ -119,13 +119,13 @@ class Page:
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def settle(self):
-        """Until what was begun is drawn."""
+        """Waits until the page is drawn."""
         frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         for _ in range(2):
             self.call("Runtime.evaluate", expression=frame, awaitPromise=True)
 
     def value(self, body):
-        """What the body of a function returns in the page."""
+        """The result of a function with this body in the page."""
         answer = self.call("Runtime.evaluate", expression=f"(async () => {{ {body} }})()", awaitPromise=True,
                            returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
@@ -148,7 +148,7 @@ class Page:
         return base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"])
 
     def complaints(self):
-        """Errors of scripts, what the page's own policy refused, and all that it asked for beside itself."""
+        """Errors of scripts, requests that the page's own policy refused, and all requests for other files."""
         found = []
         for event in self.browser.events:
             if event.get("sessionId") != self.session:
@@ -168,7 +168,7 @@ class Page:
 
 
 def read_png(data):
-    """Eight bits a channel, not interlaced: what Chromium writes."""
+    """Eight bits per channel, not interlaced, as Chromium writes it."""
     at, compressed = 8, b""
     while at < len(data):
         length, kind = struct.unpack(">I4s", data[at:at + 8])

@@ -1,4 +1,4 @@
-"""What the judges share: the program, a text to train on, and the way to run one with the other."""
+"""Shared by the judges: the program, a text to train on, and functions to run the program."""
 import os
 import subprocess
 
@@ -43,7 +43,7 @@ class Tessera:
 
 @pytest.fixture(scope="session", autouse=True)
 def the_program_is_built():
-    assert os.access(PROGRAM, os.X_OK), f"{PROGRAM} is no program: run scripts/build"
+    assert os.access(PROGRAM, os.X_OK), f"{PROGRAM} is not a program: run scripts/build"
     torch.set_num_threads(1)
 
 
@@ -54,7 +54,7 @@ def tessera(tmp_path):
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """40,000 bytes with something to learn in them: numbers and their squares, spelled out."""
+    """40,000 bytes that can be learned: numbers and their squares, in words."""
     path = tmp_path_factory.mktemp("data") / "squares.txt"
     lines = (f"{n} times {n} is {n * n}; half of it is {n * n // 2}.\n" for n in range(1, 2000))
     path.write_bytes("".join(lines).encode("ascii")[:40000])

@@ -1,4 +1,4 @@
-"""Small GPT-2, Llama, Mistral and Qwen2 models made by transformers, with weights that leave no mistake unseen."""
+"""Small GPT-2, Llama, Mistral and Qwen2 models made by transformers, with weights that reveal every error."""
 import json
 
 import torch
@@ -10,7 +10,7 @@ LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "hi
 
 
 def scatter(model, seed):
-    """Weights of a size at which every one of them shows in the logits; norms and biases too, whose usual
+    """Weights so large that each of them changes the logits; also norms and biases, whose usual
     initial values, ones and zeros, would hide a swapped or forgotten one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""What Sentence Transformers' own losses make of fixed embeddings: values and gradients.
+"""The results of Sentence Transformers' own losses for fixed embeddings: values and gradients.
 
     python sentence_losses.py > ../tasks/fixtures/sentence_losses.json
 
-The C++ test of the losses reads the file; test_evaluators.py compares it with the packages of today.
+The C++ test of the losses reads the file; test_evaluators.py compares it with the current packages.
 """
 import json
 import math
@@ -21,7 +21,7 @@ BATCH, DIMENSION, CLASSES = 8, 6, 3
 
 
 def numbers(count, seed):
-    """Numbers in [-1, 1] that any language can write down."""
+    """Numbers in [-1, 1] that any language can compute."""
     return [math.sin(12.9898 * (i + 1) + 78.233 * seed) for i in range(count)]
 
 
@@ -30,7 +30,7 @@ def tensor(seed, *shape):
 
 
 class Encoder(torch.nn.Module):
-    """In the place of a model: a batch's features are its embeddings."""
+    """Replaces a model: a batch's features are its embeddings."""
 
     device = torch.device("cpu")
 

@@ -1,5 +1,5 @@
-"""Configuration files that Accelerate's own classes and its own questions write drive `tessera train` as they are, and
-Accelerate reads what `tessera config` writes."""
+"""`tessera train` uses unchanged configuration files that Accelerate's own classes and questions write, and Accelerate reads
+the files of `tessera config`."""
 import json
 import os
 
@@ -40,7 +40,7 @@ def config(fsdp, **more):
 
 
 def train(tessera, text, path):
-    """The sharding keys under which a run went, after two steps of it on the ranks that the file says."""
+    """The sharding keys of a run, after two steps on the number of ranks in the file."""
     recipe = tessera.folder / "recipe.yaml"
     recipe.write_text(f"""
 model: {{architecture: gpt2, n_layer: 2, n_head: 2, n_embd: 32, seq_len: 32}}
@@ -71,7 +71,7 @@ def test_files_of_its_classes(tessera, text, version, suffix):
 
 
 def answers_of(version):
-    """What somebody types who is asked by `accelerate config`, by the beginning of the question."""
+    """The answers to the questions of `accelerate config`, by the beginning of the question."""
     return [
         ("Which type of machine", "2"),  # multi-GPU
         ("How many different machines", "1"),

@@ -1,6 +1,6 @@
-"""The page of `tessera bench --html` and `plan --html` in headless Chromium: what it shows is what the report says.
+"""The page of `tessera bench --html` and `plan --html` in headless Chromium: it shows the numbers of the report.
 
-Pages are made of the reports in tests/cli/fixtures by the program's own code. Lengths are taken twice: from the
+The program's own code makes pages from the reports in tests/cli/fixtures. Lengths are measured twice: from the
 elements, and from the pixels of a screenshot."""
 import contextlib
 import http.server
@@ -77,7 +77,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def show(browser):
-    """Opens a page; when it is left, nothing may have gone wrong in it."""
+    """Opens a page; when it is closed, it must have had no errors."""
     @contextlib.contextmanager
     def opened(path, **options):
         with chromium.Page(browser, path, **options) as page:
@@ -88,8 +88,8 @@ def show(browser):
 
 @pytest.fixture(scope="module")
 def page_of(tmp_path_factory):
-    """A function from a fixture's name, or a report, to (report, page)."""
-    assert os.access(RENDER, os.X_OK), f"{RENDER} is no program: scripts/judges builds the target render_page"
+    """A function from the name of a fixture, or from a report, to (report, page)."""
+    assert os.access(RENDER, os.X_OK), f"{RENDER} is not a program: scripts/judges builds the target render_page"
 
     def make(source):
         folder = tmp_path_factory.mktemp("page")
@@ -110,7 +110,7 @@ def measure(show):
 
 @pytest.fixture(scope="module")
 def measured(page_of, measure):
-    """(report, page, what is measured) of the strategies' fixture by width and darkness, each measured once."""
+    """(report, page, measurements) of the strategies' fixture by width and darkness, each measured once."""
     report, page = page_of("bench_strategies.json")
     kept = {}
 
@@ -126,7 +126,7 @@ def rgb(text):
 
 
 def expected_lengths(report, plot):
-    """{(row, track): number} that the bars of a plot stand for."""
+    """{(row, track): number}, the numbers that the bars of a plot show."""
     numbers = {}
     for index, row in enumerate(report["rows"]):
         if plot == "tokens" and row["status"] in GOOD and row.get("tokens_per_s"):
@@ -303,7 +303,7 @@ def test_light_and_dark_can_be_read(measured, dark):
             assert contrast(rgb(track["paint"]), paper) >= 3, row["text"]
 
 
-# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen.
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as people with the deficiency see it.
 COLOUR_BLIND = {
     "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],

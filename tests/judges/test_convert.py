@@ -1,5 +1,5 @@
-"""`tessera convert`: transformers loads what it writes and computes the same; what transformers and an llm.c file hold,
-Tessera computes with after a conversion."""
+"""`tessera convert`: transformers loads its results and computes the same; Tessera computes the same from files of
+transformers and llm.c after a conversion."""
 import struct
 
 import pytest
@@ -73,7 +73,7 @@ def test_the_hubs_names_become_whole_ones(tessera):
 
 
 def llmc_file(model):
-    """As llm.c's own script writes it: matrices as torch's Linear has them, the vocabulary padded to 128."""
+    """As llm.c's own script writes it: matrices in the layout of torch's Linear, the vocabulary padded to 128."""
     config, state = model.config, model.state_dict()
     padded = (config.vocab_size + 127) // 128 * 128
     header = [20240326, 3, config.n_positions, config.vocab_size, config.n_layer, config.n_head, config.n_embd, padded]

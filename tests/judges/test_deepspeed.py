@@ -1,5 +1,5 @@
-"""DeepSpeed's ZeRO folders: what its own zero_to_fp32 puts together, `tessera convert` puts together. DeepSpeed is none of
-the judges' packages; where it is not installed these are skipped."""
+"""DeepSpeed's ZeRO folders: `tessera convert` gives the same tensors as its own zero_to_fp32. DeepSpeed is not one of the
+judges' packages; these tests are skipped where it is not installed."""
 import os
 
 import pytest
@@ -47,7 +47,7 @@ def save_rank(rank, folder, stage, bf16):
         engine.step()
     engine.save_checkpoint(str(folder / "saved"))
     torch.distributed.destroy_process_group()
-    os._exit(0)  # gloo's threads end the process now and then while Python takes itself apart
+    os._exit(0)  # gloo's threads sometimes crash the process while Python shuts down
 
 
 @pytest.mark.parametrize("stage,bf16", [(1, False), (2, True), (3, False)])

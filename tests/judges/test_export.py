@@ -1,4 +1,4 @@
-"""Checkpoints that Tessera saved whole: safetensors reads them, transformers loads them and computes the same."""
+"""Full checkpoints of Tessera: safetensors reads them, transformers loads them and computes the same."""
 import json
 
 import pytest
@@ -28,7 +28,7 @@ MODELS = {
 
 
 def train(tessera, model, text, ranks, dtype="fp32"):
-    """30 steps at a rate that moves every weight well away from its beginning; returns the saved folder."""
+    """30 steps at a rate that changes every weight considerably; returns the saved folder."""
     tessera.train(f"""
 model: {MODELS[model]}
 data: {{train: {json.dumps(str(text))}, tokenizer: bytes, batch_size: 4}}
@@ -75,7 +75,7 @@ def test_a_checkpoint_in_bfloat16(tessera, text):
 
 
 def test_numbered_files_with_a_tokenizer(tessera, text):
-    """A run saved while it trains, and exported: transformers opens both folders, tokenizer and all."""
+    """A run that saves during training and exports: transformers opens both folders, including the tokenizer."""
     first = train(tessera, "gpt2", text, 1)
     words = {chr(i): i for i in range(256)}
     PreTrainedTokenizerFast(

@@ -24,7 +24,7 @@ def test_gpt2(tessera, tmp_path, changes):
 
 
 def test_gpt2_under_the_hubs_names(tessera, tmp_path):
-    """The Hub's own files: no `transformer.` before the names, and each layer's causal mask as a buffer."""
+    """Files as on the Hub: names without `transformer.`, and each layer's causal mask as a buffer."""
     import torch
 
     model = gpt2()
@@ -66,7 +66,7 @@ def test_gpt2_one_token_and_all_positions(tessera, tmp_path):
 
 @pytest.mark.parametrize("make", [gpt2, llama, mistral, qwen2], ids=["gpt2", "llama", "mistral", "qwen2"])
 def test_greedy_continuation(tessera, tmp_path, make):
-    """Token by token the most probable one: the same text, whichever program writes it."""
+    """Greedy generation: both programs write the same text."""
     model = make()
     model.save_pretrained(tmp_path / "model")
     ids = prompt(10, model.config.vocab_size)
@@ -98,7 +98,7 @@ def test_llama(tessera, tmp_path, name):
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "llama3"])
 @pytest.mark.parametrize("keys", ["rope_parameters", "rope_scaling"])
 def test_llama_rotary_positions(tessera, tmp_path, tied, scaled, keys):
-    """Under both ways to write them in config.json: transformers 5's one object, and the two keys before it."""
+    """In both notations of config.json: the single object of transformers 5, and the two keys of earlier versions."""
     rope = dict(LLAMA3_ROPE) if scaled else {"rope_type": "default"}
     model = llama(rope_parameters={"rope_theta": 5000.0, **rope}, tie_word_embeddings=tied)
     folder = tmp_path / "llama"

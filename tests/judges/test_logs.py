@@ -1,4 +1,4 @@
-"""What a run logs, read by those it is for: TensorBoard's own reader, csv, json."""
+"""The logs of a run, read by TensorBoard's own reader, csv and json."""
 import csv
 import json
 
@@ -50,7 +50,7 @@ def test_tensorboard_reads_the_events(tessera, text):
     agree_with_metrics(scalars_of(tessera.folder / "tb"), lines)
 
 
-def test_tensorboard_reads_what_a_resumed_run_went_on_with(tessera, text):
+def test_tensorboard_reads_the_events_of_a_resumed_run(tessera, text):
     train(tessera, text, steps=5)
     lines = train(tessera, text, steps=STEPS)  # resumes at step 5
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, STEPS + 1))
@@ -71,7 +71,7 @@ def test_the_table_has_the_same_numbers(tessera, text):
         assert row["evaluation"] == row["value"] == ""
 
 
-def test_a_trace_is_what_the_format_asks_for(tessera, text):
+def test_a_trace_follows_the_format(tessera, text):
     """The Trace Event Format's document: complete events have ts and dur in microseconds, pid, tid, args; metadata
     names processes and threads. Perfetto nests slices of one thread: they must not overlap otherwise."""
     train(tessera, text, extra=f", trace: {tessera.folder / 'trace.json'}, trace_steps: [3, 5]", ranks=3)

@@ -1,4 +1,4 @@
-"""examples/partial_load against torch: a new head on a trunk with its moments, and a freeze that keeps the head's."""
+"""Compares examples/partial_load with torch: a new head on a trunk with its moments, and a freeze that keeps the head's."""
 import math
 import os
 import re
@@ -32,7 +32,7 @@ def points(first, outputs):
 
 
 def with_state_of(step, net, optimizer, steps, prefix):
-    """The moments of the parameters whose names begin with `prefix`, as they are in a step's folder."""
+    """The moments in a step's folder of the parameters whose names begin with `prefix`."""
     moments = load_file(step / "optimizer.safetensors")
     for name, parameter in net.named_parameters():
         if name.startswith(prefix):
@@ -62,7 +62,7 @@ def printed(output, what):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_goes_on_as_torch_does(tmp_path, ranks):
+def test_continues_as_torch_does(tmp_path, ranks):
     ended = subprocess.run([PROGRAM, "launch", "--nproc-per-node", str(ranks), "--", EXAMPLE, str(tmp_path / "out")],
                            capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -70,7 +70,7 @@ def test_goes_on_as_torch_does(tmp_path, ranks):
     pretrained, begun, ended_head = (tmp_path / "out" / path
                                      for path in ("pretrained/step-60", "new_head/step-0", "new_head/step-20"))
 
-    # The trunk by torch's own partial load, the new head as it began.
+    # The trunk by torch's own partial load, the new head with its initial values.
     net = Net(3)
     trunk = {name: tensor for name, tensor in load_file(pretrained / "model.safetensors").items()
              if name.startswith("trunk.")}

@@ -1,5 +1,5 @@
-"""The peers of `tessera bench`: on the same weights and samples their losses are Tessera's, step by step; what they cannot do
-is a row that says why."""
+"""The peers of `tessera bench`: on the same weights and samples their losses equal Tessera's, step by step; a row that a peer
+cannot run has a reason."""
 import json
 import pathlib
 import subprocess
@@ -86,7 +86,7 @@ def test_losses_of_sentence_pairs_agree(tessera):
     assert abs(expected[0] - expected[1]) > 0.1, "the data sets have different losses"
 
 
-def test_what_a_peer_cannot_do_is_refused_with_the_reason(tmp_path, text):
+def test_unsupported_runs_of_a_peer_are_refused_with_the_reason(tmp_path, text):
     resolved = {"model": {"architecture": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 16, "seq_len": 16},
                 "data": {"train": str(text), "batch_size": 2}, "train": {}, "sharding": {}}
     cases = [("pytorch", {"mode": "dp"}, "DataParallel"), ("pytorch", {"mode": "fsdp3"}, "fsdp2"),

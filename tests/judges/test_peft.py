@@ -1,5 +1,4 @@
-"""LoRA adapters go to PEFT and come from it: the same logits, the same losses while they are trained, the same
-merged weights."""
+"""LoRA adapters are exchanged with PEFT: the same logits, the same losses in training, the same merged weights."""
 import importlib.util
 import json
 import pathlib
@@ -49,7 +48,7 @@ def lora_of(kind, **settings):
 
 
 def scattered(model, seed=3):
-    """Both factors at random: PEFT's B is zero at first, with which an adapter changes nothing."""
+    """Both factors are random: PEFT's B is initially zero, with which an adapter changes nothing."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -75,7 +74,7 @@ def test_peft_loads_a_run_and_agrees(tessera, tmp_path, text, kind, base, ranks)
     theirs = logits_of(peft.PeftModel.from_pretrained(plain, step).eval(), ids)
     assert (theirs - without).abs().max() > 0.1, "the adapter should have learnt something"
     assert_close(tessera.logits(step, ids), theirs)
-    # Transformers alone opens the step as well, by its adapter_config.json.
+    # transformers also opens the step, by its adapter_config.json.
     assert_close(logits_of(AutoModelForCausalLM.from_pretrained(step).eval(), ids), theirs)
 
 
@@ -154,7 +153,7 @@ checkpoint: {{dir: {json.dumps(str(tmp_path / "out"))}, every: 6}}
     plain = SentenceTransformer(str(base), device="cpu")
     without = plain.encode(texts, convert_to_tensor=True)
     assert (ours - without).abs().max() > 1e-2, "the adapter should have learnt something"
-    # The step as it is, and its adapter over the base by PEFT.
+    # The step itself, and its adapter on the base by PEFT.
     whole = SentenceTransformer(str(step), device="cpu").encode(texts, convert_to_tensor=True)
     assert (ours - whole).abs().max() <= 1e-4
     model = peft.PeftModel.from_pretrained(AutoModel.from_pretrained(base), step).eval()

@@ -1,6 +1,6 @@
-"""Checkpoints to and from PyTorch: what FSDP writes on two ranks, `tessera convert` makes whole with every moment;
-what it writes, torch.load(weights_only=True) and torch.distributed.checkpoint load, and training goes on from there as
-if nothing had happened."""
+"""Checkpoints to and from PyTorch: `tessera convert` assembles the files of FSDP on two ranks, with every moment;
+torch.load(weights_only=True) and torch.distributed.checkpoint load its results, and training continues from there
+unchanged."""
 import os
 import tempfile
 import warnings
@@ -60,18 +60,18 @@ def rank_main(rank, meeting, function, *arguments):
     dist.init_process_group("gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=WORLD)
     function(rank, *arguments)
     dist.destroy_process_group()
-    os._exit(0)  # gloo's threads end the process now and then while Python takes itself apart
+    os._exit(0)  # gloo's threads sometimes crash the process while Python shuts down
 
 
 def save_rank(rank, folder):
-    """Trains five steps, saves in both forms, and goes on for five more."""
+    """Trains five steps, saves in both forms, and trains five more."""
     model, optimizer = sharded_net()
     train(model, optimizer, 0, 5)
     state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": state, "optimizer": optimizer_state}, storage_writer=dcp.FileSystemWriter(folder / "sharded"),
              planner=DefaultSavePlanner())
     whole, whole_optimizer = get_state_dict(model, optimizer, options=FULL)
-    if rank == 0:  # at once: the steps are the optimizer's own tensors
+    if rank == 0:  # immediately: the step counts are the optimizer's own tensors
         torch.save({"model": whole, "optimizer": whole_optimizer}, folder / "full.pt")
     losses = train(model, optimizer, 5, 10)
     if rank == 0:
@@ -79,7 +79,7 @@ def save_rank(rank, folder):
 
 
 def load_rank(rank, folder, name):
-    """Loads a DCP folder into new shards, saves them whole, and goes on for five steps."""
+    """Loads a DCP folder into new shards, saves the full state, and trains five steps."""
     model, optimizer = sharded_net()
     state, optimizer_state = get_state_dict(model, optimizer)
     both = {"model": state, "optimizer": optimizer_state}

@@ -22,7 +22,7 @@ def fixtures():
 
 
 FIXTURES = fixtures()
-# Characters that every Unicode edition at hand knows: PCRE2 10.42 has those of Unicode 14, as Python 3.11 does.
+# Characters that all Unicode versions in use have: PCRE2 10.42 has those of Unicode 14, as does Python 3.11.
 KNOWN = [code for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cs", "Cn")]
 SMALL = [code for code in KNOWN if code < 0x3000]
 

@@ -13,7 +13,7 @@ CLIP = 1.0
 
 
 def batches(text):
-    """The file's windows in their order, as `data.shuffle: false` gives them."""
+    """The file's windows in order, as with `data.shuffle: false`."""
     ids = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
     for step in range(STEPS):
         starts = [(step * BATCH + row) * TOKENS for row in range(BATCH)]

@@ -1,4 +1,4 @@
-"""Every kernel of the table has a row in kernels_bench, every row runs and says how far it is from its bound; unknown
+"""Every kernel of the table has a row in kernels_bench, every row runs and reports its ratio to its bound; unknown
 options are refused.
 
     python3 benchmark_rows_test.py KERNELS_BENCH REPOSITORY [Names | Runs]
@@ -28,7 +28,7 @@ class Names(unittest.TestCase):
         self.assertEqual([], [name for name in kernels() if name not in first])
         self.assertEqual(set(), first - set(kernels()) - {"head", "collective", "checkpoint"}, "rows of no kernel")
 
-    def test_what_is_not_understood_is_refused(self):
+    def test_unknown_options_are_refused(self):
         for argument in ("--rounds=0", "--rounds=many", "--ranks=-1", "--folder=/no/such/folder", "--colour=blue"):
             done = subprocess.run([BENCH, argument, "--benchmark_list_tests"], capture_output=True, text=True, check=False)
             self.assertEqual(2, done.returncode, argument)

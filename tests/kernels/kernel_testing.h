@@ -1,5 +1,5 @@
-// What the tests of vector kernels share: arrays of any dtype from doubles, error bounds, and
-// running a test for every instruction set that this processor has.
+// Shared by the tests of vector kernels: arrays of any dtype from doubles, error bounds, and
+// running a test for every instruction set of this processor.
 #pragma once
 
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ double widen(T value) {
   }
 }
 
-// A value in the type that kernels compute in: fp64 for double, fp32 for all others.
+// A value in the type in which kernels compute: fp64 for double, fp32 for all others.
 template <class T>
 auto to_compute(T value) {
   if constexpr (std::is_same_v<T, double>) {
@@ -77,7 +77,8 @@ std::vector<double> doubles(const std::vector<T>& values) {
   return out;
 }
 
-// Half a unit in the last place of T, relative; the smallest absolute step of a result for fp16.
+// Half a unit in the last place of T, relative; for fp16 also the smallest absolute step of a
+// result.
 template <class T>
 constexpr double half_ulp() {
   if constexpr (std::is_same_v<T, double>) return 0x1p-53;
@@ -87,7 +88,7 @@ constexpr double half_ulp() {
 }
 
 // One rounding to T, plus `ulps` roundings of the arithmetic (fp32, or fp64 for double) of values
-// as large as the reference or `magnitude`. The bound leaves a 16-bit result no second rounding.
+// as large as the reference or `magnitude`. The bound allows a 16-bit result no second rounding.
 template <class T>
 void expect_close(const std::vector<T>& out, const std::vector<double>& reference, double ulps,
                   double magnitude = 0.0) {
@@ -118,7 +119,7 @@ void expect_same_bits(const std::vector<T>& a, const std::vector<T>& b, const st
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(T)), 0) << what;
 }
 
-// Largest error, for comparisons with a plain low-precision implementation.
+// The largest error, for comparisons with a plain low-precision implementation.
 inline double largest_error(const std::vector<double>& out, const std::vector<double>& reference) {
   double largest = 0.0;
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -127,7 +128,8 @@ inline double largest_error(const std::vector<double>& out, const std::vector<do
   return largest;
 }
 
-// Runs body once for each instruction set that the kernels are compiled for and this processor has.
+// Runs body once for each instruction set that the kernels are compiled for and that this processor
+// has.
 template <class Body>
 void for_each_target(Body&& body) {
   constexpr std::int64_t compiled = HWY_SSE4 | HWY_AVX2 | HWY_AVX3;
@@ -144,7 +146,7 @@ void for_each_target(Body&& body) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
-// Runs body with one and with two compute threads; it returns what must not differ in a bit.
+// Runs body with one and with two compute threads; its results must be the same in every bit.
 template <class Body>
 void expect_thread_invariant(Body&& body) {
   const int before = compute_threads();
@@ -159,8 +161,8 @@ void expect_thread_invariant(Body&& body) {
   expect_same_bits(one, three, "1 and 3 threads differ");
 }
 
-// [0, n) in one call against pieces cut at every kind of place. `run(first, last, out)` computes
-// elements [first, last) into out + first.
+// Compares [0, n) in one call with pieces cut at every kind of place. `run(first, last, out)`
+// computes elements [first, last) into out + first.
 template <class T, class Run>
 void expect_cut_invariant(std::int64_t n, Run&& run) {
   std::vector<T> whole(static_cast<std::size_t>(n));

@@ -1,6 +1,5 @@
-// A rank that uses the control plane alone, for scripts/several-hosts: it exchanges messages with
-// the others, says how far it is, and ends as `tessera` does.
-//
+// A rank that uses only the control plane, for scripts/several-hosts: it exchanges messages with
+// the other ranks, prints its progress, and ends as `tessera` does.
 //   control_ranks ROUNDS PAUSE_MS BYTES
 #include <chrono>
 #include <cstdio>

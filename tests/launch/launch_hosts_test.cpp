@@ -1,5 +1,5 @@
-// `tessera launch` on several hosts, which are all this one: what ranks are told, and how launchers
-// end together. scripts/several-hosts does the same between network namespaces.
+// `tessera launch` on several hosts, which are all this machine: the ranks' environment, and how
+// launchers end together. scripts/several-hosts does the same between network namespaces.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -37,7 +37,7 @@ bool port_is_free(int port) {
   return free;
 }
 
-// The launchers of a job. Each host has its own words before the program.
+// The launchers of a job. Each host has its own arguments before the program.
 class Hosts {
  public:
   Hosts() {
@@ -63,7 +63,7 @@ class Hosts {
   }
   Program& operator[](std::size_t index) { return *launchers_[index]; }
   [[nodiscard]] int port() const { return port_; }
-  // All ranks of both hosts, which say so.
+  // True when all ranks of both hosts have printed these words.
   [[nodiscard]] bool have_begun(const std::string& words) {
     return eventually(
         [&] { return launchers_[0]->out() == words && launchers_[1]->out() == words; });
@@ -93,7 +93,7 @@ std::vector<std::string> host_lines(const std::string& text) {
   return lines;
 }
 
-// A time to sleep that no other process has.
+// A sleep time that no other process uses.
 std::string host_sleep() {
   static int count = 0;
   return "sleep 8888." + std::to_string(::getpid()) + std::to_string(++count);
@@ -111,7 +111,7 @@ TEST(LaunchHosts, RanksGetTorchrunsEnvironment) {
   const std::string rest = " 127.0.0.1 " + std::to_string(hosts.port()) + " 0 " + the_key;
   EXPECT_EQ(host_lines(hosts[0].out()), Words{"2 0 3 1 1 2" + rest});
   EXPECT_EQ(host_lines(hosts[1].out()), (Words{"0 0 3 2 0 2" + rest, "1 1 3 2 0 2" + rest}));
-  // One name for all, which node 0 has made up.
+  // One run id for all ranks, which node 0 has generated.
   std::set<std::string> names;
   for (const std::size_t host : {0u, 1u}) {
     for (const std::string& line : host_lines(hosts[host].err())) names.insert(line);
@@ -119,7 +119,7 @@ TEST(LaunchHosts, RanksGetTorchrunsEnvironment) {
   EXPECT_EQ(names.size(), 1u);
 }
 
-TEST(LaunchHosts, AcceleratesWordsCountTheRanksOfAllHosts) {
+TEST(LaunchHosts, AcceleratesOptionsCountTheRanksOfAllHosts) {
   Hosts hosts;
   const std::string port = std::to_string(hosts.port());
   const TemporaryFolder folder;
@@ -160,8 +160,9 @@ TEST(LaunchHosts, ARankThatIsKilledEndsAllHosts) {
   EXPECT_TRUE(eventually([&] { return processes_with(sleep) == 0; }));
 }
 
-// The kernel may take longer to end a killed process than the others to notice that it is gone.
-TEST(LaunchHosts, ARankWhoseKillingIsSeenLateIsStillTheCause) {
+// The kernel may take longer to end a killed process than the other ranks take to notice that it is
+// gone.
+TEST(LaunchHosts, AKilledRankThatIsNoticedLateIsStillTheCause) {
   Hosts hosts;
   const std::string sleep = host_sleep();
   hosts.start(0, {"--nproc-per-node", "2"}, sleep);
@@ -172,7 +173,7 @@ TEST(LaunchHosts, ARankWhoseKillingIsSeenLateIsStillTheCause) {
   hosts.expect_said("was killed by signal 9 (SIGKILL)");
 }
 
-// The host that is lost is named by the other, with its ranks, whichever of the two it is.
+// The other host names the lost host with its ranks, whichever of the two was lost.
 TEST(LaunchHosts, ALauncherThatIsKilledEndsTheOther) {
   for (const std::size_t killed : {0u, 1u}) {
     Hosts hosts;
@@ -199,7 +200,7 @@ TEST(LaunchHosts, RestartsAreTogether) {
                              mark + "; then touch " + mark + "; exit 9; fi; test -e " + mark +
                              " || sleep 100";
   hosts.start(0, {"--nproc-per-node", "2", "--max-restarts", "2"}, script);
-  hosts.start(1, {"--nproc-per-node", "2"}, script);  // node 0's number holds
+  hosts.start(1, {"--nproc-per-node", "2"}, script);  // node 0's number counts
   hosts.expect_codes({0, 0});
   hosts.expect_said("restarting all 4 ranks (restart 1 of 2)");
   EXPECT_EQ(host_lines(hosts[1].out()), (Words{"2:0", "2:1", "3:0", "3:1"}));
@@ -220,8 +221,8 @@ TEST(LaunchHosts, ASignalToOneStopsAll) {
   }
 }
 
-// While the ranks of a failed attempt still end, which takes this one three seconds.
-TEST(LaunchHosts, WhatIsStoppedDoesNotStartAgain) {
+// While the ranks of a failed attempt are still ending, which takes this one three seconds.
+TEST(LaunchHosts, AStoppedJobDoesNotRestart) {
   for (const std::size_t told : {0u, 1u}) {
     Hosts hosts;
     const TemporaryFolder folder;
@@ -243,8 +244,8 @@ TEST(LaunchHosts, WhatIsStoppedDoesNotStartAgain) {
   }
 }
 
-// "Save and go on", with nobody there to save.
-TEST(LaunchHosts, AnEarlyWarningDoesNotEndTheMeeting) {
+// A signal that asks to save and continue, before there are ranks that could save.
+TEST(LaunchHosts, AnEarlyWarningDoesNotEndTheRendezvous) {
   Hosts hosts;
   hosts.start(0, {}, "echo $RANK");
   std::this_thread::sleep_for(seconds(1));
@@ -254,8 +255,8 @@ TEST(LaunchHosts, AnEarlyWarningDoesNotEndTheMeeting) {
   hosts.expect_codes({0, 0});
 }
 
-// For longer than a launcher may be silent.
-TEST(LaunchHosts, APagerThatPausesEndsNobody) {
+// For longer than the time for which a launcher may be silent.
+TEST(LaunchHosts, APagerThatPausesEndsNoHost) {
   Hosts hosts;
   const TemporaryFolder folder;
   const std::string shown = (folder / "shown").string();
@@ -277,7 +278,7 @@ TEST(LaunchHosts, APagerThatPausesEndsNobody) {
   EXPECT_EQ(std::count(text.begin(), text.end(), 'x'), 1050000);
 }
 
-TEST(LaunchHosts, AnotherKeyDoesNotComeInAndTheRightOneDoes) {
+TEST(LaunchHosts, AWrongKeyIsRejectedAndTheRightOneAdmitted) {
   Hosts hosts;
   hosts.start(0, {}, "echo $RANK");
   hosts.start(1, {}, "echo $RANK", "a-key-of-another-job");
@@ -295,7 +296,7 @@ TEST(LaunchHosts, AnotherKeyDoesNotComeInAndTheRightOneDoes) {
   }
 }
 
-TEST(LaunchHosts, OneNumberTwiceIsRefused) {
+TEST(LaunchHosts, ADuplicateNodeNumberIsRefused) {
   Hosts hosts;
   const std::string sleep = host_sleep();
   hosts.start(0, {}, sleep, the_key, 3);
@@ -306,13 +307,13 @@ TEST(LaunchHosts, OneNumberTwiceIsRefused) {
   EXPECT_EQ(hosts[refused].wait(), 3);
   EXPECT_NE(hosts[refused].err().find("--node-rank 1: node 1 (pid "), std::string::npos)
       << hosts[refused].err();
-  // Waiting ends by a signal as well.
+  // A signal ends the waiting too.
   hosts[0].signal(SIGTERM);
   EXPECT_EQ(hosts[0].wait(), 143) << hosts[0].err();
   EXPECT_EQ(hosts[3 - refused].wait(), 7) << hosts[3 - refused].err();
 }
 
-TEST(LaunchHosts, WhoDoesNotComeIsNamed) {
+TEST(LaunchHosts, AMissingHostIsNamed) {
   Hosts hosts;
   hosts.start(0, {"--rdzv-conf", "join_timeout=1"}, "true", the_key, 3);
   hosts.start(2, {}, "true", the_key, 3);
@@ -324,7 +325,7 @@ TEST(LaunchHosts, WhoDoesNotComeIsNamed) {
   others.expect_said("node 1 did not find node 0's launcher at 127.0.0.1 port ");
 }
 
-TEST(LaunchHosts, AProgramThatCannotRunOnOneIsSaidByAll) {
+TEST(LaunchHosts, AProgramThatCannotRunOnOneHostIsReportedByAll) {
   Hosts hosts;
   hosts.start(0, {}, host_sleep());
   Words all = {"launch",
@@ -343,8 +344,8 @@ TEST(LaunchHosts, AProgramThatCannotRunOnOneIsSaidByAll) {
   hosts.expect_said("cannot run /nowhere/program");
 }
 
-// Silent connections and random bytes at the port where the launchers meet.
-TEST(LaunchHosts, StrangersAtTheMeetingDisturbNobody) {
+// Silent connections and random bytes at the port of the launchers' rendezvous.
+TEST(LaunchHosts, UnauthenticatedConnectionsDoNotAffectLaunchers) {
   Hosts hosts;
   hosts.start(0, {}, "echo $RANK");
   std::vector<int> strangers;
@@ -368,7 +369,7 @@ TEST(LaunchHosts, StrangersAtTheMeetingDisturbNobody) {
   for (const int socket : strangers) ::close(socket);
 }
 
-TEST(LaunchHosts, WhatIsMissingOrWrongIsOneLine) {
+TEST(LaunchHosts, MissingOrWrongOptionsGiveOneLine) {
   const auto refused = [](Words words, int code, const std::string& part,
                           const std::string& key = the_key) {
     words.insert(words.begin(), "launch");
@@ -386,18 +387,18 @@ TEST(LaunchHosts, WhatIsMissingOrWrongIsOneLine) {
     return words;
   };
   refused({"--nnodes", "2", "--node-rank", "0"}, 2, "--nnodes 2: give --master-addr");
-  refused({"--nnodes", "2", "--master-addr", "x"}, 2, "--nnodes 2: give each host its --node-rank");
-  refused({"--nnodes", "1:2"}, 2, "hosts that come and go are not available");
-  refused({"--nnodes", "none"}, 2, "--nnodes none: a number of hosts from 1 to 4096");
-  refused({"--node-rank", "1"}, 2, "--node-rank 1: of 1 host the numbers are 0 to 0");
+  refused({"--nnodes", "2", "--master-addr", "x"}, 2, "--nnodes 2: give each node its --node-rank");
+  refused({"--nnodes", "1:2"}, 2, "nodes that join and leave are not supported");
+  refused({"--nnodes", "none"}, 2, "--nnodes none: must be a number of nodes from 1 to 4096");
+  refused({"--node-rank", "1"}, 2, "--node-rank 1: the numbers of 1 node are 0 to 0");
   refused({"--nnodes", "2", "--node-rank", "2", "--master-addr", "localhost"}, 2,
-          "--node-rank 2: of 2 hosts the numbers are 0 to 1");
+          "--node-rank 2: the numbers of 2 nodes are 0 to 1");
   refused(with({"--master-port", "65535"}), 2, "use one below 65535");
-  refused(with({"--num-processes", "3"}), 2, "--num-processes 3: these are the ranks of all hosts");
+  refused(with({"--num-processes", "3"}), 2, "--num-processes 3: these are the ranks of all nodes");
   refused(with({"--num-processes", "cpu"}), 2, "write --nproc-per-node cpu");
   refused(with({"--num-processes", "2", "--nproc-per-node", "1"}), 2, "keep one");
   refused(with({"--rdzv-conf", "join_timeout=soon"}), 2, "a number of seconds");
-  refused(two, 3, "need a key that strangers on the network do not have", "");
+  refused(two, 3, "need a secret key", "");
   refused(two, 3, "TESSERA_JOB_KEY holds no job key", "short");
   refused(with({"--no-job-key", "--job-key-file", "x"}), 2, "keep one");
   const TemporaryFolder folder;
@@ -405,8 +406,8 @@ TEST(LaunchHosts, WhatIsMissingOrWrongIsOneLine) {
   refused(with({"--job-key-file", (folder / "key").string()}), 3, "chmod 600");
 }
 
-// Between processes the key travels in the environment alone.
-TEST(LaunchHosts, AKeyIsMadeForOneHostAndStandsInNoCommandLine) {
+// The key is passed between processes only in the environment.
+TEST(LaunchHosts, AKeyIsGeneratedForOneHostAndIsInNoCommandLine) {
   const std::string sleep = host_sleep();
   Program program(
       {"launch", "--nproc-per-node", "2", "--", "sh", "-c", "echo $TESSERA_JOB_KEY; " + sleep},

@@ -1,5 +1,5 @@
-// torchrun's and Accelerate's ways to say things to `tessera launch`; what ranks print; ranks that
-// are threads.
+// The options of torchrun and Accelerate for `tessera launch`; the ranks' output; ranks that are
+// threads.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -29,7 +29,7 @@ std::vector<std::string> sorted_lines(const std::string& text) {
 
 using Words = std::vector<std::string>;
 
-// `sh -c SCRIPT` started by `tessera launch` and these words.
+// `sh -c SCRIPT`, started by `tessera launch` with these options.
 Ended started(Words words, const std::string& script) {
   words.insert(words.begin(), "launch");
   words.insert(words.end(), {"sh", "-c", script});
@@ -51,16 +51,17 @@ TEST(LaunchSpelling, TheProgramNeedsNoDashesBeforeIt) {
   }
 }
 
-TEST(LaunchSpelling, WhatHasNoUseIsSaid) {
+TEST(LaunchSpelling, OptionsWithoutEffectAreReported) {
   const Ended ended = started({"--rdzv-backend", "c10d", "--rdzv_endpoint", "localhost:29400",
                                "--rdzv-id=job", "--nproc-per-node", "2"},
                               "echo $TORCHELASTIC_RUN_ID");
   EXPECT_EQ(ended.code, 0);
   EXPECT_EQ(ended.out, "job\njob\n");
-  EXPECT_EQ(ended.err, "tessera: --rdzv-* has no use: ranks of one machine meet without it\n");
+  EXPECT_EQ(ended.err,
+            "tessera: --rdzv-* has no effect: the ranks of one node find each other without it\n");
 }
 
-TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
+TEST(LaunchSpelling, UnsupportedOptionsAreRefusedByName) {
   const auto refused = [](const Words& words, const std::string& expected) {
     const Ended ended = started(words, "true");
     EXPECT_EQ(ended.code, 2) << ended.err;
@@ -69,7 +70,7 @@ TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
   };
   refused({"-m", "train"}, "-m train: a program is started, not a Python module; write python3 -m");
   refused({"--module=train"}, "write python3 -m train");
-  refused({"--nnodes", "1:2"}, "--nnodes 1:2: hosts that come and go");
+  refused({"--nnodes", "1:2"}, "--nnodes 1:2: nodes that join and leave");
   refused({"--node_rank", "1"}, "--node-rank 1: of 1 host");
   refused({"--rdzv-endpoint", "node7:29400"}, "--rdzv-endpoint node7:29400");
   refused({"--nproc-per-nod", "2"},
@@ -78,7 +79,7 @@ TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
   refused({"--tee", "7"}, "--tee 7: must be 1 (stdout)");
   refused({"--threads", "2"}, "--threads 2: starts the ranks of tessera train");
   if (backend_of(DeviceType::cuda).device_count() == 0) {
-    refused({"--nproc-per-node", "gpu"}, "there is no GPU to start ranks for");
+    refused({"--nproc-per-node", "gpu"}, "found no GPU to start ranks for");
   }
   const TemporaryFolder folder;
   const std::string script = (folder / "train.py").string();
@@ -118,7 +119,7 @@ TEST(LaunchSpelling, APortThatAnotherProgramHasIsOneLine) {
   EXPECT_EQ(free.out, port + "\n");
 }
 
-TEST(LaunchSpelling, AConfigurationFileSaysHowManyAndWhere) {
+TEST(LaunchSpelling, AConfigurationFileGivesNumbersAndAddresses) {
   const TemporaryFolder folder;
   const std::string file = (folder / "a.yaml").string();
   std::ofstream(file) << "distributed_type: FSDP\nnum_processes: 3\ngpu_ids: 0,1\n"
@@ -129,7 +130,7 @@ TEST(LaunchSpelling, AConfigurationFileSaysHowManyAndWhere) {
   EXPECT_EQ(three.out, "3 0,1 localhost\n3 0,1 localhost\n3 0,1 localhost\n");
   const Ended one = started({"--config_file", file, "--num_processes", "1"}, script);
   EXPECT_EQ(one.out, "1 0,1 localhost\n");
-  // A given 0 goes before the file's port, which another program has.
+  // A given 0 overrides the file's port, which another program uses.
   std::ofstream(file) << "distributed_type: FSDP\nnum_processes: 1\nmain_process_port: 1\n";
   const Ended free =
       started({"--config-file", file, "--master-port", "0"}, "test $MASTER_PORT -gt 1 && echo yes");
@@ -137,8 +138,7 @@ TEST(LaunchSpelling, AConfigurationFileSaysHowManyAndWhere) {
   std::ofstream(file) << "distributed_type: FSDP\n";
   const Ended unsaid = started({"--config-file", file}, script);
   EXPECT_EQ(unsaid.code, 2);
-  EXPECT_NE(unsaid.err.find("does not say num_processes; give --nproc-per-node"),
-            std::string::npos);
+  EXPECT_NE(unsaid.err.find("has no num_processes; give --nproc-per-node"), std::string::npos);
 }
 
 TEST(LaunchOutput, LinesAreWholeAndNumbered) {
@@ -191,7 +191,8 @@ TEST(LaunchOutput, AFileForEachRank) {
                 (Words{"err" + rank, "out" + rank}));
     }
   }
-  // Behind a restart the first attempt's words are there as well; failures still come out.
+  // After a restart the output of the first attempt is in the files too; failures are still
+  // printed.
   const Ended fails = started({"--max-restarts", "1", "--log-dir", logs},
                               "echo attempt $TORCHELASTIC_RESTART_COUNT; exit 9");
   EXPECT_EQ(fails.code, 9);
@@ -199,7 +200,7 @@ TEST(LaunchOutput, AFileForEachRank) {
   EXPECT_EQ(read_text(logs + "/rank-0.log"), "attempt 0\nattempt 1\n");
   const Ended nowhere = started({"--log-dir", "/proc/none"}, "true");
   EXPECT_EQ(nowhere.code, 3);
-  EXPECT_NE(nowhere.err.find("--log-dir /proc/none cannot be made"), std::string::npos);
+  EXPECT_NE(nowhere.err.find("--log-dir /proc/none cannot be created"), std::string::npos);
 }
 
 TEST(LaunchOutput, AFileHasWhatTheRankWroteToTheByte) {
@@ -218,7 +219,7 @@ TEST(LaunchOutput, AFullDiskIsReportedOnceAndEndsNoRank) {
               "for i in 1 2 3; do echo $i; sleep 0.1; done; touch " + (folder / "ended").string());
   EXPECT_EQ(ended.code, 5);
   EXPECT_TRUE(std::filesystem::exists(folder / "ended"));
-  EXPECT_NE(ended.err.find("rank-0.log: what rank 0 prints is not kept from here on: "),
+  EXPECT_NE(ended.err.find("rank-0.log: the output of rank 0 is not kept from here on: "),
             std::string::npos)
       << ended.err;
   EXPECT_NE(ended.err.find("No space left on device"), std::string::npos) << ended.err;
@@ -277,7 +278,7 @@ TEST(LaunchOutput, AFullStandardOutputIsCodeFive) {
   EXPECT_EQ(in_shell("--tee 3 -- yes", "> /dev/full").code, 5);
 }
 
-TEST(LaunchOutput, MuchOfItComesThroughWhole) {
+TEST(LaunchOutput, LargeOutputArrivesCompletely) {
   const Ended ended = started({"--nproc-per-node", "2", "--tee", "3"},
                               "seq 1 20000; head -c 200000 /dev/zero | tr '\\0' x");
   ASSERT_EQ(ended.code, 0);
@@ -313,7 +314,7 @@ TEST(LaunchThreads, HaveTheBitsOfProcesses) {
   EXPECT_EQ(read_text(folder.path("threads/step-3/model.safetensors")), weights);
 }
 
-// Nobody has to put a build on PATH.
+// The build need not be on PATH.
 TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   const std::map<std::string, std::string> bare = {{"PATH", "/usr/bin:/bin"}};
   Program itself({"launch", "--nproc-per-node", "2", "--", "tessera", "version"}, bare);
@@ -321,7 +322,7 @@ TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   const std::string versions = itself.out();
   EXPECT_EQ(versions.substr(0, 8), "tessera ");
   EXPECT_EQ(std::count(versions.begin(), versions.end(), '\n'), 2) << versions;
-  // One that is there goes first.
+  // A program on PATH takes precedence.
   const TemporaryFolder folder;
   std::ofstream(folder / "tessera") << "#!/bin/sh\necho another\n";
   std::filesystem::permissions(folder / "tessera", std::filesystem::perms::owner_all);
@@ -331,9 +332,9 @@ TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   EXPECT_EQ(another.out(), "another\n");
   Program word({"launch", "--", "train", "recipe.yaml"}, bare);
   EXPECT_EQ(word.wait(), 2);
-  EXPECT_EQ(word.err(),
-            "tessera: error: cannot run train: there is no program of this name; did you mean "
-            "tessera train?\n");
+  EXPECT_EQ(
+      word.err(),
+      "tessera: error: cannot run train: no program has this name; did you mean tessera train?\n");
 }
 
 }  // namespace

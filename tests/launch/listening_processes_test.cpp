@@ -1,4 +1,5 @@
-// Who listens to a signal: not who blocks it for the moment in which it makes a process.
+// Processes that handle a signal, as opposed to those that only block it while they start a
+// process.
 #include "launch/listening_processes.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@ namespace {
 
 enum class Way { nothing, handles, ignores, blocks, blocks_for_a_moment };
 
-// What a child does until it is killed, from when it has written a byte.
+// The child's behaviour after it has written a byte, until it is killed.
 [[noreturn]] void live(Way way, int ready) {
   sigset_t set;
   sigemptyset(&set);
@@ -34,7 +35,7 @@ enum class Way { nothing, handles, ignores, blocks, blocks_for_a_moment };
   for (;;) ::pause();
 }
 
-// Whether processes_that_bear() finds a child of that way.
+// True if processes_that_bear() finds a child with this behaviour.
 bool is_found(Way way) {
   std::array<int, 2> ready{};
   EXPECT_EQ(::pipe(ready.data()), 0);
@@ -52,13 +53,13 @@ bool is_found(Way way) {
   return found;
 }
 
-TEST(ListeningProcesses, HandleIgnoreOrGoOnBlocking) {
+TEST(ListeningProcesses, HandleIgnoreOrKeepBlocking) {
   EXPECT_TRUE(is_found(Way::handles));
   EXPECT_TRUE(is_found(Way::ignores));
   EXPECT_TRUE(is_found(Way::blocks));
 }
 
-TEST(ListeningProcesses, AreNotThoseThatItWouldEnd) {
+TEST(ListeningProcesses, DoNotIncludeProcessesThatTheSignalWouldEnd) {
   EXPECT_FALSE(is_found(Way::nothing));
   EXPECT_FALSE(is_found(Way::blocks_for_a_moment));
 }

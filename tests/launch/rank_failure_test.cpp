@@ -1,4 +1,5 @@
-// A rank of a training run is killed, or stops: the job ends soon, names it, and leaves nothing.
+// A rank of a training run is killed, or stopped: the job ends soon, names it, and leaves nothing
+// behind.
 #include "tests/cli/training_testing.h"
 
 namespace tessera::cli {
@@ -16,7 +17,7 @@ using testing::Settings;
 using testing::train_arguments;
 using testing::TrainingFolder;
 
-// A run that would not end by itself, a few steps on its way.
+// A run that does not end by itself, after a few steps.
 class LongRun {
  public:
   explicit LongRun(int ranks, const std::map<std::string, std::string>& environment = {})
@@ -27,7 +28,7 @@ class LongRun {
     const std::string jsonl = folder_.path("m.jsonl");
     under_way = eventually([&] { return testing::lines_of(jsonl) >= 3; });
   }
-  // Processes of the job have the metrics file of this folder in their command line.
+  // The processes of the job have the metrics file of this folder in their command line.
   [[nodiscard]] int processes() const { return testing::processes_with(folder_.path("m.jsonl")); }
 
  private:
@@ -57,14 +58,14 @@ TEST(RankFailure, AKilledRankEndsTheJobWithin5SecondsAndIsNamed) {
   }
 }
 
-TEST(RankFailure, NothingThatCouldStayHasAName) {
+TEST(RankFailure, SharedMemoryHasNoName) {
   LongRun run(2);
   ASSERT_TRUE(run.under_way) << run.program.err();
   for (const int rank : {0, 1}) {
     const fs::path process =
         fs::path("/proc") / std::to_string(pid_of_rank(run.program.pid(), rank));
     const std::string maps = read_text(process / "maps");
-    // The job's memory is a file without a name, which ends with its last user.
+    // The job's memory is an unnamed file, which is freed with its last user.
     EXPECT_NE(maps.find("/memfd:tessera"), std::string::npos);
     EXPECT_EQ(maps.find("/dev/shm/"), std::string::npos) << maps;
     EXPECT_EQ(maps.find("/SYSV"), std::string::npos) << maps;
@@ -76,8 +77,8 @@ TEST(RankFailure, NothingThatCouldStayHasAName) {
   }
 }
 
-// With the limit that users have.
-TEST(RankFailure, AStoppedRankEndsTheJobWithin6SecondsAndIsNamedWithWhatItDid) {
+// With the default limit.
+TEST(RankFailure, AStoppedRankEndsTheJobWithin6SecondsAndIsNamed) {
   LongRun run(3);
   ASSERT_TRUE(run.under_way) << run.program.err();
   const pid_t pid = pid_of_rank(run.program.pid(), 1);
@@ -96,7 +97,7 @@ TEST(RankFailure, AStoppedRankEndsTheJobWithin6SecondsAndIsNamedWithWhatItDid) {
   EXPECT_TRUE(eventually([&] { return run.processes() == 0; }));
 }
 
-TEST(RankFailure, AKilledLauncherTakesItsRanksAlong) {
+TEST(RankFailure, AKilledLauncherEndsItsRanks) {
   LongRun run(2);
   ASSERT_TRUE(run.under_way) << run.program.err();
   run.program.signal(SIGKILL);
@@ -107,9 +108,9 @@ TEST(RankFailure, AKilledLauncherTakesItsRanksAlong) {
 TEST(RankFailure, ASecondSignalDoesNotWaitForTheSave) {
   LongRun run(2);
   ASSERT_TRUE(run.under_way) << run.program.err();
-  // Rank 1 cannot come to the end of its step any more.
+  // Rank 1 cannot finish its step any more.
   const pid_t pid = pid_of_rank(run.program.pid(), 1);
-  ASSERT_GT(pid, 0);  // kill(-1) would stop every process of this machine
+  ASSERT_GT(pid, 0);  // kill(-1) would stop every process on this machine
   ASSERT_EQ(::kill(pid, SIGSTOP), 0);
   run.program.signal(SIGINT);
   EXPECT_EQ(run.program.wait(std::chrono::milliseconds(700)), -1);

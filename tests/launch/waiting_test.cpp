@@ -1,4 +1,4 @@
-// Ranks and launchers that wait for others say for whom, where and until when.
+// Waiting ranks and launchers report for whom they wait, where and until when.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using Environment = std::map<std::string, std::string>;
 
 constexpr const char* waiters_key = "the-key-of-this-test";
 
-// The launchers' own port is the one after it.
+// The launchers' own port is the next one.
 int pair_of_ports() {
   static int count = 0;
   return 42000 + (::getpid() * 37 + 2 * count++) % 18000;
@@ -31,7 +31,7 @@ std::unique_ptr<Program> launcher(int node, int nodes, int port,
       Environment{{"TESSERA_JOB_KEY", waiters_key}});
 }
 
-// A rank of two, on one host or each on its own.
+// One of two ranks, on one host or each on its own host.
 std::unique_ptr<Program> rank_alone(int rank, int hosts, int port,
                                     const std::string& address = "127.0.0.1") {
   return std::make_unique<Program>(
@@ -52,8 +52,8 @@ void expect_waits(const Program& program, const std::string& said) {
   EXPECT_TRUE(it_does) << said << " is not in: " << program.err();
 }
 
-// Once, and the waiting goes on.
-TEST(Waiting, LaunchersSayForWhom) {
+// The message is printed once, and the waiting continues.
+TEST(Waiting, LaunchersReportForWhom) {
   const int of_first = pair_of_ports(), of_second = pair_of_ports();
   const auto first = launcher(0, 3, of_first);
   const auto second = launcher(1, 2, of_second);
@@ -61,7 +61,7 @@ TEST(Waiting, LaunchersSayForWhom) {
                            std::to_string(of_first + 1) + "; it gives up in 59");
   expect_waits(*second, "node 1 waits for node 0's launcher at 127.0.0.1 port " +
                             std::to_string(of_second + 1) +
-                            " (nobody listens there); it gives up in 59");
+                            " (no program listens there); it gives up in 59");
   const std::string said = second->err();
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   const auto leader = launcher(0, 2, of_second);
@@ -69,7 +69,7 @@ TEST(Waiting, LaunchersSayForWhom) {
   EXPECT_EQ(second->wait(), 0) << second->err();
 }
 
-TEST(Waiting, RanksSayForWhom) {
+TEST(Waiting, RanksReportForWhom) {
   const int here_0 = pair_of_ports(), here_1 = pair_of_ports();
   const int there_0 = pair_of_ports(), there_1 = pair_of_ports();
   const auto rank_0 = rank_alone(0, 1, here_0);
@@ -87,7 +87,7 @@ TEST(Waiting, RanksSayForWhom) {
                "rank 1 waits for rank 0 at 127.0.0.1 port " + std::to_string(there_1));
 }
 
-TEST(Waiting, AnAddressThatIsNoneIsNotWaitedFor) {
+TEST(Waiting, AnInvalidAddressIsNotWaitedFor) {
   const std::string none = "no_such_host.invalid";
   std::vector<std::unique_ptr<Program>> programs;
   for (const int number : {0, 1}) {

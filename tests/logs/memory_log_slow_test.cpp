@@ -1,5 +1,5 @@
-// Plan against measurement: two dozen runs of the program, each with the plan of its memory beside
-// what it held. The table is printed.
+// Compares plans with measurements: two dozen runs of the program, each with the plan of its memory
+// and the memory that it held. The table is printed.
 #include <fmt/format.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// log.memory: when it is written, what is in it, and when the user is warned.
+// log.memory: when it is written, its contents, and when the user is warned.
 #include "logs/memory_log.h"
 
 #include "tests/cli/training_testing.h"
@@ -18,7 +18,7 @@ RankMemory memory_of(std::size_t parameters, std::size_t activations) {
   return memory;
 }
 
-TEST(MemoryLogFile, WarnsOfWhatIsNotAsPlanned) {
+TEST(MemoryLogFile, WarnsOfDifferencesFromThePlan) {
   EXPECT_EQ(memory_difference(memory_of(1000, 1000), memory_of(1000, 1000)), std::nullopt);
   EXPECT_EQ(memory_difference(memory_of(1000, 1000), memory_of(1000, 1039)), std::nullopt);
   EXPECT_EQ(memory_difference(memory_of(1000, 1000), memory_of(1000, 1050)),
@@ -27,7 +27,7 @@ TEST(MemoryLogFile, WarnsOfWhatIsNotAsPlanned) {
             "warning: memory is not as planned: parameters 1000 B planned and 999 B measured");
 }
 
-// Both halves of the file, and that they agree in what they must.
+// Checks both halves of the file, and that they agree where they must.
 void expect_as_planned(const std::string& file) {
   const nlohmann::json log = nlohmann::json::parse(read_text(file));
   ASSERT_EQ(log.size(), 2u);
@@ -41,14 +41,14 @@ void expect_as_planned(const std::string& file) {
 
 TEST(MemoryLogFile, HasPlanAndMeasurement) {
   const TrainingFolder folder;
-  const std::string file = folder.path("logs/memory.json");  // the folder is made
+  const std::string file = folder.path("logs/memory.json");  // the folder is created
   const Ended ended = testing::train(2, folder.small() + Settings{{"log.memory", file}});
   EXPECT_EQ(ended.err.find("warning"), std::string::npos) << ended.err;
   expect_as_planned(file);
 }
 
-// A run of one step, which has its moments when it is over, and one that resumes, which has them
-// when it begins.
+// A run of one step, which has its moments at the end, and a resumed run, which has them from the
+// start.
 TEST(MemoryLogFile, IsRightForShortAndResumedRuns) {
   const TrainingFolder folder;
   const std::string file = folder.path("memory.json");

@@ -1,5 +1,6 @@
 // The JSONL file and the progress line.
 #include "logs/metrics.h"
+#include "base/host_memory.h"
 
 #include <gtest/gtest.h>
 
@@ -63,7 +64,7 @@ TEST(Metrics, FloatsComeBackExactly) {
   }
 }
 
-TEST(Metrics, WhatJsonCannotSayIsNull) {
+TEST(Metrics, NonFiniteNumbersAreNull) {
   StepMetrics metrics = step(1);
   metrics.loss = std::numeric_limits<float>::quiet_NaN();
   metrics.grad_norm = std::numeric_limits<float>::infinity();
@@ -72,7 +73,7 @@ TEST(Metrics, WhatJsonCannotSayIsNull) {
   EXPECT_TRUE(object["grad_norm"].is_null());
 }
 
-TEST(Metrics, EveryStepIsThereAtOnceAndResumeDropsLaterOnes) {
+TEST(Metrics, EveryStepIsWrittenAtOnceAndResumeDropsLaterOnes) {
   const TemporaryFolder folder;
   const auto path = folder / "new/folder/metrics.jsonl";
   {
@@ -105,12 +106,12 @@ TEST(Metrics, OtherFilesAreLeftAlone) {
   EXPECT_THROW(MetricsWriter("/dev/full", 0).write(step(1)), Error);
 }
 
-TEST(Metrics, PeakMemoryIsThisProcesss) {
+TEST(Metrics, PeakMemoryIsThatOfThisProcess) {
   EXPECT_GT(peak_resident_bytes(), 1 << 20);
 }
 
-// As torchrun starts ranks: from a process that holds far more than they do.
-TEST(Metrics, PeakMemoryIsNotThatOfTheProcessItWasBefore) {
+// As torchrun starts ranks: from a process that holds far more memory than they do.
+TEST(Metrics, PeakMemoryIsNotThatOfTheProcessBeforeExec) {
   const testing::TrainingFolder folder;
   std::string arguments;
   for (const std::string& argument : testing::train_arguments(
@@ -145,7 +146,7 @@ std::string shown(const ProgressOptions& options, std::int64_t steps) {
   return text;
 }
 
-TEST(Progress, WithoutATerminalThereIsAPlainLineEverySoOften) {
+TEST(Progress, WithoutATerminalPlainLinesAppearRegularly) {
   const std::string text = shown({.steps = 25, .every = 10}, 25);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 5) << text;  // 1, 10, 20, 25 and the note
   EXPECT_NE(
@@ -157,7 +158,7 @@ TEST(Progress, WithoutATerminalThereIsAPlainLineEverySoOften) {
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
 
-TEST(Progress, OnATerminalOneLineIsDrawnAgain) {
+TEST(Progress, OnATerminalOneLineIsRedrawn) {
   const std::string text = shown({.steps = 100, .animated = true}, 100);
   EXPECT_NE(text.find("\r["), std::string::npos);
   EXPECT_NE(text.find("step 100/100"), std::string::npos);
@@ -165,7 +166,7 @@ TEST(Progress, OnATerminalOneLineIsDrawnAgain) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text;
 }
 
-TEST(Progress, OtherRanksAreSilentAndNobodyWatchingIsNoError) {
+TEST(Progress, OtherRanksAreSilentAndAClosedOutputIsNotAnError) {
   EXPECT_EQ(shown({.steps = 5, .every = 1, .shown = false}, 5), "");
   Progress progress({.steps = 5, .every = 1, .descriptor = -1});
   progress.step(step(1));

@@ -1,5 +1,5 @@
-// log.summary, log.trace, log.csv and log.tensorboard of real runs: what is in them, that they
-// agree with log.jsonl, how a resumed run goes on with them, and that they change no bit.
+// log.summary, log.trace, log.csv and log.tensorboard of real runs: their contents, that they agree
+// with log.jsonl, how a resumed run continues them, and that they change no bit.
 #include <sys/stat.h>
 
 #include <cmath>
@@ -43,7 +43,7 @@ std::vector<nlohmann::json> events_of(const nlohmann::json& trace, const std::st
   return events;
 }
 
-// Of one rank and step, in a lane.
+// The events of one rank and step, in a lane.
 std::vector<nlohmann::json> events_of(const nlohmann::json& trace, int rank, int lane,
                                       std::int64_t step) {
   std::vector<nlohmann::json> events;
@@ -66,8 +66,8 @@ TEST(RunSummaryFile, NumbersAreOfTheLastSteps) {
   }
 }
 
-// It was to take more, and was stopped before its warm-up ended: a step takes long enough.
-TEST(RunSummaryFile, OfARunThatWasStoppedInItsFirstSteps) {
+// The run was stopped before the end of its warm-up: a step takes long enough for that.
+TEST(RunSummaryFile, IsWrittenForARunThatWasStoppedInItsFirstSteps) {
   const TrainingFolder folder;
   testing::Program program(
       testing::train_arguments(folder.small() + Settings{{"train.steps", "1000000"},
@@ -85,7 +85,7 @@ TEST(RunSummaryFile, OfARunThatWasStoppedInItsFirstSteps) {
   EXPECT_FALSE(summary["timeline"]["ranks"][0]["lanes"].empty());
 }
 
-TEST(RunSummaryFile, SaysWhatAStepSpentItsTimeOn) {
+TEST(RunSummaryFile, HasTheTimesOfAStepByPurpose) {
   const TrainingFolder folder;
   const Ended ended = train(2, folder.small() + all_logs(folder) + Settings{{"train.steps", "8"}});
   const nlohmann::json summary = nlohmann::json::parse(read_text(folder.path("summary.json")));
@@ -125,7 +125,7 @@ TEST(RunSummaryFile, SaysWhatAStepSpentItsTimeOn) {
   }
 }
 
-// What a recorder takes is none of what a plan counts.
+// A plan does not count the memory of a recorder.
 TEST(RunSummaryFile, MemoryIsAsPlanned) {
   const TrainingFolder folder;
   for (const int ranks : {1, 2}) {
@@ -141,7 +141,7 @@ TEST(RunSummaryFile, TheLanesOfItsTimelineAddUpToTheStep) {
   const nlohmann::json summary = nlohmann::json::parse(read_text(folder.path("summary.json")));
   const nlohmann::json& timeline = summary["timeline"];
   const std::int64_t step = timeline["step"];
-  EXPECT_EQ(step, 6);  // in the middle of those after the first three
+  EXPECT_EQ(step, 6);  // in the middle of the steps after the first three
   ASSERT_EQ(timeline["ranks"].size(), 2u);
   for (const nlohmann::json& rank : timeline["ranks"]) {
     std::set<std::string> lanes;
@@ -166,7 +166,7 @@ TEST(RunSummaryFile, TheLanesOfItsTimelineAddUpToTheStep) {
   }
 }
 
-// Short runs, one rank, and one that has nothing to do any more.
+// Short runs, one rank, and a run that has nothing left to do.
 TEST(RunSummaryFile, IsRightForShortRuns) {
   const TrainingFolder folder;
   const Settings settings =
@@ -224,9 +224,9 @@ TEST(TraceFile, FollowsTheTraceEventFormat) {
   }
 }
 
-// Rank by rank, computation and waits are the step, waits are what log.jsonl calls exposed, and
-// gathers and reductions move what it says.
-TEST(TraceFile, LanesAddUpToWhatTheMetricsSay) {
+// For each rank, computation and waits make up the step, waits are the time that log.jsonl calls
+// exposed, and gathers and reductions move the bytes that it reports.
+TEST(TraceFile, LanesAddUpToTheMetrics) {
   const TrainingFolder folder;
   train(2, folder.small() + all_logs(folder) +
                Settings{{"train.steps", "7"}, {"log.trace_steps", "[4, 7]"}});
@@ -242,7 +242,7 @@ TEST(TraceFile, LanesAddUpToWhatTheMetricsSay) {
       (event["cat"] == "wait" ? waits : busy) += event["dur"].get<double>();
       last = std::max(last, event["ts"].get<double>());
     }
-    EXPECT_NEAR(busy + waits, end - begin, 1e-3 * (end - begin) + 1);  // of one clock
+    EXPECT_NEAR(busy + waits, end - begin, 1e-3 * (end - begin) + 1);  // both from the same clock
     std::int64_t bytes = 0;
     for (const int lane : {2, 3}) {
       for (const nlohmann::json& event : events_of(trace, step["pid"], lane, number)) {
@@ -254,9 +254,9 @@ TEST(TraceFile, LanesAddUpToWhatTheMetricsSay) {
     EXPECT_EQ(bytes, said["comm_bytes"]);
     EXPECT_NEAR(waited, waits, 0.02 * waits + 1);
     if (step["pid"] != 0) continue;
-    // Whatever takes the processor between two looks at the clock: what is recorded of a step
-    // before its last span lies within that of log.jsonl, which lies between the recorded steps
-    // before and after it; a recorded wait has the counted one within it.
+    // This holds whatever uses the processor between two reads of the clock: the recorded part of a
+    // step before its last span is within the step of log.jsonl, which is between the recorded
+    // steps before and after it; a recorded wait contains the counted one.
     const double step_s = said["step_s"];
     EXPECT_LE((last - begin) * 1e-6, step_s + 1e-6);
     EXPECT_GE(waits * 1e-6, said["exposed_comm_s"].get<double>() - 1e-6);
@@ -269,8 +269,8 @@ TEST(TraceFile, LanesAddUpToWhatTheMetricsSay) {
   }
 }
 
-// A disk that is full in the middle of a step leaves the steps before it.
-TEST(TraceFile, IsWholeWhenTheDiskIsFull) {
+// When the disk is full in the middle of a step, the earlier steps stay in the file.
+TEST(TraceFile, IsCompleteWhenTheDiskIsFull) {
   const TrainingFolder folder;
   std::string command = "ulimit -f 32; trap '' XFSZ; exec " + testing::program_path();
   for (const std::string& argument :
@@ -287,7 +287,7 @@ TEST(TraceFile, IsWholeWhenTheDiskIsFull) {
   EXPECT_LT(events_of(trace, "step").size(), 200u);
 }
 
-TEST(TraceFile, HasTheFirstStepsThatAreLikeAllOthers) {
+TEST(TraceFile, HasTheFirstTypicalSteps) {
   const TrainingFolder folder;
   const auto traced = [&](const std::string& steps) {
     train(1, folder.small() +
@@ -327,8 +327,8 @@ std::vector<std::int64_t> steps_of_rows(const std::string& file) {
   return steps;
 }
 
-// Steps that a run takes again are written again, in all of them, and those before stay.
-TEST(RunLogFiles, AResumedRunGoesOnWithThem) {
+// All files get the steps that a run repeats again, and keep the earlier ones.
+TEST(RunLogFiles, AResumedRunContinuesThem) {
   const TrainingFolder folder;
   const Settings settings = folder.small() + all_logs(folder) + saving(folder) +
                             Settings{{"train.steps", "5"},
@@ -362,7 +362,7 @@ TEST(RunLogFiles, AResumedRunGoesOnWithThem) {
   }
   EXPECT_EQ(steps, (std::multiset<std::pair<int, int>>{
                        {0, 2}, {0, 3}, {0, 4}, {0, 5}, {1, 2}, {1, 3}, {1, 4}, {1, 5}}));
-  // A run from the beginning begins them anew.
+  // A run from the beginning starts the files over.
   fs::remove_all(folder.path("out"));
   train(1, settings + Settings{{"train.steps", "2"}, {"log.trace_steps", "[2, 2]"}});
   EXPECT_EQ(steps_of_rows(folder.path("m.csv")), (std::vector<std::int64_t>{1, 2, 2}));
@@ -372,8 +372,8 @@ TEST(RunLogFiles, AResumedRunGoesOnWithThem) {
             1u);
 }
 
-// One line without a newline is no log that a crash cut off, unless it begins as one.
-TEST(RunLogFiles, AFileOfOneLineThatIsNoLogIsLeftAlone) {
+// A single line without a newline is not a log that a crash cut off, unless it begins like one.
+TEST(RunLogFiles, AFileOfOneLineThatIsNotALogIsLeftAlone) {
   const TrainingFolder folder;
   const std::string file = folder.path("mine.json");
   const auto run = [&](const std::string& key, const std::string& content) {
@@ -429,7 +429,7 @@ TEST(RunLogFiles, HaveTheNumbersOfTheMetrics) {
   }
 }
 
-// Of the paper that defines it, and of RFC 3720's examples.
+// Values from the paper that defines it, and from RFC 3720's examples.
 TEST(EventFile, CyclicRedundancyChecks) {
   EXPECT_EQ(crc32c("123456789"), 0xe3069283U);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aaU);
@@ -437,7 +437,7 @@ TEST(EventFile, CyclicRedundancyChecks) {
   EXPECT_EQ(crc32c(""), 0U);
 }
 
-TEST(EventFile, DamagedRecordsAreNone) {
+TEST(EventFile, DamagedRecordsAreIgnored) {
   const std::string good = tf_record(scalar_event(1.5, 300, {{"train/loss", 2.5}}));
   std::string_view rest = good;
   const auto event = take_tf_record(rest);

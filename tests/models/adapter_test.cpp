@@ -1,5 +1,5 @@
-// Adapters on every model: what it computes with them is what it computes with the product in its
-// weights, in every path that fuses a linear layer with its neighbours.
+// Adapters on every model give the results of the product merged into the weights, in every code
+// path that fuses a linear layer with its neighbours.
 #include "models/load/adapter.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ std::vector<nn::LinearImpl*> adapted_layers(nn::Module& module) {
   return layers;
 }
 
-// B is zero at first, which would hide all mistakes.
+// B is initially zero, which would hide all errors.
 void draw_second_factors(nn::Module& module) {
   std::uint64_t number = 0;
   for (nn::LinearImpl* layer : adapted_layers(module)) {
@@ -90,7 +90,7 @@ void expect_close_values(const std::vector<double>& ours, const std::vector<doub
 
 class AdaptedDecoder : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
-TEST_P(AdaptedDecoder, ComputesWhatTheMergedWeightsGive) {
+TEST_P(AdaptedDecoder, GivesTheResultsOfMergedWeights) {
   const testing::OneThread one_thread;
   const auto& [type, layers] = GetParam();
   manual_seed(11);
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
                       std::tuple{"llama", ".*(up|gate)_proj"}, std::tuple{"llama", "lm_head"},
                       std::tuple{"qwen2", "all-linear"}, std::tuple{"mistral", "all-linear"}));
 
-TEST(AdaptedModels, EncodersComputeWhatTheMergedWeightsGive) {
+TEST(AdaptedModels, EncodersGiveTheResultsOfMergedWeights) {
   const testing::OneThread one_thread;
   for (const std::string type : {"bert", "mpnet"}) {
     for (const std::string layers :
@@ -139,8 +139,8 @@ TEST(AdaptedModels, EncodersComputeWhatTheMergedWeightsGive) {
   }
 }
 
-// Of the adapters, dropout in them included; the base has none.
-TEST(AdaptedModels, GradientsAreThoseOfDifferences) {
+// Gradients of the adapters, including their dropout; the base has none.
+TEST(AdaptedModels, GradientsAgreeWithDifferences) {
   for (const std::string type : {"gpt2", "llama"}) {
     manual_seed(7);
     const nn::ParameterDTypeGuard fp64(float64);
@@ -164,7 +164,7 @@ TEST(AdaptedModels, GradientsAreThoseOfDifferences) {
   }
 }
 
-// A sequence's adapters drop what they drop, whatever it stands beside.
+// The dropout of a sequence's adapters does not depend on the other sequences.
 TEST(AdaptedModels, DropoutBelongsToTheSequence) {
   const testing::OneThread one_thread;
   manual_seed(11);
@@ -181,7 +181,7 @@ TEST(AdaptedModels, DropoutBelongsToTheSequence) {
   EXPECT_EQ(testing::of_sequence(two, 0), testing::of_sequence(longer, 0));
 }
 
-TEST(PeftConfigOfAModel, SaysWhatPeftNeeds) {
+TEST(PeftConfigOfAModel, HasTheKeysThatPeftNeeds) {
   manual_seed(11);
   const auto gpt2 = models::make_language_model(adapted_decoder("gpt2"));
   const LoraOptions options{.rank = 2, .target_modules = {"c_attn"}};
@@ -195,8 +195,9 @@ TEST(PeftConfigOfAModel, SaysWhatPeftNeeds) {
   EXPECT_FALSE(models::peft_config(*llama, others, "base").fan_in_fan_out);
 }
 
-// PEFT's layers_to_transform: what is written of the adapter again means its layers, and no others.
-TEST(PeftConfigOfAModel, NamesTheLayersWhereTheListMeansMore) {
+// PEFT's layers_to_transform: the config that is written for the adapter names the same layers and
+// no others.
+TEST(PeftConfigOfAModel, NamesTheLayersWhereTheListMatchesMore) {
   const checkpoint::testing::TemporaryFolder folder;
   const auto write = [&](const std::vector<std::string>& layers, const json& chosen) {
     json config = {{"peft_type", "LORA"}, {"r", 2}, {"target_modules", {"c_attn"}}};
@@ -225,8 +226,8 @@ TEST(PeftConfigOfAModel, NamesTheLayersWhereTheListMeansMore) {
   EXPECT_EQ(targets(), std::vector<std::string>{"c_attn"});
 }
 
-// GPT-2's layers lie [in, out], its head does not; the others' have none that do.
-TEST(WeightsInOut, IsWhatTheArchitectureHas) {
+// GPT-2's layers are stored as [in, out], but not its head; the other models have no such layers.
+TEST(WeightsInOut, FollowsTheArchitecture) {
   const auto gpt2 = models::weights_in_out(adapted_decoder("gpt2").dump());
   EXPECT_TRUE(gpt2.at("transformer.h.1.attn.c_proj.weight"));
   EXPECT_TRUE(gpt2.at("h.1.attn.c_proj.weight"));

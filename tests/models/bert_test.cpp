@@ -1,4 +1,4 @@
-// BERT: Hugging Face's names and shapes, sizes, and what a file may call its tensors.
+// BERT: Hugging Face's names and shapes, sizes, and the names of tensors in files.
 #include "models/bert/bert.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ TEST(Bert, HasHuggingFaceNamesAndShapes) {
 
 TEST(Bert, HasTheKnownNumbersOfParameters) {
   const DeviceGuard meta(Device::meta());
-  // Without the poolers, of hidden_size * (hidden_size + 1).
+  // Without the poolers, which have hidden_size * (hidden_size + 1).
   const auto base = models::make_text_encoder({{"model_type", "bert"}}, "test");
   EXPECT_EQ(testing::parameter_count(*base), 109'482'240 - 768 * 769);
   const auto mini = models::make_text_encoder({{"model_type", "bert"},
@@ -84,7 +84,7 @@ TEST(Bert, ConfigIsReadAndWritten) {
   EXPECT_EQ(models::make_text_encoder(written, "again")->config(bfloat16), written);
 }
 
-TEST(Bert, RefusesWhatIsNotBuilt) {
+TEST(Bert, RefusesUnsupportedConfigurations) {
   const auto refusal = [](const char* key, const json& value) -> std::string {
     json config = testing::tiny_encoder("bert");
     config[key] = value;

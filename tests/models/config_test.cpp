@@ -1,4 +1,4 @@
-// Configurations: what transformers writes is read, written back and refused by name.
+// Configurations: those of transformers are read, written back and refused by name.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -23,7 +23,7 @@ json llama_config() {
           {"num_key_value_heads", 2}, {"max_position_embeddings", 16}};
 }
 
-// Building must fail with the code and a message that has all of `parts`.
+// Building must fail with the code and a message that contains all of `parts`.
 void expect_refused(const json& config, const std::vector<std::string>& parts) {
   const DeviceGuard meta(Device::meta());
   try {
@@ -40,7 +40,7 @@ void expect_refused(const json& config, const std::vector<std::string>& parts) {
   }
 }
 
-// The Llama of the tests as another architecture of its build.
+// The Llama of the tests as another architecture of the same structure.
 json decoder_config(const std::string& model_type) {
   json config = llama_config();
   config["model_type"] = model_type;
@@ -68,7 +68,7 @@ TEST(ModelConfig, AModelsConfigurationBuildsItAgain) {
   }
 }
 
-TEST(ModelConfig, WritesWhatTransformersAsksFor) {
+TEST(ModelConfig, WritesTheKeysThatTransformersNeeds) {
   const DeviceGuard meta(Device::meta());
   const json gpt2 = models::make_language_model(gpt2_config())->config();
   EXPECT_EQ(gpt2["architectures"], json::array({"GPT2LMHeadModel"}));
@@ -107,8 +107,8 @@ TEST(ModelConfig, MistralAndQwen2AreLlamasWithOtherBiasesAndNames) {
   EXPECT_TRUE(found);
 }
 
-// Files may leave a key out where their class's own default is meant.
-TEST(ModelConfig, KeyHeadsThatAFileLeavesOutAreItsArchitectures) {
+// Files may omit a key where the default of their class applies.
+TEST(ModelConfig, MissingKeyHeadsAreThoseOfTheArchitecture) {
   const DeviceGuard meta(Device::meta());
   const auto heads_of = [](const std::string& model_type, const json& value) {
     json config = decoder_config(model_type);
@@ -129,7 +129,7 @@ TEST(ModelConfig, KeyHeadsThatAFileLeavesOutAreItsArchitectures) {
   }
 }
 
-// Within the window it changes nothing, and beyond it nothing is computed.
+// Within the window it changes nothing, and positions beyond it are refused.
 TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
   const DeviceGuard meta(Device::meta());
   const json mistral = decoder_config("mistral");
@@ -140,7 +140,7 @@ TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
   EXPECT_EQ(models::make_language_model(with(mistral, "sliding_window", nullptr))->positions(), 16);
   expect_refused(with(mistral, "sliding_window", 0), {"sliding_window is 0"});
   expect_refused(with(decoder_config("qwen2"), "use_sliding_window", true),
-                 {"use_sliding_window = true is not built"});
+                 {"use_sliding_window = true is not supported"});
 }
 
 TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
@@ -148,16 +148,16 @@ TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
   EXPECT_EQ(models::make_model(gpt2_config())->config()["model_type"], "gpt2");
   try {
     (void)models::make_text_encoder(gpt2_config(), "folder/config.json");
-    FAIL() << "a decoder is no encoder";
+    FAIL() << "a decoder was accepted as an encoder";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
     EXPECT_STREQ(error.what(),
                  "folder/config.json: model_type \"gpt2\" is a language model; an encoder of "
-                 "texts is wanted here");
+                 "texts is required here");
   }
 }
 
-TEST(ModelConfig, KeepsWhatItHasNoUseFor) {
+TEST(ModelConfig, KeepsUnusedKeys) {
   const DeviceGuard meta(Device::meta());
   json config = with(gpt2_config(), "eos_token_id", 5);
   config["task_specific_params"] = {{"text-generation", {{"max_length", 50}}}};

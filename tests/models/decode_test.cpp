@@ -1,4 +1,4 @@
-// Decoding with a cache computes what forward() computes: logits, whatever the tokens are cut into.
+// Decoding with a cache gives the logits of forward(), however the tokens are cut into calls.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,7 +39,7 @@ Tensor tensor_of(const std::vector<std::int64_t>& ids, std::size_t first, std::s
   return Tensor::from(part, {1, static_cast<std::int64_t>(count)});
 }
 
-// The last position's logits by forward().
+// The last position's logits, computed by forward().
 std::vector<double> expected_logits(models::LanguageModel& model,
                                     const std::vector<std::int64_t>& ids, std::size_t count) {
   const std::vector<double> all = model.forward(tensor_of(ids, 0, count)).to_vector();
@@ -82,7 +82,7 @@ TEST_P(Decode, GivesForwardsLogitsHoweverTheTokensAreCut) {
   }
 }
 
-TEST_P(Decode, SequencesOfOtherLengthsBesideChangeNothing) {
+TEST_P(Decode, SequencesOfOtherLengthsChangeNothing) {
   const testing::OneThread one_thread;
   const NoGradGuard no_grad;
   const auto model = drawn_model(GetParam());
@@ -109,7 +109,7 @@ TEST_P(Decode, SequencesOfOtherLengthsBesideChangeNothing) {
   }
 }
 
-TEST_P(Decode, InBfloat16ItIsAsNearAsForward) {
+TEST_P(Decode, InBfloat16ItIsAsAccurateAsForward) {
   const testing::OneThread one_thread;
   const NoGradGuard no_grad;
   const auto exact = drawn_model(GetParam());

@@ -1,5 +1,5 @@
-// What the tests of text encoders share: small configurations, batches of sequences of many
-// lengths, and a module with a loss around an encoder.
+// Shared by the tests of text encoders: small configurations, batches of sequences of many lengths,
+// and a module with a loss around an encoder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ inline nlohmann::json tiny_encoder(const std::string& type) {
   return config;
 }
 
-// Sequences of these lengths padded to `length`, of ids from 3 to 28, each by its number in
-// `numbers`.
+// Sequences of these lengths padded to `length`, with ids from 3 to 28 that depend on the
+// sequence's number in `numbers`.
 inline models::TokenBatch encoder_batch(const std::vector<std::int32_t>& lengths,
                                         std::int64_t length, std::vector<unsigned> numbers = {}) {
   std::vector<std::int32_t> ids;
@@ -54,8 +54,8 @@ inline std::vector<double> of_sequence(const Tensor& states, std::int64_t sequen
   return {first, first + rows * states.size(-1)};
 }
 
-// Stands for an encoder's users: loss(ids, targets) over sequences whose lengths depend on their
-// row alone, as long steps of one shape must take the same memory.
+// A user of an encoder: loss(ids, targets) over sequences whose lengths depend only on their row,
+// because steps of one shape must take the same memory.
 class EncoderNet : public nn::Module {
  public:
   explicit EncoderNet(const nlohmann::json& config)
@@ -75,7 +75,8 @@ class EncoderNet : public nn::Module {
   std::unique_ptr<models::SentenceEncoder> encoder_;
 };
 
-// The tape against central differences for every parameter of a fp64 encoder, dropout included.
+// Compares the tape with central differences for every parameter of an fp64 encoder, dropout
+// included.
 inline void check_encoder_gradients(const nlohmann::json& config) {
   manual_seed(7);
   const nn::ParameterDTypeGuard fp64(float64);

@@ -1,4 +1,4 @@
-// Generation: greedy, drawn, repeatable, bounded by the model's positions.
+// Generation: greedy, sampled, repeatable, limited by the model's positions.
 #include "models/generate.h"
 
 #include <gtest/gtest.h>
@@ -27,9 +27,9 @@ std::unique_ptr<models::LanguageModel> counting_model() {
   return model;
 }
 
-TEST(Generate, ContinuesWhatWasLearned) {
+TEST(Generate, ContinuesTheLearnedSequence) {
   const auto model = counting_model();
-  // Longer than the model's eight positions: the context is cut to its end.
+  // Longer than the model's eight positions: only the end of the context is used.
   const Tokens tokens = models::generate(*model, {3, 4, 5}, {.max_new_tokens = 3});
   EXPECT_EQ(tokens, (Tokens{3, 4, 5, 6, 7, 8}));
   EXPECT_EQ(models::generate(*model, {0}, {.max_new_tokens = 30}).size(), 31u);
@@ -65,7 +65,7 @@ TEST(Generate, TopKKeepsToTheMostProbable) {
   EXPECT_TRUE(seen.contains(6));
 }
 
-TEST(Generate, StopsAtTheStopTokenAndTellsEachToken) {
+TEST(Generate, StopsAtTheStopTokenAndReportsEachToken) {
   const auto model = counting_model();
   Tokens told;
   const Tokens tokens = models::generate(*model, {3, 4}, {.max_new_tokens = 9, .stop_tokens = {6}},
@@ -82,7 +82,7 @@ TEST(Generate, ANucleusOfOneTokenIsTheMostProbable) {
             models::generate(*model, {1}, {.max_new_tokens = 20}));
 }
 
-TEST(Generate, PromptsTogetherGetTheTextsThatTheyGetAlone) {
+TEST(Generate, PromptsTogetherGetTheSameTextsAsAlone) {
   const auto model = counting_model();
   const models::GenerateOptions options{
       .max_new_tokens = 12, .sampling = {.temperature = 2, .seed = 3}, .stop_tokens = {9}};

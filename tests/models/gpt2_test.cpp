@@ -97,7 +97,7 @@ TEST(Gpt2, InitialWeightsHaveTheirDeviations) {
   }
 }
 
-TEST(Gpt2, LossBeginsNearTheUniformDistributionsAndFalls) {
+TEST(Gpt2, LossStartsNearTheUniformDistributionsAndFalls) {
   for (const DType dtype : {float32, float64}) {
     manual_seed(1);
     const nn::ParameterDTypeGuard guard(dtype);
@@ -128,7 +128,7 @@ TEST(Gpt2, ComputesInTheDtypeOfItsParameters) {
   }
 }
 
-TEST(Gpt2, DropoutActsInTrainingOnly) {
+TEST(Gpt2, DropoutIsActiveInTrainingOnly) {
   manual_seed(1);
   json config = tiny_config();
   config["resid_pdrop"] = config["embd_pdrop"] = config["attn_pdrop"] = 0.3;

@@ -75,7 +75,7 @@ TEST(Llama, LayersAreNamedForWrapPolicies) {
   EXPECT_EQ(layers, 2);
 }
 
-TEST(Llama, LossBeginsNearTheUniformDistributionsAndFalls) {
+TEST(Llama, LossStartsNearTheUniformDistributionsAndFalls) {
   for (const DType dtype : {float32, float64}) {
     manual_seed(1);
     const nn::ParameterDTypeGuard guard(dtype);

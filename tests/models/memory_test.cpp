@@ -1,5 +1,5 @@
-// Whole models and memory: on `meta` none is taken, on the CPU none from the system after the first
-// step.
+// The memory of whole models: `meta` takes none, and the CPU takes none from the system after the
+// first step.
 #include "engine/device/memory.h"
 
 #include <gtest/gtest.h>
@@ -30,13 +30,13 @@ void train_step(models::LanguageModel& model, optim::Optimizer& optimizer) {
   optimizer.zero_grad();
 }
 
-TEST(ModelMemory, NothingIsTakenFromTheSystemOnceStateIsThere) {
+TEST(ModelMemory, NothingIsTakenFromTheSystemOnceTheStateExists) {
   for (const json& config : {measured_gpt2, measured_llama}) {
     manual_seed(1);
     const auto model = models::make_language_model(config);
     optim::AdamW optimizer(model->parameters(), {});
-    // The first step makes gradients and optimizer state, the second is the first that has them all
-    // along.
+    // The first step allocates gradients and optimizer state; the second is the first one that has
+    // all of them throughout.
     for (int step = 0; step < 2; ++step) train_step(*model, optimizer);
     const auto pool = MemoryPool::current();
     const auto before = pool->stats();
@@ -70,8 +70,8 @@ TEST(ModelMemory, AStepOnMetaTakesNone) {
   }
 }
 
-// models/gpt2/gpt2.h says what a layer keeps.
-TEST(ModelMemory, AGpt2LayerKeepsWhatItsHeaderSays) {
+// models/gpt2/gpt2.h lists the tensors that a layer keeps.
+TEST(ModelMemory, AGpt2LayerKeepsTheTensorsOfItsHeader) {
   const auto kept = [](int layers) {
     json config = measured_gpt2;
     config["n_layer"] = layers;
@@ -83,12 +83,12 @@ TEST(ModelMemory, AGpt2LayerKeepsWhatItsHeaderSays) {
     return static_cast<double>(MemoryPool::current()->stats().in_use - before);
   };
   const double unit = 4 * 32 * 32 * sizeof(float);
-  // Beside the ten activations: statistics of the norms, log-sums of the attention.
+  // In addition to the ten activations: statistics of the norms, log-sums of the attention.
   EXPECT_NEAR((kept(4) - kept(2)) / 2 / unit, 10.0, 0.4);
 }
 
-// Bytes of a pass over a model of so many layers: what lies between forward and backward, and the
-// peak.
+// The bytes of a pass over a model of so many layers: those kept between forward and backward, and
+// the peak.
 struct PassMemory {
   std::size_t kept = 0, peak = 0;
 };
@@ -101,7 +101,7 @@ PassMemory memory_of_a_pass(json config, int layers,
     if (module->class_name() == model->layer_class()) module->set_recompute(recomputation);
   }
   const auto batch = testing::counting_batch(4, 32, 40);
-  model->loss(batch.ids, batch.targets).backward();  // makes the gradients
+  model->loss(batch.ids, batch.targets).backward();  // allocates the gradients
   for (auto& parameter : model->named_parameters()) parameter.tensor.zero_grad();
   const auto pool = MemoryPool::current();
   const std::size_t before = pool->stats().in_use;
@@ -113,7 +113,7 @@ PassMemory memory_of_a_pass(json config, int layers,
   return result;
 }
 
-// n layers keep n inputs; at the peak there is what is inside of one layer as well, whatever n is.
+// n layers keep n inputs; at the peak there are also the tensors inside one layer, whatever n is.
 TEST(ModelMemory, RecomputedLayersKeepTheirInputsAndAtThePeakTheInsideOfOne) {
   constexpr std::size_t input = 4 * 32 * 32 * sizeof(float);
   constexpr std::size_t log_sums = 4 * 4 * 32 * sizeof(float);  // of attention, by head
@@ -126,7 +126,7 @@ TEST(ModelMemory, RecomputedLayersKeepTheirInputsAndAtThePeakTheInsideOfOne) {
     EXPECT_EQ(six.peak - two.peak, 4 * input);
     EXPECT_LE(six.peak, 6 * input + whole.peak);
     EXPECT_LT(2 * six.peak, memory_of_a_pass(config, 6, std::nullopt).peak);
-    // Attention's output beside them: the inside of a layer is less by it.
+    // Attention's output is kept in addition: the inside of a layer is smaller by it.
     const RecomputeOptions selective{.keep = ops_worth_keeping};
     const PassMemory more = memory_of_a_pass(config, 6, selective);
     EXPECT_EQ(more.kept - six.kept, 6 * (input + log_sums));
@@ -134,8 +134,8 @@ TEST(ModelMemory, RecomputedLayersKeepTheirInputsAndAtThePeakTheInsideOfOne) {
   }
 }
 
-// Neither the logits (156 MiB here) nor their gradient are ever whole: the head adds a tile to what
-// the layers keep, and to what the gradients take.
+// Neither the logits (156 MiB here) nor their gradient are ever complete in memory: the head adds a
+// tile to the tensors that the layers keep, and to the gradients.
 TEST(ModelMemory, TheHeadTakesATileWhateverItsVocabulary) {
   constexpr std::int64_t vocabulary = 20'000, rows = 4 * 512, width = 32;
   json config = measured_gpt2;
@@ -153,7 +153,7 @@ TEST(ModelMemory, TheHeadTakesATileWhateverItsVocabulary) {
     std::size_t gradients = 0;
     for (const auto& parameter : model->named_parameters()) gradients += parameter.tensor.bytes();
     const std::size_t before = pool->stats().in_use;
-    // x, its gradient, and the numbers of each row.
+    // x, its gradient, and one number for each row.
     const std::size_t hidden = 2 * rows * width * sizeof(float) + 4 * rows * sizeof(float);
     {
       const NoGradGuard evaluation;

@@ -1,4 +1,4 @@
-// What the tests of models share: names and shapes as text, a toy task, gradient checks of whole
+// Shared by the tests of models: names and shapes as text, a toy task, gradient checks of whole
 // models.
 #pragma once
 
@@ -53,7 +53,7 @@ inline CountingBatch counting_batch(std::int64_t batch, std::int64_t length,
   return {Tensor::from(ids, {batch, length}), Tensor::from(targets, {batch, length})};
 }
 
-// Loss before the first and after the last of `steps` AdamW steps on one toy batch.
+// The loss before the first and after the last of `steps` AdamW steps on one toy batch.
 inline std::pair<double, double> losses_of_training(models::LanguageModel& model, int steps) {
   const OneThread one_thread;
   const CountingBatch batch = counting_batch(2, 8, model.vocabulary());
@@ -69,8 +69,8 @@ inline std::pair<double, double> losses_of_training(models::LanguageModel& model
   return {first, model.loss(batch.ids, batch.targets).item()};
 }
 
-// The tape against central differences for every parameter of a fp64 model, dropout included (its
-// key is fixed).
+// Compares the tape with central differences for every parameter of an fp64 model, dropout included
+// (its key is fixed).
 inline void check_model_gradients(nlohmann::json config) {
   config["initializer_range"] = 0.3;  // far from linear
   manual_seed(7);

@@ -76,7 +76,7 @@ TEST(MPNet, PositionsBeginAfterPaddings) {
   EXPECT_EQ(rows.sequences.longest, 4);
 }
 
-TEST(MPNet, TheBiasChangesWhatIsSeen) {
+TEST(MPNet, TheBiasChangesTheAttention) {
   manual_seed(5);
   const auto model = models::make_text_encoder(testing::tiny_encoder("mpnet"), "test");
   model->eval();
@@ -85,7 +85,7 @@ TEST(MPNet, TheBiasChangesWhatIsSeen) {
   for (const auto& [name, tensor, shape] : model->named_parameters()) {
     if (name.find("relative") == std::string::npos) continue;
     Tensor written = tensor;
-    written.data_as<float>()[17 * 3] += 1.0f;  // one key on, first head
+    written.data_as<float>()[17 * 3] += 1.0f;  // one key further, first head
   }
   EXPECT_NE(model->forward(batch).to_vector(), before);
 }

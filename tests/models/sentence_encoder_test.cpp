@@ -1,5 +1,5 @@
-// Sentence Transformers' folders: what is read from them, what is refused by name, and a step
-// folder that is one.
+// Sentence Transformers folders: which ones are read, which are refused by name, and a step folder
+// that is one.
 #include "models/sentence_encoder/sentence_encoder.h"
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ const json old_pooling = {{"word_embedding_dimension", 12},
                           {"pooling_mode_mean_tokens", true},
                           {"pooling_mode_max_tokens", false}};
 
-// The folder of a tiny BERT with pooling, a dense layer and normalisation, as versions of Sentence
-// Transformers before 5 (or from 5 on) write it.
+// The folder of a tiny BERT with pooling, a dense layer and normalisation, in the format of
+// Sentence Transformers before version 5 (or from 5 on).
 class EncoderFolder {
  public:
   explicit EncoderFolder(bool recent = false) {
@@ -99,7 +99,7 @@ std::vector<double> embeddings(const SentenceEncoder& model) {
   return model.forward(testing::encoder_batch({4, 9, 1}, 9)).to_vector();
 }
 
-TEST(SentenceEncoders, FoldersOfBothAges) {
+TEST(SentenceEncoders, FoldersOfBothFormats) {
   for (const bool recent : {false, true}) {
     const EncoderFolder folder(recent);
     ASSERT_TRUE(models::is_sentence_encoder_folder(folder.path()));
@@ -127,8 +127,8 @@ TEST(SentenceEncoders, FoldersOfBothAges) {
   }
 }
 
-// The older spelling says no order: cls comes before mean; the newer one does.
-TEST(SentenceEncoders, PooledPartsStandInTheirOrder) {
+// The older spelling has no order: cls comes before mean; the newer one has an order.
+TEST(SentenceEncoders, PooledPartsAreInOrder) {
   const auto pooled = [](bool recent) {
     EncoderFolder folder(recent);
     folder.modules.erase(folder.modules.begin() + 2, folder.modules.end());
@@ -162,7 +162,7 @@ TEST(SentenceEncoders, ABareFolderGetsMeanPooling) {
   EXPECT_EQ(models::make_sentence_encoder(folder.path(), {{"max_position_embeddings", 8}})
                 ->max_seq_length(),
             8);
-  // What it would save is a folder that gives the same.
+  // Saving it gives a folder with the same results.
   EncoderFolder saved;
   for (const auto& [name, text] : model->files()) {
     fs::create_directories((fs::path(saved.path()) / name).parent_path());
@@ -173,7 +173,7 @@ TEST(SentenceEncoders, ABareFolderGetsMeanPooling) {
   EXPECT_EQ(again->max_seq_length(), 11);
 }
 
-TEST(SentenceEncoders, WhatIsNotBuiltIsRefusedByName) {
+TEST(SentenceEncoders, UnsupportedModulesAreRefusedByName) {
   const auto refused = [](const std::function<void(EncoderFolder&)>& edit) {
     EncoderFolder folder;
     edit(folder);
@@ -234,7 +234,7 @@ TEST(SentenceEncoders, AFullStepFolderIsASentenceTransformersFolder) {
     const NoGradGuard no_grad;
     const auto mine = embeddings(*net);
     if (context.is_main()) saved = mine;
-    // Back into a model of other values, over a world of two again.
+    // Back into a model with other values, in a world of two again.
     manual_seed(18);
     const auto other = models::make_sentence_encoder(folder.path());
     other->eval();
@@ -261,7 +261,7 @@ TEST(SentenceEncoders, AFullStepFolderIsASentenceTransformersFolder) {
   EXPECT_EQ(embeddings(*model), saved);
 }
 
-// From a step and to one: what belongs to a module's folder stays in it.
+// From a step and to one: files that belong to a module's folder stay in it.
 TEST(SentenceEncoders, ConversionsKeepTheFoldersOfModules) {
   const EncoderFolder folder;
   const TemporaryFolder out;
@@ -306,7 +306,7 @@ TEST(SentenceEncoders, ConversionsKeepTheFoldersOfModules) {
             read_all(out.path() / "hf-of-shards/2_Dense/model.safetensors"));
 }
 
-TEST(SentenceEncoders, WhatIsMissingFromAFolderIsListed) {
+TEST(SentenceEncoders, MissingTensorsOfAFolderAreListed) {
   const EncoderFolder folder;
   const auto model = models::make_sentence_encoder(folder.path());
   auto tensors = whole(*model);

@@ -1,5 +1,5 @@
-// BERT and MPNet alike: gradients, bits that no padding and no neighbour changes, recomputation,
-// and the same run under every strategy.
+// BERT and MPNet: gradients, bits that do not depend on padding or neighbours, recomputation, and
+// the same run under every strategy.
 #include <gtest/gtest.h>
 
 #include "models/encoder_testing.h"
@@ -43,7 +43,7 @@ TEST_P(TextEncoderTest, PaddingAndNeighboursChangeNoBit) {
   }
 }
 
-TEST_P(TextEncoderTest, WeightsLaidOutForComputingAloneChangeNoBit) {
+TEST_P(TextEncoderTest, WeightsInTheLayoutForComputingChangeNoBit) {
   manual_seed(5);
   const auto model = models::make_text_encoder(tiny_encoder(GetParam()), "test");
   model->eval();
@@ -54,7 +54,7 @@ TEST_P(TextEncoderTest, WeightsLaidOutForComputingAloneChangeNoBit) {
   EXPECT_EQ(model->forward(batch).to_vector(), before);
 }
 
-TEST_P(TextEncoderTest, WhatStandsInThePaddingIsNotRead) {
+TEST_P(TextEncoderTest, ThePaddingIsNotRead) {
   manual_seed(5);
   const auto model = models::make_text_encoder(tiny_encoder(GetParam()), "test");
   model->eval();
@@ -71,7 +71,7 @@ TEST_P(TextEncoderTest, LengthsAreChecked) {
   EXPECT_THROW(model->forward(encoder_batch({17}, 17)), std::logic_error);
 }
 
-TEST_P(TextEncoderTest, DropoutActsInTrainingOnly) {
+TEST_P(TextEncoderTest, DropoutIsActiveInTrainingOnly) {
   manual_seed(5);
   const auto model = models::make_text_encoder(tiny_encoder(GetParam()), "test");
   const models::TokenBatch batch = encoder_batch({4, 6}, 6);

@@ -1,5 +1,5 @@
-// Size-based units of whole models: whatever the minimum, a run is that of one unit without
-// sharding, to the bit.
+// Size-based units of whole models: with any minimum, a run gives the bits of one unit without
+// sharding.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -56,7 +56,7 @@ TEST_P(SizeBasedWrap, AnyMinimumGivesTheBitsOfNoShard) {
   for (int round = 0; round < 24; ++round) {
     ShardingOptions options;
     options.strategy = static_cast<Strategy>(random() % 4);
-    // As many small minimums as large ones.
+    // Small and large minimums are equally frequent.
     const double power = std::uniform_real_distribution<>(0, 1)(random);
     options.wrap =
         WrapPolicy::size(static_cast<std::int64_t>(std::pow(static_cast<double>(total), power)));

@@ -1,5 +1,5 @@
-// `tessera plan --calibrate`: what it writes can be planned with. How near the times come is for a
-// quiet machine: bench/plan_against_runs.py.
+// `tessera plan --calibrate` writes a cluster file that plans can use. bench/plan_against_runs.py
+// measures the accuracy of the times, on a quiet machine.
 #include "planner/cluster_file.h"
 #include "tests/cli/training_testing.h"
 
@@ -14,7 +14,7 @@ TEST(Calibrate, WritesAClusterThatPlansCanUse) {
   const Cluster cluster = find_cluster(file);
   EXPECT_EQ(cluster.device, DeviceType::cpu);
   EXPECT_GT(cluster.measured.size(), 100U);
-  for (const DType dtype : {float32, bfloat16, float16}) {  // what mixed_precision can say
+  for (const DType dtype : {float32, bfloat16, float16}) {  // the dtypes of mixed_precision
     ASSERT_TRUE(cluster.matrix_rate.contains(dtype)) << name_of(dtype);
     EXPECT_GT(cluster.matrix_rate.at(dtype), 1e8) << name_of(dtype);
   }

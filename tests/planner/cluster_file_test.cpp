@@ -1,5 +1,4 @@
-// Cluster files: those that the program brings along, what is written and read again, and what is
-// refused.
+// Cluster files: those in the program, files that are written and read again, and refused files.
 #include "planner/cluster_file.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +53,7 @@ TEST(ClusterFile, ReadsRatesAndSecondsWithTheirUnits) {
   EXPECT_DOUBLE_EQ(binary.memory_rate, 2.0 * 1024 * 1024 * 1024);
 }
 
-TEST(ClusterFile, RefusesWhatCannotBe) {
+TEST(ClusterFile, RefusesInvalidValues) {
   const struct {
     std::string text, says;
   } cases[] = {
@@ -110,7 +109,7 @@ TEST(ClusterFile, HasTheNodesThatItNames) {
   }
 }
 
-// Every number of a file that is shipped is followed by where it comes from.
+// In shipped files a comment with the source follows every number.
 TEST(ClusterFile, NamesASourceForEachNumber) {
   for (const ShippedCluster& shipped : shipped_clusters()) {
     EXPECT_NE(shipped.text.find("data sheet"), std::string_view::npos) << shipped.name;
@@ -126,7 +125,7 @@ TEST(ClusterFile, NamesASourceForEachNumber) {
   }
 }
 
-TEST(ClusterFile, ReadsAgainWhatItWrites) {
+TEST(ClusterFile, ReadsItsOwnFiles) {
   Cluster cluster = parse_cluster(good_cluster, "c.yaml");
   cluster.device = DeviceType::cpu;
   cluster.name = "a \"machine\": of two, # cores";

@@ -1,4 +1,5 @@
-// What a plan logs against what a run launches: the same kernels, with the same work.
+// Compares the kernels that a plan logs with those that a run launches: the same kernels, with the
+// same work.
 #include "planner/kernel_times.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// A run that cannot fit is refused before it takes memory; what the machine says it has free.
+// A run that cannot fit is refused before it takes memory; the free memory that the machine
+// reports.
 #include "planner/memory_check.h"
 
 #include <sys/resource.h>
@@ -9,6 +10,7 @@
 #include "base/host_memory.h"
 #include "base/text/byte_size.h"
 #include "tests/cli/training_testing.h"
+#include "tests/support/processor_time.h"
 
 namespace tessera::cli {
 namespace {
@@ -59,7 +61,7 @@ TEST(HostMemory, AControlGroupMayLeaveLess) {
   machine.write(group + "memory.max", "max\n");
   machine.write(group + "memory.current", "5\n");
   EXPECT_EQ(free_memory_of_host(machine.root())->place, "this machine");
-  // The page cache is given up where memory is short; swap has a limit of its own.
+  // The page cache is freed when memory is short; swap has a limit of its own.
   machine.write(group + "memory.max", std::to_string(1000 * mib));
   machine.write(group + "memory.current", std::to_string(700 * mib));
   machine.write(group + "memory.stat", "anon 5\ninactive_file 104857600\nactive_file 0\n");
@@ -67,7 +69,7 @@ TEST(HostMemory, AControlGroupMayLeaveLess) {
   const auto own = free_memory_of_host(machine.root());
   EXPECT_EQ(own->bytes, 400 * mib);
   EXPECT_EQ(own->place, "the control group /jobs/7");
-  // A group above it, of which others take a part.
+  // A parent group, of which other processes use a part.
   machine.write(above + "memory.max", std::to_string(2000 * mib));
   machine.write(above + "memory.current", std::to_string(1900 * mib));
   const auto outer = free_memory_of_host(machine.root());
@@ -87,7 +89,7 @@ TEST(HostMemory, ControlGroupsOfVersion1) {
   EXPECT_EQ(free_memory_of_host(machine.root())->bytes, 201 * mib);
 }
 
-TEST(MemoryCheck, OfSentencesOnlyTheStateCountsSinceBatchesMayBeShort) {
+TEST(MemoryCheck, ForSentencesOnlyTheStateCountsBecauseBatchesMayBeShort) {
   RankMemory planned;
   planned.use[MemoryKind::parameters] = 10 * mib;
   planned.use[MemoryKind::optimizer] = 20 * mib;
@@ -101,7 +103,7 @@ TEST(MemoryCheck, OfSentencesOnlyTheStateCountsSinceBatchesMayBeShort) {
   const MemoryNeed sentences = memory_need(recipe, DeviceType::cpu, planned);
   EXPECT_EQ(sentences.bytes, 30 * mib);
   EXPECT_TRUE(sentences.at_least);
-  // Of a GPU's rank what lies on the host.
+  // For a rank on a GPU, the part on the host.
   planned.on_host[MemoryKind::optimizer] = 7 * mib;
   EXPECT_EQ(memory_need(recipe, DeviceType::cuda, planned).bytes, 7 * mib);
 }
@@ -118,17 +120,17 @@ void expect_no_room(const Ended& ended, const std::string& message) {
 // 175 billion parameters.
 TEST(MemoryCheck, ARunThatCannotFitIsRefusedBeforeItBegins) {
   const TrainingFolder folder;
-  const auto begin = std::chrono::steady_clock::now();
+  const double before = testing::children_processor_seconds();
   const Ended alone = run_program(train_arguments(
       folder.small() +
       Settings{{"model.n_layer", "96"}, {"model.n_head", "96"}, {"model.n_embd", "12288"}}));
   expect_no_room(alone, "free for it; ");
   EXPECT_NE(alone.err.find("a rank needs 2.5"), std::string::npos) << alone.err;
   EXPECT_NE(alone.err.find("(parameters "), std::string::npos) << alone.err;
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(2));
+  EXPECT_LT(testing::children_processor_seconds() - before, 120);
 }
 
-// A limit on the address space of the programs started meanwhile.
+// A limit on the address space of programs that start meanwhile.
 class AddressSpaceLimit {
  public:
   explicit AddressSpaceLimit(rlim_t bytes) {
@@ -154,7 +156,7 @@ Settings wide_batch(const TrainingFolder& folder) {
                                    {"train.warmup_steps", "0"}};
 }
 
-// "... has 497 MiB free for ...": the number.
+// The number in "... has 497 MiB free for ...".
 double free_mib(const Ended& ended) {
   const std::string before = "(ulimit -v) has ";
   const std::size_t at = ended.err.find(before);
@@ -176,7 +178,7 @@ TEST(MemoryCheck, AllRanksOfAHostCount) {
   EXPECT_LT(free_mib(shared), 0.6 * free_mib(processes));
 }
 
-TEST(MemoryCheck, WhatWouldMakeItFitIsSaidAndSo) {
+TEST(MemoryCheck, TheSuggestedChangesMakeItFit) {
   const TrainingFolder folder;
   const Settings wide = wide_batch(folder);
   const AddressSpaceLimit limit(rlim_t{800} * mib);
@@ -191,14 +193,14 @@ TEST(MemoryCheck, WhatWouldMakeItFitIsSaidAndSo) {
                                                   {"train.gradient_accumulation_steps",
                                                    std::to_string(512 / std::stoi(batch))}}));
   EXPECT_EQ(smaller.code, 0) << smaller.err;
-  // Who knows better goes on, and is told by the allocation that finds nothing.
+  // Users may override the check; the allocation that fails then reports it.
   const Ended anyway =
       run_program(train_arguments(wide + Settings{{"train.memory_check", "false"}}));
   EXPECT_EQ(anyway.code, 6) << anyway.err;
   EXPECT_NE(anyway.err.find("out of memory"), std::string::npos) << anyway.err;
 }
 
-TEST(MemorySizes, WithoutAUnitASmallNumberIsAskedAbout) {
+TEST(MemorySizes, WithoutAUnitASmallNumberIsQuestioned) {
   EXPECT_EQ(read_memory_size("--device-memory", "80GB"), 80'000'000'000U);
   EXPECT_EQ(read_memory_size("--device-memory", "80B"), 80U);
   EXPECT_EQ(read_memory_size("--device-memory", "1e11"), 100'000'000'000U);

@@ -1,8 +1,8 @@
 // `tessera plan`: its figures, its JSON, what it says when nothing fits, and bad input.
-#include <chrono>
 #include <set>
 
 #include "tests/cli/training_testing.h"
+#include "tests/support/processor_time.h"
 
 namespace tessera::cli {
 namespace {
@@ -18,8 +18,8 @@ std::string example(const std::string& name) {
   return std::string(folder != nullptr ? folder : ".") + "/examples/" + name;
 }
 
-// Plans, and gives the JSON. Where no memory is named, for machines with enough of it: what this
-// one has free is another test's.
+// Plans, and returns the JSON. Unless a memory size is given, for machines with enough memory: the
+// free memory of this machine is for another test.
 nlohmann::json planned(const std::string& recipe, std::vector<std::string> options, int code = 0) {
   const TrainingFolder folder;
   const std::string file = folder.path("plan.json");
@@ -61,20 +61,20 @@ TEST(Plan, HasEveryStrategyAndKind) {
   const auto of = [&](std::size_t row, const char* kind) {
     return plan["plans"][row]["bytes"][kind].get<double>();
   };
-  // Four ranks hold a quarter each, and padding.
+  // Each of four ranks holds a quarter, and padding.
   EXPECT_EQ(plan["plans"][0]["strategy"], "NO_SHARD");
   EXPECT_EQ(plan["plans"][3]["strategy"], "FULL_SHARD");
   for (const char* kind : {"parameters", "optimizer"}) {
     EXPECT_NEAR(of(3, kind) / of(0, kind), 0.25, 0.002) << kind;
   }
-  // The peak is in the forward, where gradients of a MiB and more have no memory: those of units of
-  // NO_SHARD, and not yet those of a quarter of them.
+  // The peak is in the forward, where gradients of a MiB and more have no memory: this applies to
+  // the units of NO_SHARD, but not yet to a quarter of them.
   EXPECT_EQ(plan["plans"][0]["peak"]["phase"], "forward");
   EXPECT_NEAR(of(3, "gradients") / of(3, "parameters"), 1.0, 0.002);
   EXPECT_LT(of(0, "gradients"), of(0, "parameters") / 8);
 }
 
-// Beside a GPU the copy of an asynchronous save lies in the host's memory, page-locked.
+// With a GPU the copy of an asynchronous save is in page-locked memory of the host.
 TEST(Plan, CountsTheCopyOfAnAsynchronousSaveOnAGpusHost) {
   const TrainingFolder folder;
   const std::string recipe =
@@ -86,11 +86,11 @@ TEST(Plan, CountsTheCopyOfAnAsynchronousSaveOnAGpusHost) {
   const nlohmann::json& row = plan["plans"][0];
   const auto bytes = row["bytes"]["parameters"].get<double>();
   ASSERT_TRUE(row.contains("on_host")) << row;
-  // Masters and two moments, less the padding that is never saved.
+  // Masters and two moments, without the padding, which is never saved.
   EXPECT_NEAR(row["on_host"]["other"].get<double>() / (3 * bytes), 1, 0.1);
 }
 
-// A folder that transformers saved says what the model is; its weights are not needed.
+// A folder that transformers saved defines the model; its weights are not needed.
 TEST(Plan, TakesAPretrainedFolder) {
   const TrainingFolder folder;
   folder.write("config.json",
@@ -99,29 +99,28 @@ TEST(Plan, TakesAPretrainedFolder) {
   folder.write("r.yaml", "model: {pretrained: " + folder.path("") +
                              ", seq_len: 1024}\ndata: {train: nothing.txt, batch_size: 2}\n");
   const nlohmann::json plan = planned(folder.path("r.yaml"), {"--world-size", "2"});
-  // GPT-2's 124,439,808 parameters, half of them.
+  // Half of GPT-2's 124,439,808 parameters.
   EXPECT_NEAR(plan["plans"][0]["bytes"]["parameters"].get<double>(), 124'439'808 * 4 / 2.0, 1e5);
 }
 
-// Needs no data, and no machine: 405 billion parameters on as many ranks as there may be.
+// Needs neither data nor machines: 405 billion parameters on any number of ranks.
 TEST(Plan, TheLargestModelOnTheLargestWorldInSeconds) {
   for (const char* world : {"1", "1024", "65536"}) {
-    const auto begin = std::chrono::steady_clock::now();
+    const double before = testing::children_processor_seconds();
     const nlohmann::json plan =
         planned(example("llama3-405b.yaml"),
                 {"--world-size", world, "--strategy", "all", "--device", "cuda"});
-    const auto took = std::chrono::steady_clock::now() - begin;
-    EXPECT_LT(took, std::chrono::seconds(10)) << world;
+    EXPECT_LT(testing::children_processor_seconds() - before, 10) << world;
     ASSERT_EQ(plan["plans"].size(), 6u);
     const nlohmann::json& full = plan["plans"][3]["bytes"];
-    // fp32 masters of 405,853,388,800 parameters, cut into as many shares as there are ranks.
+    // fp32 masters of 405,853,388,800 parameters, divided by the number of ranks.
     const double share = 405'853'388'800.0 * 4 / std::stod(world);
     EXPECT_NEAR(full["parameters"].get<double>() / share, 1.0, 0.01) << world;
     EXPECT_NEAR(full["optimizer"].get<double>() / share, 2.0, 0.02) << world;
   }
 }
 
-TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
+TEST(Plan, ReportsByHowMuchItDoesNotFitAndWhatWouldHelp) {
   const std::vector<std::string> options = {
       "--world-size", "8", "--device", "cpu", "--set", "sharding.sharding_strategy=NO_SHARD"};
   const nlohmann::json roomy = planned(example_recipe(), options);
@@ -137,7 +136,7 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   ASSERT_FALSE(tight["advice"].empty());
   for (const nlohmann::json& advice : tight["advice"]) {
     EXPECT_LT(advice["total"].get<std::uint64_t>(), whole);
-    // What it says is so.
+    // The advice is correct.
     std::vector<std::string> all = with_memory(whole - 1);
     for (const nlohmann::json& change : advice["changes"]) {
       std::istringstream words(change.get<std::string>());
@@ -147,10 +146,10 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
     EXPECT_EQ(followed["plans"][0]["bytes"]["total"], advice["total"]) << advice;
   }
   EXPECT_EQ(tight["advice"][0]["saved"], whole - tight["advice"][0]["total"].get<std::uint64_t>());
-  // The cheapest first: another strategy keeps every bit of the results.
+  // The cheapest change first: another strategy keeps all bits of the results.
   EXPECT_EQ(tight["advice"][0]["changes"][0], "--set sharding.sharding_strategy=SHARD_OPTIMIZER");
 
-  // State elsewhere is what is left for one rank.
+  // For one rank, moving state elsewhere is the only remaining way.
   const auto advice_of_one = [&](const std::string& device, bool offload_params = false) {
     std::vector<std::string> alone = {"--device", device,
                                       "--set",    "data.batch_size=1",
@@ -173,7 +172,7 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   EXPECT_EQ(on_cpu[0]["changes"],
             nlohmann::json({"--set sharding.offload.folder=FOLDER", place + "file"}))
       << on_cpu;
-  // The host of a CPU rank is where its state is anyway.
+  // The state of a CPU rank is on the host anyway.
   EXPECT_EQ(advice_of_one("cpu", true), on_cpu);
 
   std::vector<std::string> hopeless = with_memory(1000);
@@ -184,7 +183,7 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   EXPECT_NE(ended.out.find("makes it fit"), std::string::npos) << ended.out;
 }
 
-TEST(Plan, OfCpuRanksSaysWhetherTheyFitThisMachine) {
+TEST(Plan, ReportsWhetherCpuRanksFitThisMachine) {
   const TrainingFolder folder;
   const std::string json = folder.path("plan.json");
   const Ended fits = run_program(
@@ -195,14 +194,14 @@ TEST(Plan, OfCpuRanksSaysWhetherTheyFitThisMachine) {
   const nlohmann::json plan = nlohmann::json::parse(read_text(json));
   EXPECT_GT(plan["device_memory"].get<std::uint64_t>(), 100'000'000u);
   EXPECT_EQ(plan["plans"][0]["fits"], true);
-  // 2.5 TiB in one rank; more ranks on one host are no help.
+  // 2.5 TiB in one rank; more ranks on one host do not help.
   const Ended large = run_program({"plan", example_recipe(), "--device", "cpu", "--set",
                                    "model.n_embd=12288", "--set", "model.n_layer=96"});
   EXPECT_EQ(large.code, 6) << large.out;
   EXPECT_NE(large.out.find(" has free for the rank:\n  FULL_SHARD does not fit: "),
             std::string::npos)
       << large.out;
-  // For GPUs there is nothing to compare with.
+  // For GPUs there is no memory to compare with.
   const Ended gpu = run_program({"plan", example_recipe(), "--device", "cuda"});
   EXPECT_EQ(gpu.code, 0) << gpu.err;
   EXPECT_EQ(gpu.out.find("has free"), std::string::npos) << gpu.out;
@@ -250,7 +249,7 @@ TEST(Plan, RefusesBadInputInOneLine) {
   }
 }
 
-TEST(Plan, SizesAreReadAsPeopleWriteThem) {
+TEST(Plan, SizesAreReadInCommonNotations) {
   for (const auto& [text, bytes] :
        std::vector<std::pair<std::string, std::uint64_t>>{{"80GB", 80'000'000'000},
                                                           {"80 GB", 80'000'000'000},

@@ -1,7 +1,6 @@
 // `tessera plan --cluster`: times, what they follow from, how fast they come, and bad input.
-#include <sys/resource.h>
-
 #include "tests/cli/training_testing.h"
+#include "tests/support/processor_time.h"
 #include "tests/support/sanitizers.h"
 
 namespace tessera::cli {
@@ -30,7 +29,7 @@ nlohmann::json timed_plan(const std::string& recipe, std::vector<std::string> op
   return nlohmann::json::parse(read_text(file));
 }
 
-// A small model on eight ranks, with one line of the machine's file replaced.
+// A small model on eight ranks, with one line of the cluster file replaced.
 nlohmann::json on_machine(const std::string& key, const std::string& line,
                           std::vector<std::string> options = {}) {
   const TrainingFolder folder;
@@ -99,7 +98,7 @@ TEST(PlanTime, DoesNotDependOnMemory) {
   }
 }
 
-// What is gathered twice and what is recomputed takes longer.
+// More gathers and recomputation take longer.
 TEST(PlanTime, FollowsTheSchedule) {
   const nlohmann::json plan =
       on_machine("across", "across: {rate: 1e9, latency: 10us}",
@@ -128,7 +127,7 @@ TEST(PlanTime, SweepsOverWorldsAndBaselines) {
   EXPECT_EQ(plan["recommendations"].size(), 2U);
 }
 
-// Of a sweep the rows are judged alone: the recipe without it neither fits nor has to be possible.
+// In a sweep only the rows are judged: the recipe without it need neither fit nor be possible.
 TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
   const std::string recipe = example_recipe();
   const nlohmann::json one =
@@ -142,7 +141,7 @@ TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
   };
   EXPECT_EQ(swept("1,8", 0)["rows"][1]["fits"], true);
   EXPECT_EQ(swept("1,2", 6)["rows"][0]["fits"], false);
-  // One rank, which is what no --world-size means, has no groups of four.
+  // One rank, which is the default without --world-size, has no groups of four.
   const nlohmann::json groups =
       timed_plan(recipe, {"--cluster", "a100", "--set", "sharding.group_size=4", "--sweep",
                           "strategy=HYBRID_SHARD", "--sweep", "world_size=8,6"});
@@ -154,7 +153,7 @@ TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
   EXPECT_EQ(none.code, 3) << none.out;
 }
 
-// More CPU ranks than a host takes are a row that says so; the other rows stand.
+// A row with more CPU ranks than a host can have reports that; the other rows are not affected.
 TEST(PlanTime, RefusesAWorldOfASweepInItsRow) {
   const nlohmann::json plan =
       timed_plan(example_recipe(), {"--cluster", "a100", "--device", "cpu", "--sweep",
@@ -167,7 +166,7 @@ TEST(PlanTime, RefusesAWorldOfASweepInItsRow) {
   }
 }
 
-TEST(PlanTime, SaysWhatDoesNotFitAndWhatTakesLeast) {
+TEST(PlanTime, ReportsWhatDoesNotFitAndWhatIsFastest) {
   const Ended ended =
       run_program({"plan", example_recipe(), "--cluster", "a100", "--device-memory", "1MB",
                    "--sweep", "world_size=1,2", "--strategy", "NO_SHARD,FULL_SHARD"});
@@ -178,7 +177,7 @@ TEST(PlanTime, SaysWhatDoesNotFitAndWhatTakesLeast) {
       << ended.out;
 }
 
-// A batch of 16 that eight GPUs split is 2 a GPU, under dp as under NO_SHARD.
+// A batch of 16 that is split over eight GPUs is 2 per GPU, under dp as under NO_SHARD.
 TEST(PlanTime, PlansDataParallelWithTheBatchOfARank) {
   const auto dp = [](const std::string& batch, const std::string& split, int code = 0) {
     return timed_plan(example_recipe(),
@@ -197,16 +196,6 @@ TEST(PlanTime, PlansDataParallelWithTheBatchOfARank) {
   EXPECT_NE(uneven.err.find("cannot be split"), std::string::npos) << uneven.err;
 }
 
-// Of the programs that were waited for: other work on the machine does not count.
-double children_processor_seconds() {
-  rusage use{};
-  EXPECT_EQ(::getrusage(RUSAGE_CHILDREN, &use), 0);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(use.ru_utime) + seconds(use.ru_stime);
-}
-
 // 10^12 parameters on 65,536 GPUs, and what would make them fit.
 TEST(PlanTime, TakesSecondsForTheLargestWorld) {
   const TrainingFolder folder;
@@ -216,11 +205,11 @@ TEST(PlanTime, TakesSecondsForTheLargestWorld) {
                "num_key_value_heads: 200, tie_word_embeddings: false, seq_len: 8192}\n"
                "data: {train: corpus.txt, batch_size: 1}\n"
                "sharding: {mixed_precision: bf16, activation_checkpointing: full}\n");
-  const double before = children_processor_seconds();
+  const double before = testing::children_processor_seconds();
   const nlohmann::json plan =
       timed_plan(folder.path("r.yaml"),
                  {"--cluster", "h200", "--world-size", "65536", "--strategy", "all"}, 6);
-  const double seconds = children_processor_seconds() - before;
+  const double seconds = testing::children_processor_seconds() - before;
   EXPECT_GT(plan["plans"][3]["bytes"]["parameters"].get<double>() * 65536 / 4, 1e12);
   EXPECT_FALSE(plan["rows"][3]["predicted"].is_null());
   const bool slowed = testing::address_sanitizer || testing::thread_sanitizer;
@@ -229,7 +218,7 @@ TEST(PlanTime, TakesSecondsForTheLargestWorld) {
   }
 }
 
-TEST(PlanTime, RefusesWhatItCannotTime) {
+TEST(PlanTime, RefusesPlansThatItCannotTime) {
   const TrainingFolder folder;
   folder.write("no-network.yaml",
                "name: n\ndevice: cuda\nper_node: 8\nmatrix_rate: {float32: 1e12}\n"
@@ -241,13 +230,13 @@ TEST(PlanTime, RefusesWhatItCannotTime) {
     std::string says;
   } cases[] = {
       {{recipe, "--cluster", "h10"}, 3, "did you mean h100?"},
-      {{recipe, "--sweep", "world_size=2"}, 2, "name the machine with --cluster"},
-      {{recipe, "--strategy", "dp"}, 2, "name the machine with --cluster"},
+      {{recipe, "--sweep", "world_size=2"}, 2, "name the cluster with --cluster"},
+      {{recipe, "--strategy", "dp"}, 2, "name the cluster with --cluster"},
       {{recipe, "--cluster", "h100", "--sweep", "world_size"}, 2, "must be a key and values"},
       {{recipe, "--cluster", "h100", "--sweep", "world_size=0"}, 2, "whole numbers from 1"},
       {{recipe, "--cluster", "h100", "--sweep", "strategy=FULL_SHRD"}, 2, "mean FULL_SHARD?"},
       {{recipe, "--cluster", "h100", "--sweep", "train.stepps=1"}, 3, "did you mean steps?"},
-      {{recipe, "--calibrate", folder.path("c.yaml")}, 2, "leave the recipe out"},
+      {{recipe, "--calibrate", folder.path("c.yaml")}, 2, "leave out the recipe"},
       {{"--calibrate", folder.path("none/c.yaml")}, 3, "does not exist"},
       {{"--calibrate", folder.path(".")}, 3, "it is a folder"},
       {{}, 2, "recipe is required"},

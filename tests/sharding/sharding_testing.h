@@ -1,5 +1,5 @@
-// What the tests of sharding share: a small transformer of their own, and a training run that
-// returns everything that must be the same in bits under every strategy.
+// Shared by the tests of sharding: a small transformer, and a training run that returns everything
+// that must be bit-identical under every strategy.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@
 
 namespace tessera::testing {
 
-// Sizes with no power of two where that is allowed, so that shares cut through parameters.
+// Sizes are not powers of two where possible, so that shards cut through parameters.
 constexpr std::int64_t toy_vocabulary = 29;
 constexpr std::int64_t toy_width = 24;
 constexpr std::int64_t toy_length = 6;
@@ -74,7 +74,7 @@ class ToyBlockImpl : public nn::Module {
 };
 TESSERA_MODULE(ToyBlock);
 
-// The head is the token table again.
+// The head shares the token table.
 class ToyTransformer : public nn::Module {
  public:
   explicit ToyTransformer(double dropout = 0) {
@@ -86,7 +86,7 @@ class ToyTransformer : public nn::Module {
     blocks_ = register_module("blocks", nn::ModuleList<ToyBlock>(std::move(blocks)));
     norm_ = register_module("norm", nn::LayerNorm(toy_width));
   }
-  // The first block and all before it, and the rest.
+  // The first block and everything before it; head() is the rest.
   Tensor embed(const Tensor& ids) const {
     return (*blocks_)[0](tokens_(ids) + parameter("positions"));
   }
@@ -123,8 +123,8 @@ inline ToyBatch toy_batch(std::int64_t first, std::int64_t count, std::int64_t l
   return {Tensor::from(ids, {count, length}), Tensor::from(targets, {count, length})};
 }
 
-// Whole parameters by name, put together from the ranks' parts. Ranks are threads: each writes its
-// own.
+// Whole parameters by name, assembled from the ranks' parts. Ranks are threads: each writes its own
+// part.
 class Collected {
  public:
   void add(const ShardedModel& model) {
@@ -142,12 +142,12 @@ class Collected {
       }
     }
   }
-  // One element, of what has been added so far.
+  // One element, from the parts added so far.
   double value(const std::string& name, std::size_t element) {
     const std::lock_guard lock(mutex_);
     return values_.at(name).at(element);
   }
-  // After every rank has added its part: each element must have come once.
+  // Call it after every rank has added its part: each element must have been added once.
   const std::map<std::string, std::vector<double>>& values() const {
     for (const auto& [name, counts] : covered_) {
       EXPECT_TRUE(std::all_of(counts.begin(), counts.end(), [](int n) { return n == 1; })) << name;
@@ -170,12 +170,12 @@ struct TrainingCase {
   int steps = 3;
   std::int64_t batch = 2;
   Device device = Device::cpu();
-  // How ranks are started; none: as threads that share `device`.
+  // Starts the ranks; none: as threads that share `device`.
   std::function<void(int ranks, const std::function<void(Context&)>&)> launcher = nullptr;
 };
 
-// Losses of every rank, norms, and the parameters at the end. Equality is in bits but for zero's
-// sign.
+// The losses of every rank, norms, and the final parameters. Comparison is bitwise, except for the
+// sign of zero.
 struct Trajectory {
   std::vector<std::vector<double>> losses;  // by rank
   std::vector<double> norms;
@@ -193,7 +193,7 @@ struct Trajectory {
   }
 };
 
-// What a rank has allocated since it began: blocks of its pool from the system, collective memory.
+// The allocations of a rank since its start: blocks of its pool from the system, collective memory.
 struct Allocations {
   std::uint64_t blocks = 0, collective = 0;
   bool operator==(const Allocations&) const = default;
@@ -252,8 +252,8 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
       norms.push_back(model.clip_grad_norm(what.max_norm, 1));
       optimizer.step();
       optimizer.zero_grad();
-      // Steps allocate nothing, but the optimizer's state, the sums of no_sync and the first
-      // step's activations; those of the second one make up for blocks that the state has taken.
+      // Steps allocate nothing, except for the optimizer's state, the sums of no_sync and the first
+      // step's activations; the second step's activations replace blocks that the state has taken.
       const Allocations now = Allocations::of(context, model);
       if (step <= 1) trained = now;
       EXPECT_EQ(now, trained) << "in step " << step;
@@ -303,7 +303,7 @@ inline std::string describe(const ShardingOptions& options) {
   return text;
 }
 
-// Names the first thing that differs.
+// Names the first difference.
 inline ::testing::AssertionResult same_bits(const Trajectory& expected, const Trajectory& got) {
   if (expected.losses != got.losses) return ::testing::AssertionFailure() << "losses differ";
   if (expected.norms != got.norms) {
@@ -320,7 +320,7 @@ inline ::testing::AssertionResult same_bits(const Trajectory& expected, const Tr
   return ::testing::AssertionSuccess();
 }
 
-// Calls body(context, net, model) on every rank, with a toy model that has the same values on each.
+// Calls body(context, net, model) on every rank, with a toy model of the same values on each.
 template <class F>
 void on_ranks(int world, const ShardingOptions& options, F body) {
   launch(world, [&](Context& context) {
@@ -338,7 +338,7 @@ inline void train_once(const Context& context, ToyTransformer& net) {
   net.loss(batch.ids, batch.targets).backward();
 }
 
-// What the action throws says; "no exception" when nothing.
+// The message of the action's exception; "no exception" if there is none.
 template <class Exception, class F>
 std::string message_of(F action) {
   try {

@@ -1,4 +1,4 @@
-// Messages are compared by what they must contain, not by their wording.
+// Messages are compared by the parts that they must contain, not by their exact text.
 #pragma once
 
 #include <gtest/gtest.h>

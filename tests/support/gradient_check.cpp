@@ -1,4 +1,4 @@
-// Central differences against the tape.
+// Compares central differences with the tape.
 #include "support/gradient_check.h"
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ std::set<Op>& reached() {
   return ops;
 }
 
-// A spread of numbers without a generator's state: multiples of an irrational number, modulo 1.
+// Spreads numbers without the state of a generator: multiples of an irrational number, modulo 1.
 double spread(std::size_t index, unsigned seed) {
   const double x =
       (static_cast<double>(index) + 1) * 0.6180339887498949 + seed * 0.3819660112501051;
@@ -52,7 +52,7 @@ double central_difference(const std::function<Tensor()>& function, const Tensor&
 void compare(const std::function<Tensor()>& function, const Tensor& leaf,
              const std::vector<double>& tape, std::size_t number, const CheckOptions& options) {
   const auto n = static_cast<std::size_t>(leaf.elements());
-  // Odd, so that they are not all of one column of a table with an even number of them.
+  // Odd, so that the elements are not all in one column of a table with an even number of columns.
   const std::size_t stride = options.max_elements == 0 ? 1 : (n / options.max_elements) | 1;
   const std::vector<double> kept = leaf.to_vector();
   double worst = 0;
@@ -106,7 +106,7 @@ void check_gradients(const std::function<Tensor()>& function, const std::vector<
   for (std::size_t i = 0; i < leaves.size(); ++i)
     compare(function, leaves[i], first[i], i, options);
 
-  function().backward();  // adds to what is there
+  function().backward();  // adds to the existing gradients
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::vector<double> second = leaves[i].grad().to_vector();
     for (std::size_t k = 0; k < second.size(); ++k) {

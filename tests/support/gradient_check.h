@@ -1,4 +1,4 @@
-// Gradient checks: the tape's gradients against central differences in fp64.
+// Gradient checks: compare the tape's gradients with central differences in fp64.
 #pragma once
 
 #include <functional>
@@ -10,13 +10,13 @@
 
 namespace tessera::testing {
 
-// A fp64 leaf on the default device that wants a gradient, its values spread over [low, high] by a
-// fixed sequence numbered by `seed`.
+// An fp64 leaf on the default device that requires a gradient. A fixed sequence with the number
+// `seed` spreads its values over [low, high].
 Tensor leaf(const Shape& shape, unsigned seed, double low = -1.0, double high = 1.0);
 // The same without a gradient.
 Tensor values(const Shape& shape, unsigned seed, double low = -1.0, double high = 1.0);
-// One number that depends on every element of x with a weight of its own, so that no error cancels
-// in a sum.
+// A number that depends on every element of x with a weight of its own, so that errors do not
+// cancel in a sum.
 Tensor weighted_sum(const Tensor& x, unsigned seed = 99);
 
 struct CheckOptions {
@@ -25,9 +25,9 @@ struct CheckOptions {
   std::size_t max_elements = 0;  // of each leaf, evenly spread; 0: all
 };
 
-// `function` computes a scalar from the leaves, the same each time it is called. Fails the current
-// test for every leaf whose gradient disagrees, was not made, or whose accumulation over a second
-// backward is not twice the first.
+// `function` computes a scalar from the leaves, the same value in each call. Fails the current test
+// for every leaf whose gradient disagrees, does not exist, or does not double when a second
+// backward accumulates onto it.
 void check_gradients(const std::function<Tensor()>& function, const std::vector<Tensor>& leaves,
                      const CheckOptions& options = {});
 

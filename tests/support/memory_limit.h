@@ -1,4 +1,4 @@
-// Less memory for a test's own process.
+// Limits the memory of a test's own process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,8 @@ inline std::size_t status_kib(const std::string& name) {
   return 0;
 }
 
-// From here on the process may take so much more anonymous memory. A sanitizer's own is larger.
+// After this call the process may take at most so much more anonymous memory. A sanitizer itself
+// takes more.
 inline void limit_memory(std::size_t more) {
   const rlim_t bytes = status_kib("VmData") * 1024 + more;
   const rlimit limit{bytes, bytes};

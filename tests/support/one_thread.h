@@ -1,4 +1,4 @@
-// Tiny tensors gain nothing from a second thread, and on a busy machine wait for it.
+// Tiny tensors gain nothing from a second thread, and on a busy machine they wait for it.
 #pragma once
 
 #include "base/parallel.h"

@@ -1,5 +1,5 @@
-// Sequences of given lengths one after the other, and attention of each to itself by the textbook,
-// in double.
+// Consecutive sequences of given lengths, and the attention of each to itself by the textbook
+// formula, in double.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,8 @@ struct SequenceReference {
   std::vector<double> out, log_sum_exp, dq, dk, dv, dbias;
 };
 
-// `seen_out` is the output whose products with its gradients the backward takes: a kernel's own,
-// rounded; empty for the exact one.
+// `seen_out` is the output whose products with its gradients the backward uses: a kernel's own,
+// rounded output; empty for the exact one.
 inline SequenceReference attend(const kernels::SequenceShape& s, const std::vector<double>& q,
                                 const std::vector<double>& k, const std::vector<double>& v,
                                 const std::vector<double>& dout, const std::vector<double>& bias,

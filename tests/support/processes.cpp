@@ -1,4 +1,4 @@
-// Forking, waiting and killing for tests.
+// Forks, waits for and kills processes, for tests.
 #include "tests/support/processes.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ Processes::Processes(int count, const Body& body) {
   void* shared = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   TESSERA_CHECK(shared != MAP_FAILED, ErrorCode::runtime, "{}", describe_errno("mmap", errno));
   progress_ = static_cast<std::atomic<int>*>(shared);
-  std::fflush(nullptr);  // what is buffered would be printed by each child again
+  std::fflush(nullptr);  // otherwise each child would print the buffered output again
   for (int index = 0; index < count; ++index) {
     auto* progress = new (&progress_[index]) std::atomic<int>(0);
     int ends[2];
@@ -84,7 +84,7 @@ void Processes::signal(int index, int number) const {
 }
 
 bool Processes::wait_for_progress(int index, int value) const {
-  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  const auto deadline = Clock::now() + std::chrono::minutes(1);
   while (progress_[index].load() < value) {
     if (Clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -92,8 +92,30 @@ bool Processes::wait_for_progress(int index, int value) const {
   return true;
 }
 
+void Processes::look_at(Child& child, bool kill_it) {
+  if (!child.running) return;
+  if (kill_it) kill(child.pid, SIGKILL);
+  int status = 0;
+  if (waitpid(child.pid, &status, kill_it ? 0 : WNOHANG) != child.pid) return;
+  child.running = false;
+  child.outcome.ended = Clock::now();
+  child.outcome.timed_out = kill_it;
+  if (WIFEXITED(status)) child.outcome.exit_code = WEXITSTATUS(status);
+  if (WIFSIGNALED(status)) child.outcome.signal = WTERMSIG(status);
+  child.outcome.message = read_all(child.message_pipe);
+}
+
+bool Processes::wait_for_end(int index) {
+  Child& child = children_[static_cast<std::size_t>(index)];
+  const auto deadline = Clock::now() + std::chrono::minutes(1);
+  for (;;) {
+    look_at(child, false);
+    if (!child.running || Clock::now() > deadline) return !child.running;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 std::vector<Outcome> Processes::wait(std::chrono::milliseconds limit) {
-  std::vector<Outcome> outcomes(children_.size());
   const auto deadline = Clock::now() + limit;
   const auto all_ended = [&] {
     return std::none_of(children_.begin(), children_.end(),
@@ -101,21 +123,12 @@ std::vector<Outcome> Processes::wait(std::chrono::milliseconds limit) {
   };
   while (!all_ended()) {
     const bool late = Clock::now() > deadline;
-    for (std::size_t i = 0; i < children_.size(); ++i) {
-      Child& child = children_[i];
-      if (!child.running) continue;
-      if (late) kill(child.pid, SIGKILL);
-      int status = 0;
-      if (waitpid(child.pid, &status, late ? 0 : WNOHANG) != child.pid) continue;
-      child.running = false;
-      outcomes[i].ended = Clock::now();
-      outcomes[i].timed_out = late;
-      if (WIFEXITED(status)) outcomes[i].exit_code = WEXITSTATUS(status);
-      if (WIFSIGNALED(status)) outcomes[i].signal = WTERMSIG(status);
-      outcomes[i].message = read_all(child.message_pipe);
-    }
+    for (Child& child : children_) look_at(child, late);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  std::vector<Outcome> outcomes;
+  outcomes.reserve(children_.size());
+  for (const Child& child : children_) outcomes.push_back(child.outcome);
   return outcomes;
 }
 

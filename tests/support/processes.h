@@ -14,16 +14,17 @@ namespace tessera::testing {
 // How a process ended.
 struct Outcome {
   int exit_code = -1;      // 0; an Error's code; other_exception; failed_expectation
-  int signal = 0;          // that killed it
-  bool timed_out = false;  // it was still there at the end of the wait
-  std::string message;     // of the exception
+  int signal = 0;          // the signal that killed it
+  bool timed_out = false;  // it was still running at the end of the wait
+  std::string message;     // the exception's message
   std::chrono::steady_clock::time_point ended;
 
   static constexpr int other_exception = 100;
   static constexpr int failed_expectation = 101;
 };
 
-// Forks; to be used while the test program has one thread. What still runs at the end is killed.
+// Forks processes; use it while the test program has one thread. Processes that still run at the
+// end are killed.
 class Processes {
  public:
   // `progress` is a number that the parent sees: wait_for_progress().
@@ -38,8 +39,11 @@ class Processes {
     return children_[static_cast<std::size_t>(index)].pid;
   }
   void signal(int index, int number) const;
-  // Waits until the process has set its progress to `value` or more; false after ten seconds.
+  // Waits until the process has set its progress to `value` or more; false after a minute.
   [[nodiscard]] bool wait_for_progress(int index, int value) const;
+  // Waits until the process has ended; false after a minute. A test that has to wake or end another
+  // process afterwards need not guess how long this takes.
+  [[nodiscard]] bool wait_for_end(int index);
   // Waits for all, and kills those that take longer.
   std::vector<Outcome> wait(std::chrono::milliseconds limit);
 
@@ -48,14 +52,17 @@ class Processes {
     pid_t pid = 0;
     int message_pipe = -1;
     bool running = true;
+    Outcome outcome{};
   };
+  // Notes how the child ended if it has, or kills it first.
+  static void look_at(Child& child, bool kill_it);
 
   std::vector<Child> children_;
   std::atomic<int>* progress_ = nullptr;  // shared memory, one for each child
 };
 
-// Names of the files in a folder of /proc or /dev, sorted; of /proc/self/fd without the one that
-// lists.
+// Names of the files in a folder of /proc or /dev, sorted; for /proc/self/fd without the descriptor
+// that reads the folder.
 std::vector<std::string> files_in(const std::string& folder);
 
 }  // namespace tessera::testing

@@ -1,4 +1,4 @@
-// The one file that includes Eigen, whose headers take the compiler seconds.
+// The only file that includes Eigen, whose headers take seconds to compile.
 #include "tests/support/reference.h"
 
 #include <Eigen/Core>
@@ -29,7 +29,7 @@ std::vector<double> values_of(const RowMajor& matrix) {
   return {matrix.data(), matrix.data() + matrix.size()};
 }
 
-// Every product is this one, since the compiler takes seconds over each kind.
+// Every product uses this function, because each kind takes seconds to compile.
 RowMajor times(const RowMajor& a, const RowMajor& b) {
   return a * b;
 }
@@ -79,7 +79,7 @@ void attention(const AttentionHead& head, const AttentionResults& results) {
   for (Eigen::Index i = 0; i < scores.rows(); ++i) {
     const double largest = scores.row(i).maxCoeff();
     results.log_sum_exp[i] = -infinity;
-    if (largest == -infinity) continue;  // it sees nothing
+    if (largest == -infinity) continue;  // the query sees no key
     probabilities.row(i) = (scores.row(i).array() - largest).exp();
     const double sum = probabilities.row(i).sum();
     probabilities.row(i) /= sum;

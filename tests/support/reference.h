@@ -1,5 +1,5 @@
-// Results in double precision by Eigen, written as the formulas are in a textbook, for tests to
-// hold kernels against. Knows nothing of the library that is tested.
+// Results in double precision by Eigen, written like the formulas in a textbook, with which tests
+// compare kernels. Independent of the library under test.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tessera::reference {
 
-// A matrix that lies in memory in strides; a transposed one has them exchanged.
+// A matrix in memory with strides; for a transposed one they are exchanged.
 template <class Value>
 struct Strided {
   Value* data;
@@ -19,8 +19,8 @@ Strided(Value*, std::int64_t, std::int64_t, std::int64_t, std::int64_t = 1) -> S
 using Matrix = Strided<const double>;
 using MutableMatrix = Strided<double>;
 
-// The product, and what it would be of absolute values, which bounds the error of any order of
-// sums. Both row by row without gaps.
+// The product, and the product of absolute values, which bounds the error for any order of
+// summation. Both row by row without gaps.
 struct Product {
   std::vector<double> sum, magnitude;
 };
@@ -33,7 +33,7 @@ struct Norm {
 Norm normalize(const std::vector<double>& x, std::int64_t rows, std::int64_t columns, double eps,
                bool rms);
 
-// The gradients of normalized * gamma + beta; no gamma is one of ones.
+// The gradients of normalized * gamma + beta; without gamma it is all ones.
 struct NormGradients {
   std::vector<double> dx, dgamma, dbeta;
 };
@@ -45,9 +45,10 @@ struct AttentionHead {
   Matrix q, k, v, dout;
   double scale;
   std::function<bool(std::int64_t query, std::int64_t key)> sees;
-  // What dropout multiplies a probability by: 0, or 1 / (1 - its rate).
+  // The factor by which dropout multiplies a probability: 0, or 1
+  // (1 - its rate).
   std::function<double(std::int64_t query, std::int64_t key)> kept;
-  // Applied to probabilities, their gradients, out and dq: the type that they are stored in.
+  // Rounds probabilities, their gradients, out and dq to the type in which they are stored.
   std::function<double(double)> rounded;
 };
 

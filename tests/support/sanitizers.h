@@ -1,4 +1,4 @@
-// Which sanitizer the tests are built with. g++ and clang say it in different ways.
+// The sanitizer that the tests are built with. g++ and clang define it in different ways.
 #pragma once
 
 namespace tessera::testing {

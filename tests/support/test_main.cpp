@@ -1,11 +1,9 @@
-// main() of the test programs. A program holds all tests of a floor; the names of source files on
-// its command line choose the tests that stand in them, so that CTest runs each file in a process
-// of its own:
-//
+// main() of the test programs. A program contains all tests of a floor. Names of source files on
+// its command line select the tests in these files, so that CTest runs each file in a process of
+// its own:
 //   sharding_tests comm_local_test layout_test     the tests of these two files
 //   sharding_tests --files                         the names that can be given
-//
-// GoogleTest's own options work beside them. A run in which no test matches fails. Where
+// GoogleTest's own options can be added. A run in which no test matches fails. If
 // TESSERA_TEST_REPORTS names a folder, the run writes its report there, as <TESSERA_TEST_NAME>.xml.
 #include <gtest/gtest.h>
 
@@ -44,7 +42,7 @@ std::set<std::string> files_with_tests() {
   return files;
 }
 
-// A filter that, added to the user's own, leaves the tests of `files` alone.
+// A filter that, added to the user's own, keeps only the tests of `files`.
 std::string without_other_files(std::string filter, const std::vector<std::string>& files) {
   char separator = filter.find('-') == std::string::npos ? '-' : ':';
   for_each_test([&](const testing::TestSuite& suite, const testing::TestInfo& test) {
@@ -56,7 +54,7 @@ std::string without_other_files(std::string filter, const std::vector<std::strin
   return filter;
 }
 
-// Before GoogleTest reads its options: one on the command line goes before.
+// Called before GoogleTest reads its options, so that an option on the command line overrides this.
 void choose_report() {
   const char* folder = std::getenv("TESSERA_TEST_REPORTS");
   const char* name = std::getenv("TESSERA_TEST_NAME");
@@ -64,9 +62,9 @@ void choose_report() {
   GTEST_FLAG_SET(output, std::string("xml:") + folder + "/" + name + ".xml");
 }
 
-// The choice by files is a filter of thousands of names, which GoogleTest would print with each
-// run. It has been applied when the program starts, and its text goes: what the user gave is still
-// said.
+// The selection by files is a filter of thousands of names, which GoogleTest would print in each
+// run. It has taken effect when the program starts, so its text is removed; the user's own filter
+// is still printed.
 class ForgetsFilter : public testing::EmptyTestEventListener {
  public:
   explicit ForgetsFilter(std::string given) : given_(std::move(given)) {}
@@ -78,9 +76,9 @@ class ForgetsFilter : public testing::EmptyTestEventListener {
 
 }  // namespace
 
-// oneDNN is no sanitized library: of how its threads and caches keep out of each other's way, the
-// thread sanitizer sees the locks that lie in libc and nothing else, and takes its first use by
-// several ranks at a time for a race. What it does with our memory is unseen in any case.
+// oneDNN is not built with the sanitizer. Of the synchronisation of its threads and caches, the
+// thread sanitizer sees only the locks in libc, and reports its first use by several ranks at a
+// time as a race. Its accesses to our memory are not seen in any case.
 extern "C" const char* __tsan_default_suppressions();
 const char* __tsan_default_suppressions() {
   return "called_from_lib:libdnnl.so\n";
@@ -88,7 +86,7 @@ const char* __tsan_default_suppressions() {
 
 int main(int argc, char** argv) {
   choose_report();
-  testing::InitGoogleTest(&argc, argv);  // takes its options out of argv
+  testing::InitGoogleTest(&argc, argv);  // removes its options from argv
   const std::set<std::string> known = files_with_tests();
   std::vector<std::string> wanted;
   for (int i = 1; i < argc; ++i) {

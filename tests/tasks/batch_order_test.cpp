@@ -1,16 +1,18 @@
-// The order of batches: epochs' ends, several data sets, and another number of ranks in the middle.
+// The order of batches: ends of epochs, several data sets, and a change of the number of ranks.
 #include "tasks/batch_order.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 
+#include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
 
 namespace tessera::tasks {
 namespace {
 
-// The sample numbers of `batches` batches of `size` from a position on, which moves behind them.
+// The sample numbers of `batches` batches of `size`, beginning at a position, which moves behind
+// them.
 std::vector<std::int64_t> numbers(const BatchOrder& order, DataPosition& position, int batches,
                                   std::int64_t size, std::int64_t ranks = 1) {
   std::vector<std::int64_t> all;
@@ -28,7 +30,7 @@ std::vector<std::int64_t> numbers(const BatchOrder& order, DataPosition& positio
 
 using Numbers = std::vector<std::int64_t>;
 
-TEST(BatchOrder, GoesOnWithTheNextEpoch) {
+TEST(BatchOrder, ContinuesWithTheNextEpoch) {
   const BatchOrder order({.samples = {5}});
   DataPosition position = order.begin();
   EXPECT_EQ(numbers(order, position, 3, 4), (Numbers{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
@@ -45,14 +47,14 @@ TEST(BatchOrder, EvenBatchesFillUpWithTheEpochsFirstSamples) {
   EXPECT_EQ(numbers(tiny, position, 2, 4, 2), (Numbers{0, 1, 2, 0, 3, 4, 5, 3}));
 }
 
-TEST(BatchOrder, DropLastLeavesOutWhatIsNoBatch) {
+TEST(BatchOrder, DropLastOmitsIncompleteBatches) {
   const BatchOrder order({.samples = {5}, .drop_last = true});
   DataPosition position = order.begin();
   EXPECT_EQ(numbers(order, position, 4, 2), (Numbers{0, 1, 2, 3, 5, 6, 7, 8}));
-  EXPECT_NE(message_of([&] { (void)order.at(position, 6); }, ErrorCode::data), "");
+  EXPECT_NE(testing::error_of([&] { (void)order.at(position, 6); }, ErrorCode::data), "");
 }
 
-TEST(BatchOrder, RanksShareWhatOneRankSees) {
+TEST(BatchOrder, RanksShareTheSamplesOfOneRank) {
   for (const bool even : {false, true}) {
     const BatchOrder order({.samples = {13, 7}, .seed = 3, .even_batches = even});
     DataPosition one = order.begin();
@@ -62,9 +64,9 @@ TEST(BatchOrder, RanksShareWhatOneRankSees) {
   }
 }
 
-// After some batches of 4, batches of 6 take up where those have stopped: no sample of an epoch
-// comes twice or not at all.
-TEST(BatchOrder, AnotherBatchTakesUpThePosition) {
+// After some batches of 4, batches of 6 continue at the same sample: no sample of an epoch is
+// repeated or missed.
+TEST(BatchOrder, AnotherBatchSizeContinuesAtThePosition) {
   const BatchOrder order({.samples = {22}});
   DataPosition position = order.begin();
   Numbers all = numbers(order, position, 3, 4);
@@ -91,7 +93,7 @@ TEST(BatchOrder, SeveralDataSetsBySizeAreDrawnByTheBatchsNumber) {
     differs += batch.data_set != other.at(position, 7).data_set ? 1 : 0;
     order.advance(position, batch);
   }
-  EXPECT_NEAR(drawn[0], 3000, 120);  // four deviations
+  EXPECT_NEAR(drawn[0], 3000, 120);  // four standard deviations
   EXPECT_GT(differs, 1000);
 }
 

@@ -1,4 +1,4 @@
-// A folder for data files, and what an error says.
+// A folder for data files, and the message of an error.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,39 +10,17 @@
 #include <string>
 
 #include "base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::tasks {
 
-class DataFolder {
+class DataFolder : public testing::TemporaryFolder {
  public:
-  DataFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tessera-data-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~DataFolder() { std::filesystem::remove_all(path_); }
-  DataFolder(const DataFolder&) = delete;
-  DataFolder& operator=(const DataFolder&) = delete;
-
-  [[nodiscard]] std::string path(const std::string& name) const { return (path_ / name).string(); }
+  using TemporaryFolder::path;
+  [[nodiscard]] std::string path(const std::string& name) const { return (*this / name).string(); }
   std::string write(const std::string& name, const std::string& content) const {
-    std::ofstream(path_ / name, std::ios::binary) << content;
-    return path(name);
+    return TemporaryFolder::write(name, content).string();
   }
-
- private:
-  std::filesystem::path path_;
 };
-
-// The message of the error that `call` must throw.
-inline std::string message_of(const std::function<void()>& call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 }  // namespace tessera::tasks

@@ -1,4 +1,4 @@
-// Texts to rows: in batches of like length, the same whatever the batches, tokenised ahead.
+// Texts to embeddings: in batches of similar length, the same in any batches, tokenized ahead.
 #include "tasks/encoding.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ std::vector<std::string_view> views_of(const std::vector<std::string>& texts) {
   return {texts.begin(), texts.end()};
 }
 
-TEST(Encoding, BatchesHoldTextsOfLikeLengthAndEachTextOnce) {
+TEST(Encoding, BatchesHaveTextsOfSimilarLengthAndEachTextOnce) {
   const auto texts = numbered_texts(23, 1);
   std::vector<std::vector<double>> lengths;
   const Encode encode = [&](const models::TokenBatch& tokens) {
@@ -70,7 +70,7 @@ TEST(Encoding, RowsAreTheSameInAnyBatch) {
   for (const std::int64_t batch_size : {7, 40, 100}) EXPECT_EQ(rows(batch_size), one);
 }
 
-TEST(Encoding, AsManyForwardsAsAskedFor) {
+TEST(Encoding, RunsTheRequestedNumberOfForwards) {
   const auto texts = numbered_texts(3, 1);
   int forwards = 0, taken = 0;
   encode_texts(
@@ -84,7 +84,7 @@ TEST(Encoding, AsManyForwardsAsAskedFor) {
   EXPECT_EQ(taken, 3);
 }
 
-// A tokenizer whose thread can be seen, and which fails.
+// A tokenizer that records its thread, and that can fail.
 class WatchedTokenizer final : public Tokenizer {
  public:
   [[nodiscard]] std::string_view name() const override { return "watched"; }
@@ -102,7 +102,7 @@ class WatchedTokenizer final : public Tokenizer {
   mutable std::atomic<bool> elsewhere_ = false;
 };
 
-TEST(Encoding, TokenisesOnAThreadOfItsOwnAndHandsErrorsOn) {
+TEST(Encoding, TokenizesOnAThreadOfItsOwnAndPassesErrorsOn) {
   const auto tokenizer = std::make_shared<WatchedTokenizer>();
   const Encode encode = [](const models::TokenBatch& tokens) {
     return Tensor::zeros({tokens.ids.size(0), 2});
@@ -116,7 +116,7 @@ TEST(Encoding, TokenisesOnAThreadOfItsOwnAndHandsErrorsOn) {
                Error);
 }
 
-TEST(Encoding, LowerCaseIsPythons) {
+TEST(Encoding, LowerCaseEqualsPythons) {
   const TextTokens tokens{std::make_shared<ByteTokenizer>(), 0, true};
   const ByteTokenizer bytes;
   EXPECT_EQ(tokens.sequence("A LINE of Words 12"), bytes.encode("a line of words 12"));

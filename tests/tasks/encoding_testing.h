@@ -1,5 +1,5 @@
-// What the tests of encoding and evaluation share: an encoder small enough to know every bit of,
-// and texts for it.
+// Shared by the tests of encoding and evaluation: an encoder whose every bit is known, and texts
+// for it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tessera::testing {
 
-// A text's first and last byte, its length and a layer over them; nothing of the padding.
+// Uses a text's first and last byte, its length, and a layer over them; ignores the padding.
 struct ByteEncoder : nn::Module {
   ByteEncoder() {
     table = register_module("table", nn::Embedding(256, 8));
@@ -44,7 +44,7 @@ inline tasks::TextTokens byte_tokens(std::int64_t max_length = 60) {
   return {std::make_shared<ByteTokenizer>(), max_length};
 }
 
-// Of many lengths, no two alike.
+// Texts of many lengths, all different.
 inline std::vector<std::string> numbered_texts(std::size_t count, int seed) {
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < count; ++i) {

@@ -23,7 +23,7 @@ using testing::ByteEncoder;
 using testing::numbered_texts;
 using Reals = std::vector<double>;
 
-// The expected values are scipy's and scikit-learn's.
+// The expected values come from scipy and scikit-learn.
 TEST(Evaluators, Correlations) {
   const Reals x{0.5, 2.25, -1, 3, 3, 0.1, 7.5, -2};
   const Reals y{1, 0.2, 0.2, 4, 2, 0.2, 3, -5.5};
@@ -52,7 +52,7 @@ TEST(Evaluators, Similarities) {
   EXPECT_EQ(similarity(Similarity::cosine, u, zero), 0);
 }
 
-TEST(Evaluators, SharesOfClasses) {
+TEST(Evaluators, AccuracyAndF1OfClasses) {
   const std::vector<std::int64_t> predicted{0, 2, 2, 2, 1, 1, 0}, labels{0, 1, 2, 2, 1, 0, 0};
   EXPECT_DOUBLE_EQ(accuracy(predicted, labels), 5.0 / 7);
   EXPECT_NEAR(macro_f1(predicted, labels), 0.7, 1e-15);
@@ -117,7 +117,7 @@ ShardingOptions options_of(const StrategyRow& row, int world) {
           .group_size = row.shards == ShardGroup::group ? world : 0};
 }
 
-// One sample after the other, with no help from the code under test but its arithmetic.
+// One sample after the other, using only the arithmetic of the code under test.
 Found by_hand(std::size_t count) {
   const EvaluatedSamples all = make_samples(count);
   Found found;
@@ -161,7 +161,7 @@ Found by_hand(std::size_t count) {
 }
 
 TEST(Evaluators, EverySampleOnceOnAnyWorldInAnyBatches) {
-  for (const std::size_t samples : {2, 3, 23}) {  // fewer than ranks as well
+  for (const std::size_t samples : {2, 3, 23}) {  // also fewer samples than ranks
     const Found expected = by_hand(samples);
     EXPECT_EQ(expected.similarity.front().first, "spearman_cosine");
     for (const int world : {1, 2, 3, 4, 5}) {
@@ -198,8 +198,8 @@ TEST(Evaluators, NothingToEvaluateIsAnError) {
   });
 }
 
-// A model that diverged is no good one: its numbers are not to win, nor to be compared.
-TEST(Evaluators, WhatIsNotANumberIsNoScore) {
+// The results of a diverged model must not be used as the best score, nor be compared.
+TEST(Evaluators, NotANumberIsNotAScore) {
   launch(1, [](Context& context) {
     const EvaluatedSamples all = make_samples(6);
     const EvaluationOptions options{.tokens = byte_tokens(), .batch_size = 2};
@@ -219,7 +219,7 @@ TEST(Evaluators, WhatIsNotANumberIsNoScore) {
   });
 }
 
-// A language model of one token's memory.
+// A language model that uses only the previous token.
 struct Bigrams : nn::Module {
   Bigrams() { table = register_module("table", nn::Embedding(16, 16)); }
   nn::Embedding table;

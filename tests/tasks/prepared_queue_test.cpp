@@ -1,4 +1,4 @@
-// Batches that are prepared ahead: in order, of the rank's samples, and what preparing throws.
+// Batches that are prepared ahead: in order, of the rank's samples; and exceptions while preparing.
 #include "tasks/prepared_queue.h"
 
 #include <gtest/gtest.h>
@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 
+#include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
 
 namespace tessera::tasks {
@@ -15,7 +16,7 @@ struct NumberedBatch final : Prepared {
   std::vector<std::int64_t> samples_taken;
 };
 
-// Prepares the numbers themselves; one of them it cannot read.
+// Prepares the sample numbers themselves; one of them cannot be read.
 class NumberTask final : public Task {
  public:
   explicit NumberTask(std::int64_t unreadable = -1) : unreadable_(unreadable) {}
@@ -33,7 +34,7 @@ class NumberTask final : public Task {
   mutable std::atomic<int> prepared = 0;
   bool slow = false;
 
-  // What a queue does not ask.
+  // The queue does not call these.
   [[nodiscard]] nn::Module& module() override { misuse("not asked"); }
   [[nodiscard]] const models::Model& model() const override { misuse("not asked"); }
   [[nodiscard]] std::map<std::string, std::string> files(DType) const override { return {}; }
@@ -55,7 +56,7 @@ std::vector<std::int64_t> taken(PreparedQueue& queue) {
   return dynamic_cast<const NumberedBatch&>(*next.prepared).samples_taken;
 }
 
-TEST(PreparedQueue, GivesARanksSharesInOrder) {
+TEST(PreparedQueue, ReturnsARanksSamplesInOrder) {
   const NumberTask task;
   const BatchOrder order({.samples = {10}});
   DataPosition from = order.begin();
@@ -66,7 +67,7 @@ TEST(PreparedQueue, GivesARanksSharesInOrder) {
   EXPECT_EQ(queue.take().batch.first, 28);
 }
 
-TEST(PreparedQueue, IsAheadOfWhoTakes) {
+TEST(PreparedQueue, PreparesAhead) {
   const NumberTask task;
   const BatchOrder order({.samples = {10}});
   PreparedQueue queue(task, order, {.rank = 0, .world_size = 1, .batch_size = 2}, order.begin());
@@ -74,10 +75,10 @@ TEST(PreparedQueue, IsAheadOfWhoTakes) {
   for (int i = 0; i < 1000 && task.prepared < 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  EXPECT_EQ(task.prepared, 5);  // the one taken, and four ahead
+  EXPECT_EQ(task.prepared, 5);  // one taken, and four ahead
 }
 
-TEST(PreparedQueue, CountsTheWaiting) {
+TEST(PreparedQueue, CountsTheWaitingTime) {
   NumberTask task;
   task.slow = true;
   const BatchOrder order({.samples = {10}});
@@ -86,13 +87,14 @@ TEST(PreparedQueue, CountsTheWaiting) {
   EXPECT_GT(queue.waited_seconds(), 0.03);
 }
 
-TEST(PreparedQueue, ThrowsWhatPreparingThrewWhereItsBatchIsTaken) {
+TEST(PreparedQueue, RethrowsAnExceptionWhenItsBatchIsTaken) {
   const NumberTask task(5);
   const BatchOrder order({.samples = {10}});
   PreparedQueue queue(task, order, {.rank = 0, .world_size = 1, .batch_size = 2}, order.begin());
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{0, 1}));
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{2, 3}));
-  EXPECT_EQ(message_of([&] { (void)queue.take(); }, ErrorCode::data), "sample 5 is unreadable");
+  EXPECT_EQ(testing::error_of([&] { (void)queue.take(); }, ErrorCode::data),
+            "sample 5 is unreadable");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The losses against Sentence Transformers' own (tests/judges/sentence_losses.py wrote down what
-// they give): values, gradients of embeddings and of the head, on one rank and on several.
+// Compares the losses with those of Sentence Transformers (recorded by
+// tests/judges/sentence_losses.py): values, gradients of embeddings and of the head, on one rank
+// and on several.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,7 +26,7 @@ nlohmann::json reference() {
   return nlohmann::json::parse(file);
 }
 
-// As sentence_losses.py has them.
+// The same numbers as in sentence_losses.py.
 Tensor numbers(unsigned seed, const Shape& shape, DType dtype) {
   Reals values;
   for (std::int64_t i = 0; i < shape.elements(); ++i) {
@@ -51,7 +52,8 @@ Tensor part(const Tensor& rows, const Context& context) {
       .clone();
 }
 
-// The ranks' gradients: of embeddings each has its rows', a head's are summed; means both.
+// The ranks' gradients: each rank has those of its own embeddings, those of a head are summed; both
+// are means.
 void expect_rows(const Tensor& leaf, const nlohmann::json& expected, const Context& context,
                  double tolerance) {
   const Reals found = leaf.grad().to_vector();
@@ -73,7 +75,7 @@ struct ReferenceCase {
   DType dtype;
   double tolerance;
 };
-// ST computes labels in fp32.
+// Sentence Transformers computes labels in fp32.
 constexpr ReferenceCase reference_cases[] = {{1, float64, 2e-7},
                                              {2, float64, 2e-7},
                                              {4, float64, 2e-7},

@@ -1,5 +1,5 @@
 // Losses of sentence encoders: their values by plain formulas, their gradients by differences, and
-// the same from one rank of a large batch and many of small ones.
+// the same results from one rank with a large batch and many with small ones.
 #include "tasks/sentence_losses.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ TEST(SentenceLosses, AZeroVectorHasNoDirection) {
   for (const double slope : u.grad().to_vector()) EXPECT_TRUE(std::isfinite(slope));
 }
 
-// Weight and bias by hand, u and v not alike: each third of the features has weights of its own.
+// Weight and bias by hand, and u differs from v: each third of the features has its own weights.
 TEST(SentenceLosses, SoftmaxLoss) {
   const nn::ParameterDTypeGuard in_fp64(float64);
   manual_seed(4);
@@ -107,8 +107,8 @@ TEST(SentenceLosses, SoftmaxLoss) {
                   {u, v, head->weight(), head->bias()});
 }
 
-// |u - v| has no slope where they are equal: torch's choice.
-TEST(SentenceLosses, EqualSentencesHaveNoSlopeOfTheDifference) {
+// The derivative of |u - v| is zero where they are equal, as in torch.
+TEST(SentenceLosses, EqualSentencesHaveAZeroGradientOfTheDifference) {
   const nn::Linear head = make_softmax_head(2, 2);
   Tensor u = Tensor::full({1, 2}, 0.5);
   u.set_requires_grad(true);
@@ -298,7 +298,7 @@ TEST(SentenceLosses, EveryStrategyHasTheSameBits) {
   }
 }
 
-// Without the other ranks' gradients, training with gathered negatives would go elsewhere.
+// Without the other ranks' gradients, training with gathered negatives would give other results.
 TEST(SentenceLosses, NegativesOfOtherRanksGetGradients) {
   std::vector<Reals> of_positive(2);
   launch(2, [&](Context& context) {
@@ -312,7 +312,7 @@ TEST(SentenceLosses, NegativesOfOtherRanksGetGradients) {
     const Tensor u = concatenate({values({2, 4}, 20), values({2, 4}, 21)});
     const Tensor a = leaf({2, 4}, 30), b = leaf({2, 4}, 31);
     multiple_negatives_ranking_loss(u, concatenate({a, b}), context).backward();
-    for (std::size_t i = 0; i < 8; ++i) {  // two ranks' losses are added, one rank's halved
+    for (std::size_t i = 0; i < 8; ++i) {  // two ranks' losses are summed, so one rank's is halved
       EXPECT_NEAR(of_positive[0][i], 2 * a.grad().to_vector()[i], 1e-12);
       EXPECT_NEAR(of_positive[1][i], 2 * b.grad().to_vector()[i], 1e-12);
     }

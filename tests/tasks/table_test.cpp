@@ -1,4 +1,4 @@
-// Tables: what rows are, and what is said about rows that are none.
+// Tables: valid rows, and the errors for invalid ones.
 #include "tasks/table.h"
 
 #include <gtest/gtest.h>
@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "tasks/table_rows.h"
+#include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
 
 namespace tessera::tasks {
@@ -15,7 +16,7 @@ using Rows = std::vector<std::vector<std::string>>;
 
 class TableFile : public DataFolder {
  public:
-  // The rows, or what is wrong, without the folder.
+  // The rows, or the error, without the folder's name.
   [[nodiscard]] Rows rows(const std::string& name, const std::string& content,
                           const TableOptions& options) const {
     const Table table({write(name, content)}, options);
@@ -26,8 +27,8 @@ class TableFile : public DataFolder {
   [[nodiscard]] std::string refusal(const std::string& name, const std::string& content,
                                     const TableOptions& options,
                                     const Table::Check& check = {}) const {
-    std::string text =
-        message_of([&] { (void)Table({write(name, content)}, options, check); }, ErrorCode::data);
+    std::string text = testing::error_of(
+        [&] { (void)Table({write(name, content)}, options, check); }, ErrorCode::data);
     const std::string folder = path("");
     for (std::size_t at = text.find(folder); at != std::string::npos; at = text.find(folder)) {
       text.erase(at, folder.size());
@@ -36,7 +37,7 @@ class TableFile : public DataFolder {
   }
 };
 
-TEST(Table, TabsAndNoQuotesAsTheStsBenchmarkHasThem) {
+TEST(Table, TabsWithoutQuotesAsInTheStsBenchmark) {
   const TableFile file;
   const std::string text =
       "news\tM\t2012\t1\t5.000\tA \"plane\" is\tAn, air\nnews\tM\t2012\t4\t3.8\tx\ty\tmore\tmore\n";
@@ -54,7 +55,7 @@ TEST(Table, QuotesAndAHeader) {
   EXPECT_EQ(table.place(2), file.path("a.csv") + ":5");
 }
 
-TEST(Table, AHeaderCanBePassedOver) {
+TEST(Table, AHeaderCanBeSkipped) {
   const TableFile file;
   EXPECT_EQ(file.rows("a.tsv", "x\ty\n1\t2", {.columns = {"2"}, .header = true}), (Rows{{"2"}}));
   EXPECT_EQ(file.rows("b.tsv", "\xEF\xBB\xBFx\ty\n1\t2", {.columns = {"1"}}), (Rows{{"x"}, {"1"}}));
@@ -99,18 +100,19 @@ TEST(Table, SeveralFilesFollowEachOther) {
   EXPECT_EQ(table.bytes(1), 4);
   EXPECT_NE(table.fingerprint(), Table(b, {.columns = {"1"}}).fingerprint());
   EXPECT_NE(Table(b, {.columns = {"2"}}).fingerprint(), Table(b, {.columns = {"1"}}).fingerprint());
-  (void)message_of([&] { (void)expand_files({file.path("none*")}); }, ErrorCode::data);
+  (void)testing::error_of([&] { (void)expand_files({file.path("none*")}); }, ErrorCode::data);
 }
 
-TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
+TEST(Table, ErrorsHaveFileAndLine) {
   const TableFile file;
   const TableOptions two{.columns = {"1", "2"}};
-  EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two), "a.tsv:2: 1 columns, and column 2 is wanted");
+  EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two),
+            "a.tsv:2: 1 columns, but column 2 is required");
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\n\nc\td\n", two), "a.tsv:2: an empty line");
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\td\xC3(\n", two),
-            "a.tsv:2: byte 4 of the line is no UTF-8; convert the file");
+            "a.tsv:2: byte 4 of the line is not UTF-8; convert the file");
   EXPECT_EQ(file.refusal("a.csv", "t,n\n1,2\n1,2,3\n", {.columns = {"t"}}),
-            "a.csv:3: 3 columns, and the header has 2");
+            "a.csv:3: 3 columns, but the header has 2");
   EXPECT_EQ(file.refusal("a.csv", "t,n\n1,2\n", {.columns = {"text"}}),
             "a.csv:1: the header has no column text; it has t, n");
   EXPECT_EQ(file.refusal("a.csv", "1,2\n3,\"4\n", two), "a.csv:2: a quote is not closed");
@@ -119,7 +121,7 @@ TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n{\"b\": 1}\n", {.columns = {"a"}}),
             "a.jsonl:2: no a");
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n[1]\n", {.columns = {"a"}}),
-            "a.jsonl:2: no JSON object");
+            "a.jsonl:2: not a JSON object");
   EXPECT_EQ(file.refusal("a.tsv", "", two), "data file a.tsv has no row");
   EXPECT_EQ(file.refusal("a.tsv", "a\t0\n", {.columns = {"0"}}),
             "data file a.tsv: columns are counted from 1, not 0");
@@ -134,10 +136,10 @@ TEST(Table, AFileThatBecameShorterIsAnError) {
   const Table table({file.write("a.tsv", "1\t2\n3\t4\n")}, {.columns = {"1"}});
   std::filesystem::resize_file(file.path("a.tsv"), 5);
   EXPECT_EQ(table.read(0), std::vector<std::string>{"1"});
-  (void)message_of([&] { (void)table.read(1); }, ErrorCode::data);
+  (void)testing::error_of([&] { (void)table.read(1); }, ErrorCode::data);
 }
 
-TEST(Table, Utf8IsWhatRfc3629Says) {
+TEST(Table, Utf8FollowsRfc3629) {
   for (const char* good : {"", "plain ascii text of some length", "\u00e9\u20ac\U0001F600",
                            "\xED\x9F\xBF", "\xEE\x80\x80", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_FALSE(malformed_utf8(good)) << good;

@@ -1,4 +1,4 @@
-"""What cmake/write_public_headers.cmake makes of a small tree, and what it refuses.
+"""Tests cmake/write_public_headers.cmake with a small tree: the headers that it writes, and the errors.
 
     python3 public_headers_test.py CMAKE SCRIPT
 """
@@ -18,7 +18,7 @@ TREE = {
     "engine/internal.h": "#pragma once\n",
     "kernels/cpu/simd.h": "#pragma once\n",
 }
-FIRST = "#pragma once\n\n#include <tessera/kernels/base/cpp20.h>\n"  # but for the version's, which any C++ may ask for
+FIRST = "#pragma once\n\n#include <tessera/base/cpp20.h>\n"  # but for the version's, which any C++ may ask for
 
 
 class PublicHeaders(unittest.TestCase):
@@ -45,14 +45,14 @@ class PublicHeaders(unittest.TestCase):
         self.assertEqual(self.write().returncode, 0)
         files = self.files()
         self.assertEqual(set(files), {"tessera/tessera.h", "tessera/version.h", "tessera/engine/tensor.h",
-                                      "tessera/kernels/base/dtype.h", "tessera/kernels/base/cpp20.h"})
-        self.assertEqual(files["tessera/kernels/base/cpp20.h"].read_text(), TREE["base/cpp20.h"])
+                                      "tessera/base/dtype.h", "tessera/base/cpp20.h"})
+        self.assertEqual(files["tessera/base/cpp20.h"].read_text(), TREE["base/cpp20.h"])
         self.assertEqual(files["tessera/tessera.h"].read_text(),
                          FIRST + "#include <vector>\n\n#include <tessera/engine/tensor.h>\n"
                          "#include <tessera/version.h>\n")
         self.assertEqual(files["tessera/version.h"].read_text(), TREE["tessera/version.h"])
         self.assertEqual(files["tessera/engine/tensor.h"].read_text(),
-                         TREE["engine/tensor.h"].replace('"base/dtype.h"', "<tessera/kernels/base/dtype.h>")
+                         TREE["engine/tensor.h"].replace('"base/dtype.h"', "<tessera/base/dtype.h>")
                          .replace("#pragma once\n", FIRST))
 
     def test_only_what_differs_is_touched(self):
@@ -62,11 +62,11 @@ class PublicHeaders(unittest.TestCase):
         self.assertEqual(self.write().returncode, 0)
         after = {name: path.stat().st_mtime_ns for name, path in self.files().items()}
         self.assertNotEqual(after.pop("tessera/engine/tensor.h"), before.pop("tessera/engine/tensor.h"))
-        del before["tessera/kernels/base/dtype.h"]  # public no more
+        del before["tessera/base/dtype.h"]  # public no more
         self.assertEqual(after, before)
 
     def test_internal_and_missing_headers_are_refused(self):
-        for header, why in {"kernels/cpu/simd.h": "is internal", "engine/absent.h": "no file of the repository"}.items():
+        for header, why in {"kernels/cpu/simd.h": "is internal", "engine/absent.h": "not a file of the repository"}.items():
             self.put("base/dtype.h", f'#include "{header}"\n')
             result = self.write()
             self.assertNotEqual(result.returncode, 0)

@@ -1,5 +1,5 @@
-"""The documents' C++ is what examples/ builds, messages that they quote are the program's, and every file that they
-link to is there.
+"""Checks that the documents' C++ is that of examples/, that quoted messages are the program's, and that every linked file
+exists.
 
     python3 readme_test.py REPOSITORY
 """
@@ -14,7 +14,7 @@ QUOTES_MESSAGES = "docs/troubleshooting.md"
 
 
 def unsaid(root):
-    """Messages in the first column of the tables that no source has; "..." stands for what differs."""
+    """Messages in the first column of the tables that no source has; "..." stands for variable parts."""
     sources = []
     for floor in FLOORS:
         for path in sorted((root / floor).rglob("*.cpp")):
@@ -28,7 +28,7 @@ def unsaid(root):
 
 
 def rows_without_table(prose):
-    """Lines that begin with "|" where no table is: a row that an empty line cuts off is shown as text."""
+    """Lines that begin with "|" outside a table: a row after an empty line is shown as text."""
     lines = prose.splitlines()
     for before, line, after in zip([""] + lines, lines, lines[1:] + [""]):
         if line.startswith("|") and not before.startswith("|") and not re.match(r"\|[ :-]+\|", after):

@@ -10,16 +10,16 @@ ROOMS = {
     "engine": ("device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "nn", "optim", "data"),
     "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "hosts", "hosts/mpi", "hosts/tcp", "record",
              "connect", "nccl"),
-    # For tests alone: the emulated GPU.
+    # Only for tests: the emulated GPU.
     "emulator": ("access", "scheduler", "runtime", "cuda", "cublas", "device", "nccl", "include/nvtx3"),
     "sharding": ("policy", "context", "memory", "profiler", "units", "runtime", ".", "plan"),
-    "checkpoint": ("state", ".", "io", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
+    "checkpoint": ("state", "io", ".", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
                    "formats/torch", "formats/dcp", "formats/deepspeed", "formats/llmc", "formats/step_folder",
                    "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
     "tasks": (".",),
-    "tessera": (".", "models"),  # what users include
+    "tessera": (".", "models"),  # headers for users
     "launch": (".",),
     "training": ("recipe", "recipe/accelerate", "."),
     "planner": (".",),

@@ -1,5 +1,5 @@
-"""What scripts/setup says and does where packages are missing: on copies of it, with a dpkg-query, an apt-get and a sudo
-of the test's own.
+"""Tests scripts/setup when packages are missing: on copies of it, with the test's own versions of dpkg-query, apt-get and
+sudo.
 
     python3 setup_test.py REPOSITORY
 """
@@ -18,7 +18,7 @@ TOOLS = ("bash", "env", "sed", "dirname", "nproc", "awk", "mktemp", "rm", "cat",
 DPKG_QUERY = """#!/bin/sh
 case "$*" in *"$HAVE"*) echo installed ;; *) exit 1 ;; esac
 """
-# Works at the second try, as with package lists that had to be refreshed.
+# Succeeds at the second attempt, as if the package lists had to be refreshed.
 APT_GET = """#!/bin/sh
 echo "RAN apt-get $*" >>"$RECORD"
 [ "$1" = update ] && : >"$RECORD.lists"
@@ -54,7 +54,7 @@ class Setup(unittest.TestCase):
         (self.folder / "bin" / name).chmod(0o755)
 
     def run_setup(self, *arguments, as_root, have="nothing"):
-        """The exit code, and one text of what it said and what was run, in order."""
+        """The exit code, and one text with its output and the commands that it ran, in order."""
         if as_root and os.geteuid() != 0:
             self.skipTest("not root")
         user = {} if as_root or os.geteuid() != 0 else {"user": NOBODY}
@@ -65,14 +65,14 @@ class Setup(unittest.TestCase):
                                        "TMPDIR": str(self.folder)}, **user)
         return done.returncode, self.record.read_text(encoding="utf-8")
 
-    def test_says_what_it_will_do_before_it_does_it(self):
+    def test_prints_the_command_before_it_runs_it(self):
         code, text = self.run_setup(as_root=True)
         self.assertEqual(code, 0, text)
         self.assertIn("2 packages are missing", text)
         self.assertLess(text.index("  " + ORDER), text.index("RAN " + ORDER), text)
         self.assertLess(text.index("refreshing the package lists: apt-get update"), text.index("RAN apt-get update"))
 
-    def test_uses_sudo_and_says_so(self):
+    def test_uses_sudo_and_prints_it(self):
         self.put("sudo", SUDO)
         code, text = self.run_setup(as_root=False)
         self.assertEqual(code, 0, text)
@@ -86,7 +86,7 @@ class Setup(unittest.TestCase):
         self.assertIn("--no-setup", text)
         self.assertNotIn("RAN", text)
 
-    def test_a_sudo_that_refuses_is_no_riddle(self):
+    def test_a_sudo_that_refuses_is_reported(self):
         self.put("sudo", "#!/bin/sh\necho sorry >&2\nexit 1\n")
         code, text = self.run_setup(as_root=False)
         self.assertEqual(code, 1, text)
@@ -98,7 +98,7 @@ class Setup(unittest.TestCase):
         code, text = self.run_setup("--dry-run", as_root=False, have="first-package")
         self.assertEqual((code, text), (0, "sudo apt-get install -y --no-install-recommends second-package\n"))
 
-    def test_what_only_the_judges_need_is_asked_for(self):
+    def test_packages_for_the_judges_only(self):
         code, text = self.run_setup("--judges", "--dry-run", as_root=False)
         self.assertEqual((code, text), (0, "sudo apt-get install -y --no-install-recommends judges-package\n"))
         self.assertNotIn("judges-package", self.run_setup("--dry-run", as_root=False)[1].replace(text, ""))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/summary.py on reports as ctest, GoogleTest and pytest write them: nothing that failed or did not
-run may be lost on the way to the closing line."""
+"""Tests scripts/summary.py with reports in the form of ctest, GoogleTest and pytest: every test that failed or did not
+run must be in the closing line."""
 import json
 import os
 import subprocess
@@ -96,7 +96,7 @@ class Summary(unittest.TestCase):
         self.assertIn("other skipped: no package", lines)
         self.assertTrue(any(line.startswith("gpu") and line.endswith("not here") for line in lines))
 
-    def test_nothing_ran_is_no_success(self):
+    def test_an_empty_run_is_not_a_success(self):
         self.write("other/skipped", "no package")
         self.assertEqual(self.run_summary()[0], 1)
 

@@ -20,14 +20,20 @@ EMULATOR_GATES = (os.path.join("kernels", "cuda", "device", "gpu.h"), os.path.jo
 LONGEST_FILE = 400
 LONGEST_LINE = 100
 
+# Words of docs/style.md's rules that are wrong wherever they stand. "there is no" is plain.
+ODD_ENGLISH = re.compile(r"^\s*(?://|#) Of |(?<!there )(?<!There )\bis no\b(?! longer)|\bcannot be had\b|\bto be had\b"
+                         r"|\bsays nothing\b|\b[Ww]hoever\b|\b[Nn]obody\b|\b[Ee]verybody\b|\b(?:is|are) told\b")
+# The rules themselves, their test, and what was written before them.
+ODD_ENGLISH_ALLOWED = ("docs/style.md", "CHANGELOG.md", "tests/tidiness/tidiness.py", "tests/tidiness/tidiness_test.py")
+
 CPP = (".h", ".cpp", ".cu", ".cuh")
 TEXT = CPP + (".py", ".sh", ".cmake", ".txt", ".md", ".yaml", ".yml", ".json", ".in", "")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
-# Written in two pieces, so that this file passes its own check.
+# In two pieces, so that this file passes its own check.
 MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|root|home|Users)" + r"/[\w.-]+")
-# The one file that starts kernels: launches elsewhere would be invisible to the access checker.
+# The only file that starts kernels: the access checker would not see launches elsewhere.
 LAUNCHER = os.path.join("kernels", "cuda", "device", "launch.h")
-# What headers above the engine must not show: CUDA's and NCCL's headers and types, and our own headers with them.
+# Headers above the engine must not contain these: headers and types of CUDA and NCCL, and our own headers with them.
 FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "launch", "training", "planner", "logs",
                        "cli")
 CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\w*\.h|nvtx3/.*"
@@ -35,7 +41,7 @@ CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
                        r"|cudaDeviceProp|__nv_bfloat16|__half)\b")
 OPS = re.compile(r"^ *X\((\w+), *\w+\)", re.MULTILINE)
-# Declarations at the left margin, where clang-format puts those of a namespace. A handle is a type as well.
+# Declarations at the left margin, where clang-format puts those of a namespace. A handle is a type too.
 NAMESPACE = re.compile(r"^(?:inline )?namespace\b *([\w:]*) *\{(?!.*\})")
 NAMESPACE_END = re.compile(r"^\} *// *(?:inline )?namespace\b")
 TYPE = re.compile(r"^(?:template <.*> )?(?:class|struct|union|enum(?: class| struct)?) (?:\w+\([^)]*\) )?(\w+)"
@@ -43,7 +49,7 @@ TYPE = re.compile(r"^(?:template <.*> )?(?:class|struct|union|enum(?: class| str
 
 
 def files_of(root):
-    """Paths relative to the root of what belongs to the project."""
+    """The paths of the project's files, relative to the root."""
     for folder, names, files in os.walk(root):
         inside = os.path.relpath(folder, root)
         top = inside == "."
@@ -56,17 +62,17 @@ def files_of(root):
 
 
 def include_error(root, path, quote, target):
-    """What is wrong with this include, or None."""
+    """The error in this include, or None."""
     source_floor = path.split(os.sep)[0]
     target_floor = target.split("/")[0]
     if quote == '"':
         if target.startswith(".") or "/../" in target:
             return f'include "{target}" by its path from the repository root'
-        # Highway is included in quotes by its own convention: hwy is no folder of ours.
+        # Highway is included in quotes by its own convention: hwy is not one of our folders.
         ours = "/" not in target or os.path.isdir(os.path.join(root, target_floor))
         beside = source_floor in FREE and os.path.exists(os.path.join(root, "tests", target))
         if ours and not beside and not os.path.exists(os.path.join(root, target)):
-            return f'"{target}" is no file of the repository: name it by its path from the root'
+            return f'"{target}" is not a file of the repository: name it by its path from the root'
     if target_floor not in FLOORS or source_floor not in FLOORS:
         return None
     if target_floor == "emulator" and source_floor != "emulator":
@@ -81,7 +87,7 @@ def lines_of_nvcc(lines):
     for number, line in enumerate(lines, start=1):
         words = line.strip()
         if words.startswith("#if"):
-            # Of other conditions (None) both branches count as nvcc's.
+            # For other conditions (None) both branches count as nvcc's.
             negated = words.startswith("#ifndef") or "!defined" in words
             conditions.append(not negated if "__CUDACC__" in words else None)
         elif words.startswith(("#else", "#elif")) and conditions and conditions[-1] is not None:
@@ -115,7 +121,7 @@ def gpu_errors(path, lines):
 
 def missing_gpu_kernels(root):
     """Lists (path, line, message): an op of kernels/registry.h that no file of kernels/cuda defines. The linker would
-    say so as well, but not where the tree is built without CUDA."""
+    report it too, but not in a build without CUDA."""
     registry = os.path.join("kernels", "registry.h")
     folder = os.path.join(root, "kernels", "cuda")
     if not os.path.exists(os.path.join(root, registry)):
@@ -148,7 +154,7 @@ def types_of(lines):
 
 def hidden_types(library, tests):
     """Lists (path, line, message) of the types in tests that hide one of a library header, or that two tests could
-    both define; tests are compiled several at a time, and which ones, nobody chooses. Both arguments are lists of
+    both define; any tests may be compiled together. Both arguments are lists of
     (path, types_of)."""
     homes = {}
     for path, types in library:
@@ -175,6 +181,9 @@ def check_file(root, path, lines):
         found = MACHINE_PATH.search(line)
         if found:
             errors.append((number, f"a path of one machine: {found.group(0)}"))
+        odd = ODD_ENGLISH.search(line)
+        if odd and path.replace(os.sep, "/") not in ODD_ENGLISH_ALLOWED:
+            errors.append((number, f"odd English (docs/style.md): {odd.group(0).strip()}"))
         if not is_cpp:
             continue
         if len(line) > LONGEST_LINE and not INCLUDE.match(line):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants each fault that tidiness.py is to find in a small tree, and looks that it is found, once."""
+"""Plants each fault that tidiness.py must find in a small tree, and checks that it is found once."""
 import os
 import tempfile
 import unittest
@@ -37,13 +37,13 @@ class Tidiness(unittest.TestCase):
         self.write("cli/main.cpp", '// Main.\n#include <vector>\n\n#include "kernels/kernels.h"\n')
         self.assertEqual(self.errors(), [])
 
-    def test_a_test_that_nobody_runs_is_found(self):
+    def test_a_test_that_is_never_run_is_found(self):
         self.write("tests/cli/reader_test.py", '"""A test."""\n')
         self.assert_one_error("tests/cli/reader_test.py:1:", "no CMake file runs")
         self.write("tests/tree_tests.cmake", "add_test(NAME reader COMMAND python3 reader_test.py)\n")
         self.assertEqual(self.errors(), [])
 
-    def test_a_script_that_may_not_be_executed_is_found(self):
+    def test_a_script_that_is_not_executable_is_found(self):
         self.write("scripts/measure.py", "#!/usr/bin/env python3\n")
         self.assert_one_error("scripts/measure.py:1:", "chmod +x")
         os.chmod(os.path.join(self.folder.name, "scripts/measure.py"), 0o755)
@@ -87,7 +87,7 @@ class Tidiness(unittest.TestCase):
 
     def test_an_include_by_another_path(self):
         self.write("engine/a.cpp", '// A file.\n#include "engine.h"\n')
-        self.assert_one_error("engine/a.cpp:2:", "no file of the repository")
+        self.assert_one_error("engine/a.cpp:2:", "is not a file of the repository")
         self.write("engine/a.cpp", '// A file.\n#include "../kernels/kernels.h"\n')
         self.assert_one_error("engine/a.cpp:2:", "path from the repository root")
 
@@ -99,6 +99,19 @@ class Tidiness(unittest.TestCase):
         self.write("scripts/x", "cd /home" + "/somebody/tessera\n")
         self.assert_one_error("scripts/x:1:", "machine")
         self.write("scripts/x", 'cd "$root/work/x" && ls ~/work/y\n')
+        self.assertEqual(self.errors(), [])
+
+    def test_odd_english_is_found(self):
+        odd = ("// Of masters in a file", "int x;  // it is no file", 'fail("cuda cannot be had");', "// Whoever allocates",
+               "// nobody waits", "// everybody waits", "// the rank is told", "// says nothing", "// not to be had")
+        for text in odd:
+            for path, start in (("engine/a.cpp", "// A file.\n"), ("docs/a.md", "")):
+                if not (text.startswith("// Of") and path.endswith(".md")):
+                    self.write(path, start + text + "\n")
+                    self.assert_one_error(path, "odd English")
+                self.write(path, start)
+        self.write("engine/a.cpp", "// A file.\n// There is no file. It is no longer there. Part of it is not read.\n")
+        self.write("docs/style.md", "not \"is no\", not \"nobody\"\n")
         self.assertEqual(self.errors(), [])
 
     def test_length_only_warns(self):
@@ -129,7 +142,7 @@ class Tidiness(unittest.TestCase):
                 self.assert_one_error(f"{floor}/a.h:3:", "CUDA")
             self.write(f"{floor}/a.h", HEADER + "// a cudaStream_t, for instance\nDevice cuda_device_t;\n")
             self.assertEqual(self.errors(), [])
-        # A source file of the communicator may, and so may the engine's headers.
+        # A source file of the communicator may do it, and so may the engine's headers.
         self.write("comm/nccl/a.cpp", "// A file.\n#include <nccl.h>\nncclComm_t communicator;\n")
         self.write("engine/cuda/queue.h", HEADER + "#include <cuda_runtime_api.h>\ncudaStream_t stream;\n")
         self.assertEqual(self.errors(), [])
@@ -207,7 +220,7 @@ class Tidiness(unittest.TestCase):
         self.write("tests/engine/testing.h", HEADER + outside)
         self.assertEqual(self.errors(), [])
 
-    def test_build_folders_are_not_looked_at(self):
+    def test_build_folders_are_skipped(self):
         self.write("build-asan/a.h", "int x;\n")
         self.write("build/a.h", "int x;\n")
         self.assertEqual(self.errors(), [])

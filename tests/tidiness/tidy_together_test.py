@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/tidy_together.py with a checker that stands in for clang-tidy: findings are reported where they stand, and
-what is found in joined sources counts where it is found in one by itself."""
+"""Tests scripts/tidy_together.py with a stand-in for clang-tidy: findings are reported at their place, and a finding in
+joined sources counts only if one of them has it by itself."""
 import json
 import os
 import subprocess
@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "tidy_together.py")
-# Finds `bad` in a line, and `shadow` in the second of two lines; does not compile a file in which `name` stands twice.
+# Finds `bad` in a line, and `shadow` in the second of two lines; does not compile a file that contains `name` twice.
 CHECKER = """#!{python}
 import sys
 path = sys.argv[-1]
@@ -50,18 +50,18 @@ class TidyTogether(unittest.TestCase):
     def test_a_finding_is_reported_where_it_stands(self):
         self.assertEqual(self.check(a="good\ngood\n", b="good\nbad\n"), (1, "b.cpp:2:1: warning: bad"))
 
-    def test_what_is_tidy_passes(self):
+    def test_tidy_sources_pass(self):
         self.assertEqual(self.check(a="good\n", b="good\n"), (0, ""))
 
     def test_sources_that_use_one_name_are_read_apart(self):
         self.assertEqual(self.check(a="name\n", b="name\n"), (0, ""))
         self.assertEqual(self.check(a="name\n", b="name\nbad\n"), (1, "b.cpp:2:1: warning: bad"))
 
-    def test_a_name_that_hides_anothers_of_another_source_is_none(self):
+    def test_a_name_that_hides_one_of_another_source_is_not_a_finding(self):
         self.assertEqual(self.check(a="shadow\n", b="shadow\n"), (0, ""))
         self.assertEqual(self.check(a="good\n", b="shadow\nshadow\n"), (1, "b.cpp:1:1: warning: hides another"))
 
-    def test_what_does_not_compile_by_itself_is_a_finding(self):
+    def test_a_source_that_does_not_compile_by_itself_is_a_finding(self):
         code, said = self.check(a="name\nname\n", b="name\n")
         self.assertEqual((code, said), (1, "a.cpp:1:1: error: ambiguous [clang-diagnostic-error]"))
 

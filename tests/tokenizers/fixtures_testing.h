@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "tests/support/temporary_folder.h"
 #include "tokenizers/load.h"
 
 namespace tessera::tokenizers::testing {
@@ -33,28 +34,7 @@ inline nlohmann::json json_of(const fs::path& path) {
   return nlohmann::json::parse(stream);
 }
 
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (fs::temp_directory_path() / "tessera-tokenizers-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  [[nodiscard]] fs::path write(const std::string& name, const std::string& contents) const {
-    std::ofstream(path_ / name, std::ios::binary) << contents;
-    return path_ / name;
-  }
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+using ScratchFolder = tessera::testing::TemporaryFolder;
 
 inline std::string contents_of(const fs::path& path) {
   std::ifstream stream(path, std::ios::binary);

@@ -1,4 +1,5 @@
-// Ids and texts are those of the `tokenizers` package, for every kind of tokenizer in the fixtures.
+// Ids and texts equal those of the `tokenizers` package, for every kind of tokenizer in the
+// fixtures.
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -10,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// A fixture's tokenizer, and the lines that it was tried on.
+// The tokenizer of a fixture, and the lines with their expected ids.
 struct Tried {
   std::string name;
   std::shared_ptr<const Tokenizer> tokenizer;
@@ -61,7 +62,7 @@ TEST(PackageIds, BackToText) {
   }
 }
 
-// A word of the cache gives what the model gave, and threads do not disturb one another.
+// A cached word has the same ids as from the model, and threads do not affect each other.
 TEST(PackageIds, TheSameAgainAndFromManyThreads) {
   for (const Tried& tried : all_fixtures()) {
     std::atomic<int> wrong = 0;

@@ -1,4 +1,4 @@
-// What a tokenizer file may not hold is refused in one line that names it and the way out.
+// Invalid contents of a tokenizer file are refused in one line that names them and the way out.
 #include <string>
 #include <vector>
 
@@ -31,7 +31,8 @@ TEST(TokenizerRefusals, UnknownTypesAreNamed) {
     const std::string message =
         refusal_after("bert.json", [&](json& file) { file[element]["type"] = "Unheard\x1b[1m"; });
     EXPECT_TRUE(says(message, element)) << element;
-    EXPECT_TRUE(says(message, "Unheard\\u001b[1m")) << element;  // nothing reaches the terminal
+    EXPECT_TRUE(says(message, "Unheard\\u001b[1m"))
+        << element;  // no control character reaches the terminal
     EXPECT_TRUE(says(message, "not supported; there are")) << element;
   }
   EXPECT_TRUE(says(refusal_after("words.json",
@@ -42,12 +43,12 @@ TEST(TokenizerRefusals, UnknownTypesAreNamed) {
                    "pre_tokenizer[1]"));
 }
 
-TEST(TokenizerRefusals, WhatWouldDrawTokens) {
+TEST(TokenizerRefusals, RandomTokenization) {
   EXPECT_TRUE(says(refusal_after("gpt2.json", [](json& file) { file["model"]["dropout"] = 0.1; }),
                    "dropout"));
 }
 
-TEST(TokenizerRefusals, VocabulariesThatCannotBe) {
+TEST(TokenizerRefusals, InvalidVocabularies) {
   const auto model = [](const std::function<void(json&)>& change) {
     return refusal_after("gpt2.json", [&](json& file) { change(file["model"]); });
   };
@@ -75,7 +76,7 @@ TEST(TokenizerRefusals, VocabulariesThatCannotBe) {
            "[NONE]"));
 }
 
-TEST(TokenizerRefusals, PatternsAndTemplatesThatCannotBe) {
+TEST(TokenizerRefusals, InvalidPatternsAndTemplates) {
   EXPECT_TRUE(says(refusal_after("llama3.json",
                                  [](json& file) {
                                    file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] =
@@ -106,7 +107,7 @@ TEST(TokenizerRefusals, DamagedFiles) {
   EXPECT_TRUE(says(refusal_of_text("cut.model", cut.substr(0, cut.size() / 2)), "SentencePiece"));
 }
 
-TEST(TokenizerRefusals, NamesThatAreNone) {
+TEST(TokenizerRefusals, InvalidNames) {
   const auto message = [](const std::string& name) {
     return refusal_of([&] { (void)load_tokenizer(name); }, ErrorCode::configuration);
   };
@@ -126,7 +127,7 @@ std::string refusal_of_encoding(const std::string& name, const std::function<voi
   return refusal_of([&] { (void)load_tokenizer(path)->encode(text); }, ErrorCode::data);
 }
 
-TEST(TokenizerRefusals, ModelsWhoseIdsAClassMoves) {
+TEST(TokenizerRefusals, ModelsWhoseIdsAClassChanges) {
   const ScratchFolder folder;
   (void)folder.write("sentencepiece.bpe.model", contents_of(fixture("pieces.model")));
   (void)folder.write("tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizer"})");
@@ -158,8 +159,8 @@ TEST(TokenizerRefusals, ReplacementsThatGrowWithoutBound) {
       "more than 256 times as long"));
 }
 
-TEST(TokenizerRefusals, CharsmapsThatAreNoText) {
-  // A map of one unit, whose texts are not UTF-8: 4 bytes of size, the unit, the texts.
+TEST(TokenizerRefusals, CharsmapsThatAreNotText) {
+  // A map of one unit, whose texts are not UTF-8: 4 bytes for the size, the unit, the texts.
   EXPECT_TRUE(says(refusal_after("precompiled.json",
                                  [](json& file) {
                                    file["normalizer"]["normalizers"][0]["precompiled_charsmap"] =
@@ -168,7 +169,7 @@ TEST(TokenizerRefusals, CharsmapsThatAreNoText) {
                    "precompiled_charsmap is damaged"));
 }
 
-// One entry of the cache counts its ids in 16 bits, and the arena has a size.
+// A cache entry counts its ids in 16 bits, and the arena has a limited size.
 TEST(WordCache, KeepsNoMoreIdsThanAnEntryCanCount) {
   for (const std::size_t count : {std::size_t{0x10000}, std::size_t{1} << 21}) {
     WordCache cache;
@@ -201,7 +202,7 @@ TEST(TokenizerRefusals, TextsThatNoTokenCovers) {
   const auto unigram = load_tokenizer(folder.write("a.json", file.dump()));
   EXPECT_TRUE(says(refusal_of([&] { (void)unigram->encode("\xF0\x9F\x98\x80"); }, ErrorCode::data),
                    "unk_id"));
-  EXPECT_FALSE(unigram->encode("the").empty());  // and it goes on working
+  EXPECT_FALSE(unigram->encode("the").empty());  // it still works
 }
 
 }  // namespace

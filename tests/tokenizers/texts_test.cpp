@@ -1,9 +1,9 @@
 // Texts that are no UTF-8, very long words, sequences that are cut, and what stands beside a
 // tokenizer.
-#include <chrono>
 #include <string>
 #include <vector>
 
+#include "support/processor_time.h"
 #include "tokenizers/fixtures_testing.h"
 
 namespace tessera::tokenizers::testing {
@@ -11,9 +11,9 @@ namespace {
 
 using nlohmann::json;
 
-// One replacement character for each longest beginning of a character, as Python's
-// bytes.decode(errors="replace") has it.
-TEST(TokenizerTexts, WhatIsNoUtf8IsReadAsReplacementCharacters) {
+// One replacement character for each longest valid prefix of a character, as in Python's
+// bytes.decode(errors="replace").
+TEST(TokenizerTexts, InvalidUtf8IsReadAsReplacementCharacters) {
   const std::vector<std::pair<std::string, std::string>> texts = {
       {"a\xff"
        "b",
@@ -36,20 +36,19 @@ TEST(TokenizerTexts, WhatIsNoUtf8IsReadAsReplacementCharacters) {
   }
 }
 
-// Twice the letters take about twice the time, never four times.
+// Twice as many letters must take about twice the time, not four times.
 TEST(TokenizerTexts, LongWordsAreNotQuadratic) {
   for (const char* name : {"gpt2.json", "llama2.json", "bert.json", "unigram.json", "qwen2.json"}) {
     const auto tokenizer = load_tokenizer(fixture(name));
     std::string word;
     while (word.size() < 2'000'000) word += "thequeenanswersthesoldier";
-    const auto begin = std::chrono::steady_clock::now();
+    const double before = tessera::testing::own_processor_seconds();
     EXPECT_FALSE(tokenizer->encode(word).empty());
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    EXPECT_LT(seconds.count(), 30) << name;  // quadratic: hours
+    EXPECT_LT(tessera::testing::own_processor_seconds() - before, 30) << name;  // quadratic: hours
   }
 }
 
-TEST(TokenizerTexts, SequencesAreCutToTheirLongest) {
+TEST(TokenizerTexts, SequencesAreTruncatedToTheMaximum) {
   const auto tokenizer = load_tokenizer(fixture("bert.json"));
   const std::string text = "The king sees the queen, and the dog follows the cat.";
   const auto whole = tokenizer->encode_sequence(text, 0);
@@ -67,7 +66,7 @@ TEST(TokenizerTexts, SequencesAreCutToTheirLongest) {
            "2 special tokens"));
 }
 
-TEST(TokenizerTexts, OrFromTheLeft) {
+TEST(TokenizerTexts, SequencesMayBeTruncatedFromTheLeft) {
   const ScratchFolder folder;
   json file = json_of(fixture("bert.json"));
   file["truncation"] = {
@@ -96,7 +95,7 @@ TEST(TokenizerTexts, PaddingAndTheEndOfText) {
   EXPECT_EQ(load_tokenizer(fixture("bert.json"))->padding_id(), 0);
 }
 
-TEST(TokenizerTexts, TheFingerprintFollowsWhatDecidesTheIds) {
+TEST(TokenizerTexts, TheFingerprintDependsOnWhatDecidesTheIds) {
   const ScratchFolder folder;
   json file = json_of(fixture("gpt2.json"));
   const auto fingerprint = [&] {

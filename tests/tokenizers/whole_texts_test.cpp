@@ -52,9 +52,9 @@ TEST(WholeTexts, PiecesGiveTheIdsOfTheWhole) {
   }
 }
 
-// One that puts something before each text cannot be cut; memory stays bounded all the same, and
+// A tokenizer that adds something before each text cannot be split; memory is still bounded, and
 // the ids do not depend on the threads.
-TEST(WholeTexts, WhereNothingMayBeCutPiecesEndWithLines) {
+TEST(WholeTexts, WhereTextsCannotBeSplitPiecesEndWithLines) {
   const ScratchFolder folder;
   const fs::path path = folder.write("text.txt", mixed_text());
   const auto tokenizer = load_tokenizer(fixture("llama2.json"));

@@ -1,5 +1,5 @@
-// Runs that save while they train, and runs that export: the files of a run that waits for its
-// saves, and folders that go on living elsewhere.
+// Runs that save during training, and runs that export: the files equal those of a run that waits
+// for its saves, and exported folders can be used elsewhere.
 #include "tests/cli/training_testing.h"
 
 namespace tessera::cli {
@@ -21,7 +21,7 @@ std::string contents_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-Settings saving_async(const TrainingFolder& folder, const std::string& name, bool async) {
+Settings saving(const TrainingFolder& folder, const std::string& name, bool async) {
   return folder.small() + Settings{{"train.steps", "4"},
                                    {"log.jsonl", folder.path(name + ".jsonl")},
                                    {"checkpoint.dir", folder.path(name)},
@@ -29,12 +29,12 @@ Settings saving_async(const TrainingFolder& folder, const std::string& name, boo
                                    {"checkpoint.async", async ? "true" : "false"}};
 }
 
-TEST(AsyncTraining, WritesWhatARunWritesThatWaits) {
+TEST(AsyncTraining, WritesTheFilesOfARunThatWaits) {
   for (const std::string type : {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}) {
     const TrainingFolder folder;
     const Settings kind{{"checkpoint.state_dict_type", type}};
-    train(2, saving_async(folder, "waits", false) + kind);
-    const Ended ended = train(2, saving_async(folder, "goes-on", true) + kind);
+    train(2, saving(folder, "waits", false) + kind);
+    const Ended ended = train(2, saving(folder, "goes-on", true) + kind);
     EXPECT_NE(ended.err.find("saving step 2: copied in "), std::string::npos) << ended.err;
     EXPECT_NE(ended.err.find("saved " + folder.path("goes-on/step-4") + " in "), std::string::npos)
         << ended.err;
@@ -57,7 +57,7 @@ TEST(AsyncTraining, WritesWhatARunWritesThatWaits) {
 TEST(AsyncTraining, IsPlannedWithItsCopy) {
   const TrainingFolder folder;
   const auto planned_and_measured = [&](bool async) {
-    const Settings settings = saving_async(folder, async ? "a" : "b", async) +
+    const Settings settings = saving(folder, async ? "a" : "b", async) +
                               Settings{{"log.memory", folder.path("memory.json")}};
     const Ended ended = train(2, settings);
     EXPECT_EQ(ended.err.find("memory is not as planned"), std::string::npos) << ended.err;
@@ -69,7 +69,7 @@ TEST(AsyncTraining, IsPlannedWithItsCopy) {
     const auto parameters = with.at(side).at("parameters").get<std::int64_t>();
     const auto copy = with.at(side).at("other").get<std::int64_t>() -
                       without.at(side).at("other").get<std::int64_t>();
-    // Masters and two moments, less the padding that is never saved.
+    // Masters and two moments, without the padding, which is never saved.
     EXPECT_GE(copy, parameters * 3 * 9 / 10) << side;
     EXPECT_LE(copy, parameters * 3 * 11 / 10) << side;
   }
@@ -77,7 +77,7 @@ TEST(AsyncTraining, IsPlannedWithItsCopy) {
 
 TEST(AsyncTraining, FinishesItsSaveWhenASignalComes) {
   const TrainingFolder folder;
-  const Settings settings = saving_async(folder, "stopped", true) +
+  const Settings settings = saving(folder, "stopped", true) +
                             Settings{{"train.steps", "1000000"}, {"checkpoint.every", "1"}};
   Program program(launched(2, train_arguments(settings)));
   const std::string jsonl = folder.path("stopped.jsonl");
@@ -96,7 +96,7 @@ TEST(AsyncTraining, EndsAtTheStepAfterASaveThatFailed) {
   const TrainingFolder folder;
   fs::create_directories(folder.path("broken"));
   folder.write("broken/step-2", "in the way");
-  const Settings settings = saving_async(folder, "broken", true) +
+  const Settings settings = saving(folder, "broken", true) +
                             Settings{{"train.steps", "100000"}, {"checkpoint.resume", "never"}};
   const Ended ended = run_program(launched(2, train_arguments(settings)));
   EXPECT_EQ(ended.code, 5) << ended.err;
@@ -106,9 +106,9 @@ TEST(AsyncTraining, EndsAtTheStepAfterASaveThatFailed) {
   EXPECT_LT(testing::lines_of(folder.path("broken.jsonl")), 1000);
 }
 
-TEST(Exports, AreFoldersThatTrainingBeginsFrom) {
+TEST(Exports, AreFoldersThatTrainingCanStartFrom) {
   const TrainingFolder folder;
-  const Settings settings = saving_async(folder, "first", false) +
+  const Settings settings = saving(folder, "first", false) +
                             Settings{{"checkpoint.state_dict_type", "SHARDED_STATE_DICT"},
                                      {"checkpoint.export", folder.path("weights")},
                                      {"checkpoint.max_file_size", "100kB"}};
@@ -119,8 +119,8 @@ TEST(Exports, AreFoldersThatTrainingBeginsFrom) {
   EXPECT_TRUE(fs::exists(folder.path("weights/model.safetensors.index.json")));
   folder.write("weights/tokenizer.json", "{}");
   Settings next =
-      saving_async(folder, "second", false) + Settings{{"model.pretrained", folder.path("weights")},
-                                                       {"checkpoint.export", folder.path("again")}};
+      saving(folder, "second", false) + Settings{{"model.pretrained", folder.path("weights")},
+                                                 {"checkpoint.export", folder.path("again")}};
   for (const char* key : {"model.n_layer", "model.n_embd"}) next.erase(key);
   folder.write("next.yaml", "data: {tokenizer: bytes}\n");
   const Ended again = run_program(launched(2, train_arguments(next, folder.path("next.yaml"))));
@@ -128,10 +128,10 @@ TEST(Exports, AreFoldersThatTrainingBeginsFrom) {
   for (const char* place : {"second/step-4", "again"}) {
     EXPECT_EQ(contents_of(folder.path(place) + "/tokenizer.json"), "{}") << place;
   }
-  // A folder with something else in it is refused before the first step.
+  // A folder with other files in it is refused before the first step.
   folder.write("again/notes.txt", "mine");
   const Ended refused = run_program(
-      launched(2, train_arguments(saving_async(folder, "third", false) +
+      launched(2, train_arguments(saving(folder, "third", false) +
                                   Settings{{"checkpoint.export", folder.path("again")}})));
   EXPECT_EQ(refused.code, 5);
   EXPECT_NE(refused.err.find("holds 'notes.txt', which no export wrote"), std::string::npos)

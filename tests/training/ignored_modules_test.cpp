@@ -1,4 +1,4 @@
-// sharding.ignored_modules by the program: frozen and whole, as planned to the byte, the same under
+// sharding.ignored_modules in the program: frozen and whole, as planned to the byte, the same under
 // every strategy, saved and resumed, taken from Accelerate's files, refused by one line.
 #include "tests/training/strategies_testing.h"
 
@@ -13,7 +13,7 @@ using testing::train;
 using testing::train_arguments;
 using testing::TrainingFolder;
 
-// A whole layer and what the root would have; a block of width 64 has 49,984 parameters.
+// A whole layer and a module of the root; a block of width 64 has 49,984 parameters.
 const Settings leaves_some = {{"sharding.ignored_modules", "[transformer.h.0, transformer.ln_f]"}};
 
 TEST(IgnoredModulesRecipe, IsTheSameUnderEveryStrategy) {
@@ -22,7 +22,7 @@ TEST(IgnoredModulesRecipe, IsTheSameUnderEveryStrategy) {
                                                     {"train.gradient_accumulation_steps", "2"}});
 }
 
-TEST(IgnoredModulesRecipe, TakesWhatIsPlannedAndGoesOn) {
+TEST(IgnoredModulesRecipe, TakesThePlannedMemoryAndResumes) {
   const TrainingFolder folder;
   const Settings six = folder.small() + leaves_some + Settings{{"train.steps", "6"}};
   const Ended whole = train(2, six + Settings{{"log.jsonl", folder.path("whole")},
@@ -52,7 +52,7 @@ TEST(IgnoredModulesRecipe, IsTakenFromAcceleratesFile) {
   arguments.insert(arguments.end(), {"--config-file", folder.path("a.yaml")});
   const Ended ended = run_program(arguments);
   EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_NE(ended.err.find("these modules are frozen here: their gradients are not summed"),
+  EXPECT_NE(ended.err.find("these modules are frozen here: their gradients are not reduced"),
             std::string::npos)
       << ended.err;
   EXPECT_NE(ended.err.find(", 49984 ignored: whole and frozen"), std::string::npos) << ended.err;
@@ -63,7 +63,7 @@ TEST(IgnoredModulesRecipe, BadValuesAreRefusedByOneLine) {
   const std::string key = "sharding.ignored_modules";
   const std::vector<std::pair<Settings, std::string>> cases = {
       {{{key, "[]"}}, ": sharding.ignored_modules is an empty list; name modules, as [lm_head, "},
-      {{{key, "'('"}}, ": sharding.ignored_modules: \"(\" is no regular expression"},
+      {{{key, "'('"}}, ": sharding.ignored_modules: \"(\" is not a regular expression"},
       {{{key, "[transformer.h.9]"}},
        ": sharding.ignored_modules: no module is called \"transformer.h.9\"; transformer.h has 0, "
        "1"},
@@ -77,7 +77,7 @@ TEST(IgnoredModulesRecipe, BadValuesAreRefusedByOneLine) {
        ": sharding.ignored_modules: transformer.h.0.attn.c_attn.lora_A.weight is trained beside "
        "the model (model.lora)"},
       {{{"sharding.buffer_dtype", "bf16"}},
-       ": sharding.buffer_dtype has nothing to act on: modules here register parameters alone; "},
+       ": sharding.buffer_dtype is not supported: modules here register parameters alone; "},
   };
   for (const auto& [settings, message] : cases) {
     const Ended ended = run_program(train_arguments(folder.small() + settings));

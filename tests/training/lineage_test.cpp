@@ -15,8 +15,7 @@ using testing::train;
 using testing::train_arguments;
 using testing::TrainingFolder;
 
-Settings saving_line(const TrainingFolder& folder, int steps, int every,
-                     const std::string& resume) {
+Settings saving(const TrainingFolder& folder, int steps, int every, const std::string& resume) {
   return {{"train.steps", std::to_string(steps)},
           {"checkpoint.dir", folder.path("saves")},
           {"checkpoint.every", std::to_string(every)},
@@ -33,48 +32,48 @@ std::vector<std::string> steps_in(const TrainingFolder& folder) {
   return names;
 }
 
-bool line_says(const Ended& ended, const std::string& text) {
+bool says(const Ended& ended, const std::string& text) {
   return ended.err.find(text) != std::string::npos;
 }
 
-TEST(Lineage, ARunThatBeginsAnewLeavesTheOldOneAndSaysSo) {
+TEST(Lineage, ANewRunKeepsTheOldOneAndReportsIt) {
   const TrainingFolder folder;
-  train(2, folder.small() + saving_line(folder, 4, 2, "auto"));
+  train(2, folder.small() + saving(folder, 4, 2, "auto"));
   const Settings keep_one{{"checkpoint.keep", "1"}};
-  const Ended anew = train(2, folder.small() + saving_line(folder, 3, 1, "never") + keep_one);
-  EXPECT_TRUE(line_says(anew, folder.path("saves") + " holds 2 steps of another run")) << anew.err;
-  EXPECT_TRUE(line_says(anew, "warning: '" + folder.path("saves/step-2") + "' was of another run"))
+  const Ended anew = train(2, folder.small() + saving(folder, 3, 1, "never") + keep_one);
+  EXPECT_TRUE(says(anew, folder.path("saves") + " holds 2 steps of another run")) << anew.err;
+  EXPECT_TRUE(says(anew, "warning: '" + folder.path("saves/step-2") + "' belonged to another run"))
       << anew.err;
   const auto names = steps_in(folder);
   ASSERT_EQ(names.size(), 3u);
   EXPECT_TRUE(names[0].starts_with("step-2.of-"));
   EXPECT_EQ(names[1], "step-3");
   EXPECT_EQ(names[2], "step-4");
-  // `auto` goes on with the new one, though the other has a higher step.
-  const Ended next = train(2, folder.small() + saving_line(folder, 4, 10, "auto") + keep_one);
-  EXPECT_TRUE(line_says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
-  EXPECT_TRUE(line_says(next, "the run saved last goes on")) << next.err;
-  // Both of the old one's are still good.
+  // `auto` resumes the new run, though the other one has a higher step.
+  const Ended next = train(2, folder.small() + saving(folder, 4, 10, "auto") + keep_one);
+  EXPECT_TRUE(says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
+  EXPECT_TRUE(says(next, "the run saved last goes on")) << next.err;
+  // Both steps of the old run are still valid.
   for (const std::string& name : steps_in(folder)) {
     if (name.find(".of-") == std::string::npos) continue;
     const Ended old =
-        train(2, folder.small() + saving_line(folder, 5, 10, folder.path("saves/" + name)) +
+        train(2, folder.small() + saving(folder, 5, 10, folder.path("saves/" + name)) +
                      Settings{{"checkpoint.dir", folder.path("copy")}});
-    EXPECT_TRUE(line_says(old, "resumed from " + folder.path("saves/" + name))) << old.err;
+    EXPECT_TRUE(says(old, "resumed from " + folder.path("saves/" + name))) << old.err;
   }
 }
 
-TEST(Lineage, FromAnOlderStepIsARunOfItsOwn) {
+TEST(Lineage, FromAnOlderStepIsANewRun) {
   const TrainingFolder folder;
-  train(2, folder.small() + saving_line(folder, 4, 1, "auto"));
-  train(2, folder.small() + saving_line(folder, 3, 10, folder.path("saves/step-2")) +
+  train(2, folder.small() + saving(folder, 4, 1, "auto"));
+  train(2, folder.small() + saving(folder, 3, 10, folder.path("saves/step-2")) +
                Settings{{"checkpoint.keep", "1"}});
   EXPECT_EQ(steps_in(folder).size(), 5u);  // step-3 and the old step-3
-  const Ended next = train(2, folder.small() + saving_line(folder, 4, 10, "auto"));
-  EXPECT_TRUE(line_says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
+  const Ended next = train(2, folder.small() + saving(folder, 4, 10, "auto"));
+  EXPECT_TRUE(says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
 }
 
-// Training that dies by the signal in the step after `step` was saved, once.
+// Training that kills itself with the signal once, in the step after `step` was saved.
 Ended train_and_die_once(const TrainingFolder& folder, const Settings& settings, int step) {
   const std::string mark = folder.path("died");
   folder.write("rank.sh",
@@ -94,20 +93,20 @@ Ended train_and_die_once(const TrainingFolder& folder, const Settings& settings,
   return run_program(arguments);
 }
 
-TEST(Restart, GoesOnFromTheNewestSaveWhateverResumeSays) {
+TEST(Restart, ContinuesFromTheNewestSaveWhateverResumeSays) {
   for (const std::string resume : {"never", "step"}) {
     const TrainingFolder folder;
-    train(2, folder.small() + saving_line(folder, 2, 2, "auto"));
+    train(2, folder.small() + saving(folder, 2, 2, "auto"));
     const std::string from = resume == "step" ? folder.path("saves/step-2") : resume;
     const int first = resume == "never" ? 0 : 2;
     const int save_at = 10;
-    const Ended ended = train_and_die_once(folder,
-                                           folder.small() + saving_line(folder, 80, save_at, from) +
-                                               Settings{{"checkpoint.keep", "8"}},
-                                           save_at);
+    const Ended ended = train_and_die_once(
+        folder,
+        folder.small() + saving(folder, 80, save_at, from) + Settings{{"checkpoint.keep", "8"}},
+        save_at);
     EXPECT_EQ(ended.code, 0) << ended.err;
-    EXPECT_TRUE(line_says(ended, "restarting all 2 ranks")) << ended.err;
-    EXPECT_TRUE(line_says(ended, "restart 1: from the newest save of this run")) << ended.err;
+    EXPECT_TRUE(says(ended, "restarting all 2 ranks")) << ended.err;
+    EXPECT_TRUE(says(ended, "restart 1: from the newest save of this run")) << ended.err;
     const auto at = ended.err.find("restart 1: ");
     ASSERT_NE(at, std::string::npos);
     const std::string first_start = ended.err.substr(0, ended.err.find("restarting all"));
@@ -122,8 +121,9 @@ TEST(Restart, GoesOnFromTheNewestSaveWhateverResumeSays) {
   }
 }
 
-// torchrun sets no name of Tessera's: its own process and job are what the starts have in common.
-TEST(Restart, OfAnotherLauncherAsWell) {
+// torchrun sets no variable of Tessera's: its own process and job identify the starts that belong
+// together.
+TEST(Restart, AlsoWithAnotherLauncher) {
   const TrainingFolder folder;
   const auto command = [&](const Settings& settings) {
     std::string text = testing::program_path();
@@ -132,24 +132,23 @@ TEST(Restart, OfAnotherLauncherAsWell) {
     }
     return text;
   };
-  folder.write("torchrun.sh", "unset TESSERA_LAUNCH_ID\n" +
-                                  command(saving_line(folder, 2, 1, "never")) +
+  folder.write("torchrun.sh", "unset TESSERA_LAUNCH_ID\n" + command(saving(folder, 2, 1, "never")) +
                                   "\nexport TORCHELASTIC_RESTART_COUNT=1\n" +
-                                  command(saving_line(folder, 3, 1, "never")) + "\nexit 0\n");
+                                  command(saving(folder, 3, 1, "never")) + "\nexit 0\n");
   const std::vector<std::string> arguments = {"launch", "--nproc-per-node",        "1", "--",
                                               "sh",     folder.path("torchrun.sh")};
   const Ended first = run_program(arguments);
   EXPECT_EQ(first.code, 0) << first.err;
-  EXPECT_TRUE(line_says(first, "resumed from " + folder.path("saves/step-2"))) << first.err;
+  EXPECT_TRUE(says(first, "resumed from " + folder.path("saves/step-2"))) << first.err;
   EXPECT_EQ(steps_in(folder).size(), 3u);
-  // Another launch of the same job is another launch.
+  // A second launch of the same job is not a restart.
   const Ended second = run_program(arguments);
-  EXPECT_TRUE(line_says(second, "holds 3 steps of another run")) << second.err;
+  EXPECT_TRUE(says(second, "holds 3 steps of another run")) << second.err;
   EXPECT_EQ(steps_in(folder).size(), 6u);
 }
 
-// Agents of torchrun on several hosts count restarts each for itself.
-TEST(Restart, RanksAgreeWhetherItIsOne) {
+// Agents of torchrun on several hosts each count their own restarts.
+TEST(Restart, RanksAgreeWhetherItIsARestart) {
   const TrainingFolder folder;
   const auto command = [&](const Settings& settings) {
     std::string text = testing::program_path();
@@ -159,38 +158,38 @@ TEST(Restart, RanksAgreeWhetherItIsOne) {
     return text;
   };
   folder.write("torchrun.sh",
-               command(saving_line(folder, 2, 1, "never")) +
+               command(saving(folder, 2, 1, "never")) +
                    "\nif [ $RANK = 1 ]; then export TORCHELASTIC_RESTART_COUNT=1; fi\n" +
-                   command(saving_line(folder, 3, 1, "never")) + "\n");
+                   command(saving(folder, 3, 1, "never")) + "\n");
   const Ended ended =
       run_program({"launch", "--nproc-per-node", "2", "--", "sh", folder.path("torchrun.sh")});
   EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_TRUE(line_says(ended, "restart 1: from the newest save of this run")) << ended.err;
+  EXPECT_TRUE(says(ended, "restart 1: from the newest save of this run")) << ended.err;
   EXPECT_EQ(steps_in(folder).size(), 3u);
 }
 
-TEST(Restart, WhatCannotImproveIsNotTriedAgain) {
+TEST(Restart, PermanentErrorsAreNotRetried) {
   for (const int code : {2, 3, 4, 5, 8}) {
     const Ended ended = run_program({"launch", "--nproc-per-node", "1", "--max-restarts", "3", "--",
                                      "sh", "-c", "exit " + std::to_string(code)});
     EXPECT_EQ(ended.code, code);
-    EXPECT_FALSE(line_says(ended, "restarting")) << ended.err;
+    EXPECT_FALSE(says(ended, "restarting")) << ended.err;
   }
   for (const int code : {1, 6, 7}) {
     const Ended ended = run_program({"launch", "--nproc-per-node", "1", "--max-restarts", "1", "--",
                                      "sh", "-c", "exit " + std::to_string(code)});
-    EXPECT_TRUE(line_says(ended, "restarting")) << ended.err;
+    EXPECT_TRUE(says(ended, "restarting")) << ended.err;
   }
 }
 
 TEST(Signals, AHangUpSavesFirst) {
   const TrainingFolder folder;
-  Program program(launched(
-      2, train_arguments(folder.small() + saving_line(folder, 1'000'000, 1'000'000, "auto") +
-                         Settings{{"log.jsonl", folder.path("log.jsonl")}})));
+  Program program(
+      launched(2, train_arguments(folder.small() + saving(folder, 1'000'000, 1'000'000, "auto") +
+                                  Settings{{"log.jsonl", folder.path("log.jsonl")}})));
   ASSERT_TRUE(testing::eventually([&] { return testing::lines_of(folder.path("log.jsonl")) >= 2; }))
       << program.err();
-  // As a terminal that is closed does: its shell sends one, and the kernel another.
+  // As when a terminal is closed: its shell sends one signal, and the kernel another.
   program.signal(SIGHUP);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   program.signal(SIGHUP);
@@ -200,11 +199,11 @@ TEST(Signals, AHangUpSavesFirst) {
   EXPECT_EQ(steps_in(folder).size(), 1u);
 }
 
-TEST(Signals, AWarningSavesAndGoesOn) {
+TEST(Signals, AWarningSavesAndContinues) {
   const TrainingFolder folder;
-  Program program(launched(
-      2, train_arguments(folder.small() + saving_line(folder, 1'000'000, 1'000'000, "auto") +
-                         Settings{{"log.jsonl", folder.path("log.jsonl")}})));
+  Program program(
+      launched(2, train_arguments(folder.small() + saving(folder, 1'000'000, 1'000'000, "auto") +
+                                  Settings{{"log.jsonl", folder.path("log.jsonl")}})));
   const auto lines = [&] { return testing::lines_of(folder.path("log.jsonl")); };
   ASSERT_TRUE(testing::eventually([&] { return lines() >= 2; })) << program.err();
   for (std::size_t saves = 1; saves <= 2; ++saves) {
@@ -223,7 +222,7 @@ TEST(Signals, AWarningSavesAndGoesOn) {
 TEST(Evaluation, IsInTheMetricsAndTheBestIsKept) {
   const TrainingFolder folder;
   folder.write("valid.txt", testing::sample_text(5'000));
-  const Settings settings = folder.small() + saving_line(folder, 6, 1, "auto") +
+  const Settings settings = folder.small() + saving(folder, 6, 1, "auto") +
                             Settings{{"data.valid", folder.path("valid.txt")},
                                      {"train.eval_batches", "1"},
                                      {"checkpoint.keep", "1"},
@@ -247,12 +246,11 @@ TEST(Evaluation, IsInTheMetricsAndTheBestIsKept) {
   EXPECT_TRUE(fs::exists(folder.path("saves/" + name)));
   EXPECT_TRUE(fs::exists(folder.path("saves/step-6")));
   EXPECT_LE(steps_in(folder).size(), 2u);
-  // It needs something to go by.
-  const Ended refused =
-      run_program(train_arguments(folder.small() + saving_line(folder, 6, 1, "auto") +
-                                  Settings{{"checkpoint.keep_best", "2"}}));
+  // Keeping the best requires an evaluation.
+  const Ended refused = run_program(train_arguments(folder.small() + saving(folder, 6, 1, "auto") +
+                                                    Settings{{"checkpoint.keep_best", "2"}}));
   EXPECT_EQ(refused.code, 3);
-  EXPECT_TRUE(line_says(refused, "needs data.valid")) << refused.err;
+  EXPECT_TRUE(says(refused, "needs data.valid")) << refused.err;
 }
 
 }  // namespace

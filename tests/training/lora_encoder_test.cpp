@@ -1,5 +1,5 @@
-// Adapters of a sentence encoder, with a softmax head beside it: what a step holds, how a run goes
-// on, what is computed with it.
+// Adapters of a sentence encoder, with a softmax head beside it: the contents of a step, resuming,
+// and using the adapters.
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/commands/encoder_testing.h"
@@ -47,7 +47,7 @@ class AdaptedEncoderRun : public ::testing::Test {
   testing::SentenceFolder folder_;
 };
 
-TEST_F(AdaptedEncoderRun, StepsHoldAdaptersAndHeadAndGoOnAnywhere) {
+TEST_F(AdaptedEncoderRun, StepsHaveAdaptersAndHeadAndResumeAnywhere) {
   testing::train_sentences(2, adapted("whole", 4));
   const fs::path step = path("whole/step-4");
   for (const char* file : {"adapter_config.json", "adapter_model.safetensors", "modules.json",
@@ -70,7 +70,7 @@ TEST_F(AdaptedEncoderRun, StepsHoldAdaptersAndHeadAndGoOnAnywhere) {
   }
 }
 
-TEST_F(AdaptedEncoderRun, ItsAdapterIsComputedWith) {
+TEST_F(AdaptedEncoderRun, ItsAdapterIsUsed) {
   testing::train_sentences(2, adapted("run", 4));
   const std::string step = path("run/step-4");
   EXPECT_NE(embedded(step), embedded(path("base")));
@@ -85,8 +85,8 @@ TEST_F(AdaptedEncoderRun, ItsAdapterIsComputedWith) {
   EXPECT_EQ(testing::read_text(path("alone.json")), testing::read_text(path("ranks.json")));
 }
 
-// A folder of Sentence Transformers with its modules, also over a base that is a step.
-TEST_F(AdaptedEncoderRun, MergedItIsAWholeEncoder) {
+// A Sentence Transformers folder with its modules, also if the base is a step.
+TEST_F(AdaptedEncoderRun, MergedItIsACompleteEncoder) {
   const Settings whole = {{"model.lora.target_modules", "null"}, {"model.lora.dropout", "null"}};
   testing::train_sentences(1, adapted("whole", 1) + whole);
   for (const std::string& base : {path("base"), path("whole/step-1")}) {
@@ -109,7 +109,7 @@ TEST_F(AdaptedEncoderRun, MergedItIsAWholeEncoder) {
   }
 }
 
-// A sentence's adapters drop what they drop on any number of ranks.
+// The dropout of a sentence's adapters does not depend on the number of ranks.
 TEST_F(AdaptedEncoderRun, DropoutDoesNotDependOnTheRanks) {
   testing::train_sentences(1, adapted("one", 3) + Settings{{"data.batch_size", "4"}});
   testing::train_sentences(2, adapted("two", 3) + Settings{{"data.batch_size", "2"}});

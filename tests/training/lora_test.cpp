@@ -1,5 +1,5 @@
-// Runs that train adapters, by examples/lora.yaml: their checkpoints, how they go on, what is made
-// of them.
+// Runs that train adapters, with examples/lora.yaml: their checkpoints, resuming, and using the
+// adapters.
 #include <nlohmann/json.hpp>
 
 #include "bench/harness/products.h"
@@ -19,7 +19,7 @@ std::string lora_recipe() {
   return fs::path(testing::example_recipe()).replace_filename("lora.yaml").string();
 }
 
-// A base that is trained once for all tests.
+// A base model that is trained once for all tests.
 class Lora : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -32,7 +32,7 @@ class Lora : public ::testing::Test {
   static std::string path(const std::string& name) { return folder_->path(name); }
   static std::string base() { return path("base/step-3"); }
 
-  // Two samples a rank and little to do.
+  // Two samples per rank and little work.
   static Settings small_adapter(const std::string& name, int steps) {
     return {{"model.pretrained", base()},
             {"model.seq_len", "64"},
@@ -63,7 +63,7 @@ class Lora : public ::testing::Test {
 };
 std::unique_ptr<TrainingFolder> Lora::folder_;
 
-TEST_F(Lora, StepsArePeftsFoldersOfTheAdaptersAlone) {
+TEST_F(Lora, StepsArePeftFoldersOfTheAdaptersAlone) {
   const Ended ended = train_adapter(2, small_adapter("folder", 2));
   // Two layers of width 64: c_attn 64 -> 192, attn.c_proj 64 -> 64, mlp.c_proj 256 -> 64.
   const int trained = 2 * 8 * ((64 + 192) + (64 + 64) + (256 + 64));
@@ -71,7 +71,7 @@ TEST_F(Lora, StepsArePeftsFoldersOfTheAdaptersAlone) {
       << ended.err;
   const fs::path step = path("folder/step-2");
   EXPECT_FALSE(fs::exists(step / "model.safetensors"));
-  EXPECT_FALSE(fs::exists(step / "config.json"));  // with which it would be a whole model's
+  EXPECT_FALSE(fs::exists(step / "config.json"));  // with it, the folder would be a whole model's
   const auto bytes = fs::file_size(step / "adapter_model.safetensors");
   EXPECT_GT(bytes, 4u * trained);
   EXPECT_LT(bytes, 4u * trained + 4096);
@@ -90,7 +90,7 @@ TEST_F(Lora, StepsArePeftsFoldersOfTheAdaptersAlone) {
       << listed;
 }
 
-TEST_F(Lora, GoesOnUnderOtherStrategiesAndWorlds) {
+TEST_F(Lora, ResumesUnderOtherStrategiesAndWorlds) {
   train_adapter(2, small_adapter("whole", 6));
   const auto whole = losses_in(path("whole.jsonl"));
   train_adapter(2, small_adapter("half", 3));
@@ -109,7 +109,7 @@ TEST_F(Lora, GoesOnUnderOtherStrategiesAndWorlds) {
   testing::expect_close(path("other.jsonl"), path("whole.jsonl"), 2e-2);
 }
 
-TEST_F(Lora, RecomputationAndSavesBesideTrainingChangeNoBit) {
+TEST_F(Lora, RecomputationAndAsynchronousSavesChangeNoBit) {
   train_adapter(2, small_adapter("kept-whole", 4));
   train_adapter(
       2, small_adapter("recomputed", 4) + Settings{{"sharding.activation_checkpointing", "true"},
@@ -143,7 +143,7 @@ TEST_F(Lora, TextAndScoresAreThoseOfTheMergedModel) {
   EXPECT_LT(loss(step), loss(base()) - 0.01);
 }
 
-TEST_F(Lora, AnAdapterIsTrainedOn) {
+TEST_F(Lora, AnAdapterIsTrainedFurther) {
   train_adapter(1, small_adapter("before", 5));
   Settings settings = small_adapter("after", 2) + Settings{{"model.adapter", path("before/step-5")},
                                                            {"model.lora.target_modules", "null"},
@@ -172,14 +172,14 @@ TEST_F(Lora, MemoryIsAsPlanned) {
     for (const char* kind : {"parameters", "gradients", "optimizer", "communication"}) {
       EXPECT_EQ(log["planned"][kind], log["measured"][kind]) << kind;
     }
-    // Moments of the adapters alone, whose share has padding.
+    // Moments of the adapters only, whose shard has padding.
     const std::size_t trained = 2 * 8 * ((64 + 192) + (64 + 64) + (256 + 64));
     EXPECT_LT(log["measured"]["optimizer"].get<std::size_t>(), 2 * 4 * trained + 8192);
   }
 }
 
-// What `tessera bench` compares a step with.
-TEST_F(Lora, FrozenMatricesAreNoWorkForTheirGradients) {
+// The work with which `tessera bench` compares a step.
+TEST_F(Lora, FrozenMatricesCauseNoWorkForTheirGradients) {
   const auto flops = [](const Settings& more) {
     std::vector<std::string> overrides;
     for (const auto& [key, value] : small_adapter("bench", 1) + more) {
@@ -201,7 +201,7 @@ struct RefusedAdapter {
   std::string message;
 };
 
-TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
+TEST_F(Lora, InvalidSettingsAreRefusedInOneLine) {
   train_adapter(1, small_adapter("there", 2));
   const std::string adapter = path("there/step-2");
   const Settings no_lora = {{"model.lora.target_modules", "null"},
@@ -218,7 +218,7 @@ TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
       {{{"model.lora.rank", "8"}}, 3, "unknown key model.lora.rank"},
       {{{"model.lora.target_modules", "null"}}, 3, "model.lora.target_modules is missing"},
       {{{"model.lora.target_modules", "[]"}}, 3, "is an empty list"},
-      {{{"model.lora.target_modules", "(c"}}, 3, "is no regular expression"},
+      {{{"model.lora.target_modules", "(c"}}, 3, "is not a regular expression"},
       {{{"model.lora.target_modules", "[q_proj]"}},
        3,
        "no linear layer is called \"q_proj\"; there are c_attn, c_fc, c_proj"},
@@ -229,8 +229,8 @@ TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
       {no_lora + Settings{{"model.adapter", path("nowhere")}}, 3, "model.adapter"},
       {no_lora + Settings{{"model.pretrained", adapter}}, 3, "name it in model.adapter"},
       {{{"train.parameter_groups", "[{lr: 1}]"}}, 3, "a group needs a pattern"},
-      {{{"train.parameter_groups", "[{pattern: .*}]"}}, 3, "has nothing of its own"},
-      {{{"train.parameter_groups", "[{pattern: '(', lr: 1}]"}}, 3, "is no regular expression"},
+      {{{"train.parameter_groups", "[{pattern: .*}]"}}, 3, "has no settings"},
+      {{{"train.parameter_groups", "[{pattern: '(', lr: 1}]"}}, 3, "is not a regular expression"},
       {{{"train.parameter_groups", "[{pattern: .*, decay: 1}]"}}, 3, "unknown key decay"},
       {{{"train.parameter_groups", "{pattern: .*}"}}, 3, "a list of groups"},
       {{{"train.parameter_groups", "[{pattern: .*wte.*, lr: 1}]"}},
@@ -245,7 +245,7 @@ TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
   auto other_r = nlohmann::json::parse(testing::read_text(path("other-r/adapter_config.json")));
   other_r["r"] = 1 << 20;
   std::ofstream(path("other-r/adapter_config.json")) << other_r.dump();
-  fs::remove(path("other-r/manifest.json"));  // it would see that the config was changed
+  fs::remove(path("other-r/manifest.json"));  // it would reveal that the config was changed
   cases.push_back(
       {no_lora + Settings{{"model.adapter", path("other-r")}}, 5, "says r 1048576, and"});
   for (const RefusedAdapter& refused : cases) {
@@ -275,7 +275,7 @@ TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
   refuse({"generate", adapter, "--base", path("none"), "--prompt", "a"}, 5, "--base");
 }
 
-// An adapter of another factor would go on as another model.
+// An adapter with another factor would continue as another model.
 TEST_F(Lora, AResumeWithAnotherAdapterIsRefused) {
   train_adapter(1, small_adapter("kept", 2));
   const auto refuse = [](const Settings& settings, int code, const std::string& message) {
@@ -291,7 +291,7 @@ TEST_F(Lora, AResumeWithAnotherAdapterIsRefused) {
          "was trained with model.lora.target_modules [");
   refuse({{"train.parameter_groups", "[{pattern: '.*lora_B.weight', lr: 0.1}]"}}, 3,
          "the run there has the parameter groups []");
-  // A whole model's folder has no tensor of an adapter: one line that a terminal shows.
+  // A whole model's folder has no tensor of an adapter: one line that fits a terminal.
   const Ended ended = run(1, small_adapter("kept", 4) + Settings{{"checkpoint.resume", base()}});
   EXPECT_EQ(ended.code, 3) << ended.err;
   EXPECT_NE(ended.err.find("was trained with model.lora.target_modules none"), std::string::npos)
@@ -299,7 +299,7 @@ TEST_F(Lora, AResumeWithAnotherAdapterIsRefused) {
   EXPECT_LT(ended.err.size(), 1000u) << ended.err;
 }
 
-// As without groups: what is kept is which parameters are in one, and how they decay.
+// As without groups: a checkpoint stores which parameters are in a group, and their decay.
 TEST_F(Lora, AResumeWithGroupsMayHaveAnotherRate) {
   const auto groups = [](const std::string& decay) {
     return Settings{{"train.parameter_groups",
@@ -327,7 +327,7 @@ TEST_F(Lora, ParameterGroupsGiveTheSameBitsUnderEveryStrategy) {
     if (expected.empty()) expected = losses;
     EXPECT_EQ(losses, expected) << name;
   }
-  // Pieces of a segment are updated by their groups, too.
+  // The groups also apply to the update of a segment in pieces.
   train_adapter(2, small_adapter("groups-files", 4) + groups +
                        Settings{{"sharding.offload.optimizer", "file"},
                                 {"sharding.offload.parameters", "file"},

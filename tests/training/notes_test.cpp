@@ -1,5 +1,4 @@
-// What a file says of itself reaches a terminal without its control characters, in notes as in
-// errors.
+// Texts from a file are printed to a terminal without control characters, in notes and in errors.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -12,7 +11,8 @@
 namespace tessera::testing {
 namespace {
 
-// Gives a step's manifest a type that names a window and rings, with the checksum that it then has.
+// Gives a step's manifest a type with control characters that set a window title and ring the bell,
+// and a matching checksum.
 void forge(const std::string& path) {
   nlohmann::json whole = nlohmann::json::parse(read_text(path));
   whole["manifest"]["type"] = "\x1b]0;owned\x07";
@@ -56,7 +56,7 @@ TEST_F(Notes, OfGenerateAreEscaped) {
   expect_note(ended, "generate");
 }
 
-TEST_F(Notes, OfEncodeAreEscaped) {  // which then refuses the model: it is no encoder
+TEST_F(Notes, OfEncodeAreEscaped) {  // the model is then refused: it is not an encoder
   folder_.write("sentences.txt", "one\n");
   expect_note(run_program({"encode", folder_.path("out"), "--input", folder_.path("sentences.txt"),
                            "--out", folder_.path("e.npy")}),

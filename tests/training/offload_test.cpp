@@ -1,5 +1,5 @@
-// Runs with state in files: they go on from one another, are as planned, and end well where the
-// disk does not.
+// Runs with state in files: they resume from one another, have the planned memory, and end with an
+// error when the disk fails.
 #include <sys/resource.h>
 
 #include "tests/cli/disk_testing.h"
@@ -26,29 +26,29 @@ Settings in_files(const TrainingFolder& folder) {
           {"sharding.offload.folder", folder.path("offload")}};
 }
 
-Settings into_files(const TrainingFolder& folder, const std::string& name, int steps) {
+Settings into(const TrainingFolder& folder, const std::string& name, int steps) {
   return {{"train.steps", std::to_string(steps)},     {"train.lr_decay_steps", "6"},
           {"train.gradient_accumulation_steps", "2"}, {"log.jsonl", folder.path(name + ".jsonl")},
           {"checkpoint.dir", folder.path(name)},      {"checkpoint.every", "3"}};
 }
 
-TEST(OffloadRuns, GoOnFromOneAnother) {
+TEST(OffloadRuns, ResumeFromOneAnother) {
   const TrainingFolder folder;
   const Settings files = in_files(folder);
   const Settings other = {{"sharding.sharding_strategy", "SHARD_GRAD_OP"}};
-  train(2, folder.small() + into_files(folder, "whole", 6));
+  train(2, folder.small() + into(folder, "whole", 6));
   const auto whole = losses_in(folder.path("whole.jsonl"));
   ASSERT_EQ(whole.size(), 6u);
   for (const std::string type : {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}) {
     const Settings small = folder.small() + Settings{{"checkpoint.state_dict_type", type}};
-    train(2, small + files + into_files(folder, "out" + type, 3));
-    train(2, small + other + into_files(folder, "out" + type, 6));
+    train(2, small + files + into(folder, "out" + type, 3));
+    train(2, small + other + into(folder, "out" + type, 6));
     EXPECT_EQ(losses_in(folder.path("out" + type + ".jsonl")), whole) << type;
-    train(2, small + other + into_files(folder, "in" + type, 3));
-    train(2, small + files + into_files(folder, "in" + type, 6));
+    train(2, small + other + into(folder, "in" + type, 3));
+    train(2, small + files + into(folder, "in" + type, 6));
     EXPECT_EQ(losses_in(folder.path("in" + type + ".jsonl")), whole) << type;
   }
-  // The same checkpoint, whatever wrote it.
+  // The checkpoint is the same, whichever run wrote it.
   EXPECT_EQ(read_text(folder.path("outFULL_STATE_DICT/step-6/model.safetensors")),
             read_text(folder.path("whole/step-6/model.safetensors")));
   EXPECT_TRUE(fs::is_empty(folder.path("offload")));

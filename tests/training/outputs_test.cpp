@@ -1,4 +1,4 @@
-// Places for a run's results are looked at before its first step: checkpoints that cannot be
+// The places for a run's results are checked before its first step: checkpoints that cannot be
 // written or have no room, logs that another run writes, logs of an earlier run.
 #include "base/text/byte_size.h"
 #include "tests/cli/disk_testing.h"
@@ -19,7 +19,7 @@ using testing::SmallDisk;
 using testing::train_arguments;
 using testing::TrainingFolder;
 
-// One line, and nothing was begun.
+// Expects one line: no work was begun.
 void expect_refused_at_start(const Ended& ended, int code, const std::string& message) {
   EXPECT_EQ(ended.code, code) << ended.err;
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
@@ -55,7 +55,7 @@ TEST(Outputs, AFolderWithoutRoomForOneCheckpointIsRefused) {
   if (!disk.mounted()) GTEST_SKIP() << "no file system can be mounted";
   const Ended ended = run_program(launched(2, train_arguments(saving(folder))));
   expect_refused_at_start(ended, 5, "has 1.00 MiB free, and a checkpoint needs 1.38 MiB");
-  // That is what a save writes.
+  // A save really writes this number of bytes.
   testing::train(2, saving(folder, "roomy"));
   const std::string step = folder.path("roomy/step-6/");
   EXPECT_EQ(bytes_text(fs::file_size(step + "model.safetensors") +
@@ -67,7 +67,7 @@ TEST(Outputs, AFolderWithoutRoomForOneCheckpointIsRefused) {
   expect_refused_at_start(weights, 5, "the export needs ");
 }
 
-TEST(Outputs, AFolderWithoutRoomForAllCheckpointsIsSaidAndStarts) {
+TEST(Outputs, AFolderWithoutRoomForAllCheckpointsGivesAWarning) {
   const TrainingFolder folder;
   const SmallDisk disk(folder.path("saves"), "2600k");
   if (!disk.mounted()) GTEST_SKIP() << "no file system can be mounted";
@@ -127,8 +127,8 @@ TEST(Outputs, TwoLogsOfARunNeedTwoFiles) {
   EXPECT_FALSE(fs::exists(folder.path("m.log")));
 }
 
-// A shell's `>> file` is the caller's: it is added to, and stays where it is.
-TEST(Outputs, StandardOutputIsAddedTo) {
+// A shell's `>> file` belongs to the caller: the program appends to it and does not move it.
+TEST(Outputs, StandardOutputIsAppendedTo) {
   const TrainingFolder folder;
   std::string command = testing::program_path();
   for (const std::string& word :
@@ -137,13 +137,13 @@ TEST(Outputs, StandardOutputIsAddedTo) {
   }
   command += " >> " + folder.path("all.jsonl") + " 2> /dev/null";
   for (const int lines : {3, 6}) {
-    EXPECT_EQ(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c): the shell is the point
+    EXPECT_EQ(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c): the test needs the shell
     EXPECT_EQ(testing::lines_of(folder.path("all.jsonl")), lines);
   }
   EXPECT_FALSE(fs::exists(folder.path("all.1.jsonl")));
 }
 
-TEST(Outputs, WhatAnEarlierRunLoggedIsKeptUnderAnotherName) {
+TEST(Outputs, LogsOfAnEarlierRunAreKeptUnderAnotherName) {
   const TrainingFolder folder;
   const Settings logs = {{"log.jsonl", folder.path("m.jsonl")},
                          {"log.csv", folder.path("m.csv")},
@@ -154,9 +154,9 @@ TEST(Outputs, WhatAnEarlierRunLoggedIsKeptUnderAnotherName) {
   const std::string earlier = read_text(folder.path("m.jsonl"));
   const std::string table = read_text(folder.path("m.csv"));
   const Ended again = testing::train(2, folder.small() + logs + Settings{{"train.steps", "2"}});
-  EXPECT_NE(again.err.find("log.jsonl: what an earlier run wrote there is now " +
-                           folder.path("m.1.jsonl")),
-            std::string::npos)
+  EXPECT_NE(
+      again.err.find("log.jsonl: the file of an earlier run is now " + folder.path("m.1.jsonl")),
+      std::string::npos)
       << again.err;
   EXPECT_EQ(read_text(folder.path("m.1.jsonl")), earlier);
   EXPECT_EQ(read_text(folder.path("m.1.csv")), table);
@@ -166,7 +166,7 @@ TEST(Outputs, WhatAnEarlierRunLoggedIsKeptUnderAnotherName) {
   EXPECT_TRUE(fs::exists(folder.path("tb/events.out.earlier.1.tessera")));
   testing::train(2, folder.small() + logs);
   EXPECT_EQ(metrics_in(folder.path("m.2.jsonl")).size(), 2u);
-  // A run that goes on goes on with its file.
+  // A resumed run continues its file.
   testing::train(
       2, folder.small() + logs + Settings{{"checkpoint.resume", "auto"}, {"train.steps", "4"}});
   EXPECT_EQ(metrics_in(folder.path("m.jsonl")).size(), 4u);

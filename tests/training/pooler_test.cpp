@@ -1,5 +1,5 @@
-// The pooler of a BERT, which no sentence embedding goes through, stays in what a run saves: who
-// loads the folder with transformers finds it.
+// The pooler of a BERT, which sentence embeddings do not use, is kept in saved folders, so that
+// transformers finds it when it loads one.
 #include "checkpoint/load/hugging_face.h"
 #include "tests/cli/commands/encoder_testing.h"
 #include "tests/training/sentence_testing.h"
@@ -13,7 +13,7 @@ using testing::losses_in;
 using testing::Settings;
 using testing::train_sentences;
 
-// The folder's tensors whose names have "pooler" in them, by name.
+// The folder's tensors with "pooler" in their names, by name.
 std::map<std::string, std::string> pooler_in(const std::string& folder) {
   std::map<std::string, std::string> found;
   const checkpoint::HuggingFaceFolder opened = checkpoint::open_hugging_face(folder);
@@ -31,7 +31,7 @@ std::map<std::string, std::string> pooler_in(const std::string& folder) {
 
 class KeptPooler : public ::testing::Test {
  protected:
-  // Weights with a pooler, as transformers saves a BertModel's.
+  // Weights with a pooler, as transformers saves them for a BertModel.
   void add_pooler(const std::string& name) const {
     manual_seed(31);
     const auto model = models::make_sentence_encoder(path(name));
@@ -52,7 +52,7 @@ class KeptPooler : public ::testing::Test {
   testing::SentenceFolder folder_;
 };
 
-TEST_F(KeptPooler, IsInEveryStepAndExportAsItWas) {
+TEST_F(KeptPooler, IsInEveryStepAndExportUnchanged) {
   testing::make_encoder_folder(path("base"));
   const Settings base = {{"model.pretrained", path("base")}, {"data.tokenizer", path("base")}};
   train_sentences(2, into("without", 4) + base);
@@ -63,7 +63,7 @@ TEST_F(KeptPooler, IsInEveryStepAndExportAsItWas) {
   train_sentences(2, into("with", 2) + base + Settings{{"checkpoint.export", path("exported")}});
   EXPECT_EQ(pooler_in(path("with/step-2")), pooler);
   EXPECT_EQ(pooler_in(path("exported")), pooler);
-  // It goes on with it, in files of the ranks and on another world too, and trains as before.
+  // A resumed run keeps it, also in files of the ranks and on another world, and trains as before.
   train_sentences(
       2, into("with", 4) + base + Settings{{"checkpoint.state_dict_type", "SHARDED_STATE_DICT"}});
   EXPECT_EQ(losses_in(path("with.jsonl")), losses_in(path("without.jsonl")));
@@ -71,7 +71,7 @@ TEST_F(KeptPooler, IsInEveryStepAndExportAsItWas) {
       1, into("with", 5) + base +
              Settings{{"data.batch_size", "8"}, {"sharding.sharding_strategy", "NO_SHARD"}});
   EXPECT_EQ(pooler_in(path("with/step-5")), pooler);
-  // Nobody who encodes notices.
+  // It does not change embeddings.
   folder_.write("lines.txt", "a wide mosaic\nthe tile\n");
   for (const char* step : {"with/step-4", "with/step-5"}) {
     const Ended ended = testing::run_program({"encode", path(step), "--input", path("lines.txt"),
@@ -80,7 +80,7 @@ TEST_F(KeptPooler, IsInEveryStepAndExportAsItWas) {
   }
 }
 
-// Steps of versions that dropped it: the pretrained folder's comes in.
+// A step of a version that dropped the pooler gets that of the pretrained folder.
 TEST_F(KeptPooler, OfAStepWithoutOneIsThePretrainedFolders) {
   for (const char* type : {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}) {
     const std::string name = type;

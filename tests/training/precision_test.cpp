@@ -1,5 +1,5 @@
-// fp16 with its loss scale, wires and modules kept in fp32, by the program: near fp32, the same
-// under every strategy, resumed in the same bits, refused by one line.
+// fp16 with its loss scale, wire formats and modules kept in fp32, in the program: close to fp32,
+// the same under every strategy, resumed with the same bits, refused by one line.
 #include "tests/training/strategies_testing.h"
 
 #include <cmath>
@@ -18,11 +18,11 @@ using testing::train_arguments;
 using testing::TrainingFolder;
 
 const Settings fp16 = {{"sharding.mixed_precision", "fp16"}};
-// Some 2^40: gradients overflow in the first steps.
+// About 2^40: gradients overflow in the first steps.
 const Settings too_large = {{"sharding.mixed_precision", "fp16"},
                             {"sharding.loss_scale_init", "1099511627776"}};
 
-// examples/gpt2-bytes.yaml for 200 steps, smaller.
+// A smaller examples/gpt2-bytes.yaml for 200 steps.
 TEST(Precision, Float16StaysWithin1PercentOfFloat32) {
   const TrainingFolder folder;
   const Settings common = folder.small() + Settings{{"train.steps", "200"}};
@@ -50,7 +50,7 @@ TEST(Precision, Float16IsTheSameUnderEveryStrategy) {
                                        {"train.max_grad_norm", "0.5"}});
 }
 
-// All ranks skip the same steps, each halves the scale, and training goes on.
+// All ranks skip the same steps, each of which halves the scale, and training continues.
 TEST(Precision, AnOverflowIsSkippedByAllAndHalvesTheScale) {
   const TrainingFolder folder;
   std::vector<std::string> expected;
@@ -79,7 +79,7 @@ TEST(Precision, AnOverflowIsSkippedByAllAndHalvesTheScale) {
   }
 }
 
-// In the middle of skipped steps, before the optimizer has taken its first, and after.
+// In the middle of skipped steps, before the optimizer's first step, and after it.
 TEST(Precision, ResumesWithItsScale) {
   const TrainingFolder folder;
   const Settings common =
@@ -113,7 +113,7 @@ TEST(Precision, AScaleBelowTheMinimumIsAnError) {
       << ended.err;
 }
 
-// The first scale is judged by the smallest one that is given.
+// The initial scale is compared with the given minimum.
 TEST(Precision, TheFirstScaleMayBeBelowTheUsualMinimum) {
   const TrainingFolder folder;
   train(1, folder.small() + fp16 +

@@ -1,5 +1,5 @@
-// A run that saves at every step is killed again and again, at moments that nobody chose; what is
-// left always goes on to the same bits.
+// A run that saves at every step is killed again and again, at random moments; it always resumes to
+// the same bits.
 #include <random>
 
 #include "tests/cli/training_testing.h"
@@ -50,7 +50,7 @@ TEST_P(KilledAtAnyMoment, AndResumedGivesTheSameBits) {
     }
     const int code = program.wait();
     EXPECT_TRUE(code == 0 || code == 7 || code == 128 + SIGKILL) << program.err();
-    // A rank may outlive the launcher for a moment, and holds the folder's lock.
+    // A rank may outlive the launcher for a moment, and then holds the folder's lock.
     ASSERT_TRUE(testing::eventually(
         [&] { return testing::processes_with(folder.path("killed.jsonl")) == 0; }));
     if (testing::lines_of(folder.path("killed.jsonl")) == steps) break;

@@ -1,4 +1,4 @@
-// Interrupted and resumed runs print what an uninterrupted one prints, digit by digit.
+// Interrupted and resumed runs print the same digits as an uninterrupted one.
 #include "tests/cli/training_testing.h"
 
 namespace tessera::cli {
@@ -17,8 +17,8 @@ using testing::train;
 using testing::train_arguments;
 using testing::TrainingFolder;
 
-// What makes resuming hard: dropout, bf16 beside fp32 masters, micro-batches, a schedule, batches
-// that begin in one epoch and end in the next (14 sequences, 8 a step).
+// A run that is difficult to resume: dropout, bf16 with fp32 masters, micro-batches, a schedule,
+// batches that begin in one epoch and end in the next (14 sequences, 8 per step).
 Settings hard(const TrainingFolder& folder) {
   folder.write("few.txt", testing::sample_text(14 * 64 + 1));
   return folder.small() + Settings{{"data.train", folder.path("few.txt")},
@@ -38,7 +38,7 @@ Settings without_checkpoints(const TrainingFolder& folder, int steps) {
   return {{"train.steps", std::to_string(steps)}, {"log.jsonl", folder.path("whole.jsonl")}};
 }
 
-TEST(Resume, BothKindsOfCheckpointsGoOnInTheSameBits) {
+TEST(Resume, BothKindsOfCheckpointsResumeWithTheSameBits) {
   const TrainingFolder folder;
   train(2, hard(folder) + without_checkpoints(folder, 7));
   const auto whole = losses_in(folder.path("whole.jsonl"));
@@ -50,7 +50,7 @@ TEST(Resume, BothKindsOfCheckpointsGoOnInTheSameBits) {
     EXPECT_NE(resumed.err.find("resumed from " + folder.path(type + "/step-5")), std::string::npos)
         << resumed.err;
     EXPECT_EQ(losses_in(folder.path(type + ".jsonl")), whole) << type;
-    // A crash after step 5: its line is there already, the steps after 4 come again.
+    // A crash after step 5: its line is already written, and the steps after 4 are repeated.
     for (const char* step : {"/step-5", "/step-6", "/step-7"}) {
       fs::remove_all(folder.path(type + step));
     }
@@ -79,7 +79,7 @@ TEST(Resume, AfterASignalThatSavesFirst) {
   EXPECT_EQ(losses_in(jsonl), losses_in(folder.path("whole.jsonl")));
 }
 
-TEST(Resume, AfterARankWasKilledTheLauncherGoesOnByItself) {
+TEST(Resume, AfterARankWasKilledTheLauncherRestartsByItself) {
   const TrainingFolder folder;
   const Settings settings = hard(folder);
   const int steps = 100;
@@ -99,7 +99,7 @@ TEST(Resume, AfterARankWasKilledTheLauncherGoesOnByItself) {
   EXPECT_EQ(losses_in(folder.path("killed.jsonl")), losses_in(folder.path("whole.jsonl")));
 }
 
-TEST(Resume, OtherWorldsAndStrategiesGoOn) {
+TEST(Resume, OtherWorldsAndStrategiesResume) {
   const TrainingFolder folder;
   const auto batch = [&](int size) {
     return folder.small() + Settings{{"data.batch_size", std::to_string(size)}};
@@ -123,11 +123,11 @@ TEST(Resume, OtherWorldsAndStrategiesGoOn) {
                               {"sharding.group_size", std::to_string(group)}});
     expect_close(folder.path(name + ".jsonl"), folder.path("whole.jsonl"), 1e-4);
   }
-  // At the same world size another strategy even gives the same bits.
+  // At the same world size even another strategy gives the same bits.
   EXPECT_EQ(losses_in(folder.path("NO_SHARD.jsonl")), losses_in(folder.path("whole.jsonl")));
 }
 
-TEST(Resume, ADamagedNewestCheckpointIsPassedOverAloud) {
+TEST(Resume, ADamagedNewestCheckpointIsSkippedWithAWarning) {
   const TrainingFolder folder;
   train(2, folder.small() + without_checkpoints(folder, 6));
   train(2, folder.small() + into(folder, "saves", 4, 2));
@@ -152,7 +152,7 @@ TEST(Resume, RetentionKeepsTheNewest) {
   EXPECT_EQ(testing::read_text(folder.path("saves/latest")), "step-5\n");
 }
 
-TEST(Resume, WhereToBeginIsTheRecipesChoice) {
+TEST(Resume, TheRecipeChoosesWhereToStart) {
   const TrainingFolder folder;
   train(2, folder.small() + into(folder, "saves", 4, 2));
   const auto from = [&](const std::string& choice, const std::string& name) {
@@ -165,13 +165,13 @@ TEST(Resume, WhereToBeginIsTheRecipesChoice) {
   EXPECT_EQ(losses_in(folder.path("step.jsonl")).size(), 4u);
   from(folder.path("saves"), "newest");
   EXPECT_EQ(losses_in(folder.path("newest.jsonl")).size(), 2u);
-  // What has reached its last step has nothing to do.
+  // A run that has reached its last step has nothing to do.
   const Ended done = train(2, folder.small() + into(folder, "newest", 6, 100));
   EXPECT_NE(done.err.find("resumed from " + folder.path("newest/step-6")), std::string::npos);
   EXPECT_EQ(losses_in(folder.path("newest.jsonl")).size(), 2u);
 }
 
-TEST(Resume, WhatWouldChangeTheDataIsRefused) {
+TEST(Resume, ChangesOfTheDataAreRefused) {
   const TrainingFolder folder;
   train(2, folder.small() + into(folder, "saves", 2, 2));
   std::string other = testing::sample_text(20'000);
@@ -189,8 +189,8 @@ TEST(Resume, WhatWouldChangeTheDataIsRefused) {
       {{{"data.shuffle", "false"}}, 3, "data.shuffle true"},
       {{{"model.n_layer", "3"}},
        3,
-       "step-2 was trained with model.n_layer 2, and this run has model.n_layer 3; set what it was "
-       "trained with, or begin anew in another checkpoint.dir"},
+       "step-2 was trained with model.n_layer 2, and this run has model.n_layer 3; set the values "
+       "of that step, or begin anew in another checkpoint.dir"},
       {{{"model.n_embd", "32"}}, 3, "model.n_embd 64"},
       {{{"train.optimizer", "sgd"}},
        3,
@@ -198,7 +198,7 @@ TEST(Resume, WhatWouldChangeTheDataIsRefused) {
       {{{"model.n_layer", "3"}, {"train.optimizer", "sgd"}},
        3,
        "with model.n_layer 2, train.optimizer adamw, and"},
-      // As many tensors of the same shapes, and yet another model.
+      // The same number of tensors with the same shapes, but another model.
       {{{"model.n_head", "2"}}, 3, "model.n_head 4"},
       {{{"model.seq_len", "32"}}, 3, "model.seq_len 64"},
   };

@@ -1,5 +1,5 @@
-// What `tessera train` says of itself: that nothing is left to do, that nothing was saved, which
-// model it takes, and why it cannot go on from a step.
+// Messages of `tessera train`: nothing is left to do, nothing was saved, the model that it uses,
+// and why it cannot resume from a step.
 #include "base/error.h"
 #include "tests/cli/training_testing.h"
 #include "training/recipe_difference.h"
@@ -19,7 +19,7 @@ bool says(const Ended& ended, const std::string& text) {
   return ended.err.find(text) != std::string::npos;
 }
 
-TEST(RunWords, AFinishedRunThatIsStartedAgainSaysSo) {
+TEST(RunWords, AFinishedRunThatIsStartedAgainReportsIt) {
   const TrainingFolder folder;
   const Settings settings = folder.small() + Settings{{"checkpoint.dir", folder.path("saves")}};
   const std::string nothing_left = "nothing is left to train; raise train.steps to go on";
@@ -37,7 +37,7 @@ TEST(RunWords, AFinishedRunThatIsStartedAgainSaysSo) {
   EXPECT_FALSE(says(none, "nothing saved"));
 }
 
-TEST(RunWords, ARunWithoutAFolderForItSaysThatNothingWasSaved) {
+TEST(RunWords, ARunWithoutAFolderReportsThatNothingWasSaved) {
   const TrainingFolder folder;
   const std::string nothing_saved = "nothing saved: neither checkpoint.dir nor";
   EXPECT_TRUE(says(train(2, folder.small()), nothing_saved));
@@ -50,14 +50,14 @@ TEST(RunWords, ARunWithoutAFolderForItSaysThatNothingWasSaved) {
                    "nothing saved: checkpoint.every is 0, and checkpoint.export is not set"));
 }
 
-// A step from the weights of that folder.
+// A step from the weights in that folder.
 Ended tune(const TrainingFolder& folder, const std::string& pretrained, int ranks = 2) {
   folder.write("tune.yaml", "model: {pretrained: " + pretrained + ", seq_len: 64}\ndata: {train: " +
                                 folder.path("text.txt") + ", batch_size: 2}\ntrain: {steps: 1}\n");
   return run_program(launched(ranks, {"train", folder.path("tune.yaml")}));
 }
 
-TEST(PretrainedFolder, OfStepsIsTheNewestThatIsWhole) {
+TEST(PretrainedFolder, OfStepsIsTheNewestCompleteOne) {
   const TrainingFolder folder;
   train(2, folder.small() +
                Settings{{"checkpoint.dir", folder.path("saves")}, {"checkpoint.every", "1"}});
@@ -109,7 +109,7 @@ TEST(PretrainedFolder, WithAnArchitectureThatIsNotItsOwnIsRefused) {
   }
 }
 
-TEST(PretrainedFolder, OfTheHubIsAnsweredWithTheWayToIt) {
+TEST(PretrainedFolder, OfTheHubIsAnsweredWithTheWayToDownloadIt) {
   const TrainingFolder folder;
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"gpt2",
@@ -145,7 +145,7 @@ std::vector<std::string> keys_that_differ(const std::string& saved, const std::s
 
 using Keys = std::vector<std::string>;
 
-TEST(RecipeDifferences, AreOfWhatDecidesTheTensorsAndTheModel) {
+TEST(RecipeDifferences, AreInKeysThatDecideTheTensorsAndTheModel) {
   EXPECT_EQ(keys_that_differ("", ""), Keys());
   EXPECT_EQ(keys_that_differ("model: {n_layer: 6}", "model: {n_layer: 4}"),
             Keys{"model.n_layer 6 4"});
@@ -164,7 +164,7 @@ TEST(RecipeDifferences, AreOfWhatDecidesTheTensorsAndTheModel) {
             Keys{"model.lora.target_modules [\"c_attn\"] none"});
 }
 
-TEST(RecipeDifferences, AreNotOfWhatMayChange) {
+TEST(RecipeDifferences, AreNotInKeysThatMayChange) {
   EXPECT_EQ(keys_that_differ("model: {dropout: 0.1, initializer_range: 0.1}\n"
                              "train: {lr: 1.0e-4, steps: 5, weight_decay: 0}\n"
                              "sharding: {mixed_precision: bf16, sharding_strategy: NO_SHARD}",
@@ -173,7 +173,7 @@ TEST(RecipeDifferences, AreNotOfWhatMayChange) {
   EXPECT_EQ(keys_that_differ("train: {optimizer: sgd, momentum: 0.9}",
                              "train: {optimizer: sgd, momentum: 0.5}"),
             Keys());
-  // What says nothing of itself is left to the tensors.
+  // A step without a recipe is compared by its tensors only.
   EXPECT_TRUE(
       decisive_differences({nullptr, nullptr}, recipe_of(""), {{"model_type", "gpt2"}}).empty());
 }

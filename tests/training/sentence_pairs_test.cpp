@@ -1,5 +1,5 @@
-// Sentence pairs through the program: the same bits under every strategy and after a resume, what
-// an evaluation leaves, and the folder that is saved.
+// Sentence pairs in the program: the same bits under every strategy and after resuming, the results
+// of an evaluation, and the saved folder.
 #include <gtest/gtest.h>
 
 #include "tests/training/sentence_testing.h"
@@ -13,7 +13,7 @@ using testing::SentenceFolder;
 using testing::Settings;
 using testing::train_sentences;
 
-// Every loss, in turn, with dropout and accumulation.
+// All losses in turn, with dropout and accumulation.
 Settings mixed(const SentenceFolder& folder) {
   return {{"data.train", "[" + folder.pairs("cosine_similarity") + ", " + folder.classes() + ", " +
                              folder.pairs("multiple_negatives_ranking") + "]"},
@@ -51,7 +51,7 @@ TEST(SentencePairs, RanksAgreeWithOneRankOfTheirBatches) {
   }
 }
 
-// Forty pairs make six and two thirds batches: steps 3 and 4 are of two epochs.
+// Forty pairs make six and two thirds batches: steps 3 and 4 contain samples of two epochs.
 TEST(SentencePairs, AResumedRunHasTheSameBits) {
   const SentenceFolder folder;
   const auto settings = [&](const std::string& dir, int steps) {
@@ -68,7 +68,8 @@ TEST(SentencePairs, AResumedRunHasTheSameBits) {
   EXPECT_EQ(losses_in(folder.path("parts.jsonl")), losses_in(folder.path("whole.jsonl")));
 }
 
-// What decides which samples come next is the saved run's, or the resume says what differs.
+// Settings that decide the next samples must equal the saved run's, or the error names the
+// difference.
 TEST(SentencePairs, AResumeInAnotherOrderIsRefused) {
   const SentenceFolder folder;
   const Settings settings =
@@ -85,7 +86,7 @@ TEST(SentencePairs, AResumeInAnotherOrderIsRefused) {
   }
 }
 
-TEST(SentencePairs, APositionIsTakenUpOnAnotherWorld) {
+TEST(SentencePairs, APositionIsResumedOnAnotherWorld) {
   const SentenceFolder folder;
   const auto settings = [&](const std::string& dir, int batch, int steps) {
     return folder.small() + mixed(folder) +
@@ -100,7 +101,7 @@ TEST(SentencePairs, APositionIsTakenUpOnAnotherWorld) {
   testing::expect_close(folder.path("several.jsonl"), folder.path("one.jsonl"), 1e-4);
 }
 
-TEST(SentencePairs, OtherDataIsNoPlaceToGoOn) {
+TEST(SentencePairs, ResumingWithOtherDataIsRefused) {
   const SentenceFolder folder;
   const Settings saved = folder.small() + Settings{{"checkpoint.dir", folder.path("out")}};
   train_sentences(1, saved);
@@ -158,7 +159,7 @@ TEST(SentencePairs, ASavedFolderIsASentenceTransformersFolder) {
       EXPECT_EQ(nlohmann::json::parse(testing::read_text(step + "/" + file)).is_discarded(), false)
           << file;
     }
-    // It is trained further, or anew with another head.
+    // The folder can be trained further, or from its weights with another head.
     train_sentences(1, common + Settings{{"model.pretrained", step}});
     train_sentences(
         1, common + Settings{{"model.pretrained", step}, {"data.train", folder.classes()}});
@@ -192,8 +193,8 @@ TEST(SentencePairs, TheMixedExampleTrains) {
   EXPECT_TRUE(std::filesystem::exists(folder.path("out/step-6/modules.json")));
 }
 
-// Plans are of the longest texts that the encoder takes; a run holds no more.
-TEST(SentencePairs, ARunHoldsWhatWasPlanned) {
+// Plans assume the longest texts that the encoder accepts; a run holds no more memory.
+TEST(SentencePairs, ARunHoldsThePlannedMemory) {
   const SentenceFolder folder;
   const Settings settings = folder.small() + Settings{{"data.train", folder.classes()}};
   std::vector<std::string> arguments =
@@ -230,7 +231,7 @@ TEST(SentencePairs, TheBestIsTheOneWithTheHighestScore) {
   EXPECT_TRUE(std::filesystem::exists(folder.path("out/step-" + std::to_string(best_step))));
 }
 
-TEST(SentencePairs, WhatIsWrongWithARowIsSaidWithItsLine) {
+TEST(SentencePairs, ErrorsInARowNameItsLine) {
   const SentenceFolder folder;
   const auto said = [&](const std::string& name, const std::string& text, const std::string& set) {
     folder.write(name, text);
@@ -243,17 +244,17 @@ TEST(SentencePairs, WhatIsWrongWithARowIsSaidWithItsLine) {
   };
   const std::string sts = "columns: [1, 2, 3], loss: cosine_similarity, label_scale: 5";
   EXPECT_EQ(said("a.tsv", "x\ty\t1\nx\ty\tgood\n", sts),
-            "a.tsv:2: the label \"good\" is no number");
-  EXPECT_EQ(said("a.tsv", "x\ty\t1\nx\ty\n", sts), "a.tsv:2: 2 columns, and column 3 is wanted");
+            "a.tsv:2: the label \"good\" is not a number");
+  EXPECT_EQ(said("a.tsv", "x\ty\t1\nx\ty\n", sts), "a.tsv:2: 2 columns, but column 3 is required");
   EXPECT_EQ(said("a.csv", "x,y,1\nx,y,3\n", "loss: softmax, num_labels: 3"),
-            "a.csv:2: the label \"3\" is no class: a whole number from 0 to 2");
+            "a.csv:2: the label \"3\" is not a class: a whole number from 0 to 2");
   EXPECT_EQ(said("a.csv", "x,y,no\nx,y,na\n", "loss: softmax, labels: [no, yes]"),
-            "a.csv:2: the label \"na\" is none of no, yes");
+            "a.csv:2: the label \"na\" is not one of no, yes");
   EXPECT_EQ(said("a.jsonl", "{\"t\": \"x\", \"v\": \"1, 2\"}\n", "columns: [t, v], loss: mse"),
-            "a.jsonl:1: the embedding \"1, 2\" is no list of numbers, as [0.5, -1.25]");
+            "a.jsonl:1: the embedding \"1, 2\" is not a list of numbers such as [0.5, -1.25]");
 }
 
-// A pretrained model's ids are its tokenizer's.
+// The ids of a pretrained model are those of its tokenizer.
 TEST(SentencePairs, AnotherVocabularyIsRefused) {
   const SentenceFolder folder;
   folder.write_encoder("wordy", "bert", 0.1, 3000);

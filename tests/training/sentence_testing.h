@@ -1,5 +1,5 @@
 // A tiny sentence encoder in a Sentence Transformers folder, pairs of sentences, and recipes that
-// train the one on the other.
+// train the encoder on them.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ namespace tessera::testing {
 inline const char* const sentence_words[] = {"tile", "mosaic", "rank",  "shard", "a",   "wide",
                                              "red",  "moves",  "holds", "sees",  "and", "two"};
 
-// Sentences of one to nine words, the same for the same number.
+// Sentences of one to nine words, which depend only on the number.
 inline std::string sample_sentence(std::uint64_t number) {
   std::uint64_t state = number * 0x9E3779B97F4A7C15ULL + 1;
   const auto next = [&state] {
@@ -88,7 +88,7 @@ class SentenceFolder : public TrainingFolder {
     write(name, text);
   }
 
-  // A tiny model of the type in a folder of the name.
+  // Writes a tiny model of this type to the folder of this name.
   void write_encoder(const std::string& name, const std::string& type, double dropout,
                      int vocabulary = 256) const {
     std::filesystem::create_directories(path(name + "/1_Pooling"));

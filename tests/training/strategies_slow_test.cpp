@@ -1,5 +1,5 @@
 // The whole matrix: strategies x 1 to 4 ranks x precision, dropout, accumulation, clipping, tied or
-// not, with the example's own text.
+// untied, with the example's own text.
 #include "tests/training/strategies_testing.h"
 
 namespace tessera::cli {
@@ -58,8 +58,8 @@ TEST_P(EveryWorld, AgreesWithOneRankOfTheWholeBatch) {
   }
 }
 
-// Groups of three are no subtree of six ranks: one key makes the order of sums the same. It cannot
-// be that of groups of two as well, which is refused.
+// Groups of three are not a subtree of six ranks: one key makes the order of sums the same. It
+// cannot also be that of groups of two, which is refused.
 TEST(StrategiesOfSixRanks, OneReductionGroupGivesTheSameBits) {
   const Settings order = {{"sharding.reduction_group", "3"}};
   expect_equal_bits(6, {1, 3, 6}, order);

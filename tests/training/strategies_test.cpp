@@ -1,5 +1,5 @@
 // At one world size all strategies print the same losses and gradient norms, digit by digit; and
-// ranks agree with one process that takes their batches together.
+// ranks agree with one process that trains with all their batches.
 #include "tests/training/strategies_testing.h"
 
 namespace tessera::cli {
@@ -19,7 +19,8 @@ TEST(Strategies, ThreeRanksPrintTheSameBits) {
   expect_equal_bits(3);
 }
 
-// Under every strategy, with dropout, accumulation and bf16; and the bytes that move are the same.
+// Under every strategy, with dropout, accumulation and bf16; and the number of moved bytes is the
+// same.
 TEST(Strategies, RecomputationPrintsTheSameBits) {
   const TrainingFolder folder;
   const std::string jsonl = folder.path("metrics.jsonl");
@@ -51,8 +52,9 @@ TEST(Strategies, RecomputationPrintsTheSameBits) {
   }
 }
 
-// Where units are gathered from after their forward changes no digit, and what moves follows from
-// it: the backward of all units but the forward's last one gathers 3/4, 1/2 or nothing of them.
+// The ranks from which units are gathered after their forward change no digit, and determine the
+// moved bytes: the backward of all units but the forward's last one gathers 3/4, 1/2 or nothing of
+// them.
 TEST(Strategies, ReshardAfterForwardPrintsTheSameBits) {
   const TrainingFolder folder;
   const std::string jsonl = folder.path("metrics.jsonl");

@@ -1,4 +1,4 @@
-// Every strategy at one world size, and what their metrics have in common.
+// Every strategy at one world size, and the common part of their metrics.
 #pragma once
 
 #include "tests/cli/training_testing.h"

@@ -1,4 +1,4 @@
-// A language model in the tokens of a tokenizer, from text to text: examples/gpt2-text.yaml, small.
+// A language model with a tokenizer, from text to text: a small examples/gpt2-text.yaml.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -49,7 +49,7 @@ TEST_F(TextExample, TrainsSavesItsTokenizerAndGenerates) {
   ASSERT_EQ(written.code, 0) << written.err;
   EXPECT_TRUE(written.out.starts_with("shard tile")) << written.out;
 
-  // The pretrained folder's tokenizer is the one that a text is read in; another is refused.
+  // A text is read with the tokenizer of the pretrained folder; another one is refused.
   const auto further = [&](const Settings& settings) {
     const Settings all = Settings{{"model.pretrained", step},
                                   {"model.seq_len", "64"},

@@ -1,4 +1,4 @@
-// `tessera train`: it learns, and its metrics say what happened.
+// `tessera train`: it learns, and its metrics are correct.
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -28,7 +28,7 @@ TEST(Train, LossFallsAndProgressIsPrintedOnce) {
   EXPECT_NEAR(steps.front()["loss"].get<double>(), std::log(256), 0.5);
   EXPECT_LT(steps.back()["loss"].get<double>(), 3.0);
   EXPECT_NE(ended.err.find("120576 parameters, FULL_SHARD over 2 ranks"), std::string::npos);
-  // The description, steps 1, 30 and 60, and that nothing was saved: of rank 0 alone.
+  // The description, steps 1, 30 and 60, and that nothing was saved: only from rank 0.
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 5) << ended.err;
   EXPECT_EQ(ended.out, "");
 }
@@ -68,19 +68,20 @@ std::int64_t rounded_up(std::int64_t bytes, std::int64_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
-// What a rank is sent in a step once the order of the units is known, in fp32. A whole flat buffer
-// is padded to 256 bytes a shard, and a gather or reduction brings (W - 1) / W of it.
+// The bytes sent to a rank in a step once the order of the units is known, in fp32. A whole flat
+// buffer is padded to 256 bytes per shard, and a gather or reduction moves (W - 1)
+// W of it.
 std::int64_t expected_bytes(const std::string& strategy, int world) {
   constexpr std::int64_t width = 64, tokens = 256, positions = 64;
-  // Gradients come in runs of 128 elements, whatever the strategy.
+  // Gradients are in runs of 128 elements, under every strategy.
   const std::int64_t multiple = strategy == "NO_SHARD" ? 128 * 4 : 256 * world;
   const std::int64_t block = rounded_up(4 * (12 * width * width + 13 * width), multiple);
   const std::int64_t root = rounded_up(4 * ((tokens + positions) * width + 2 * width), multiple);
-  // An all-reduce brings twice this of each unit; a gather and a reduce-scatter likewise.
+  // An all-reduce moves twice this for each unit, as do a gather and a reduce-scatter together.
   const auto twice = [&](std::int64_t bytes) { return 2 * bytes * (world - 1) / world; };
   const std::int64_t bytes = 2 * twice(block) + twice(root);
-  // FULL_SHARD gathers again for the backward what was resharded after the forward: every unit but
-  // the last one and the root.
+  // FULL_SHARD gathers the units again for the backward that were resharded after the forward: all
+  // but the last one and the root.
   return strategy == "FULL_SHARD" ? bytes + twice(block) / 2 : bytes;
 }
 
@@ -114,8 +115,8 @@ TEST(Train, OneRankNeedsNoLauncherAndMovesNothing) {
   }
 }
 
-// As torchrun, mpirun or a script of one's own would start them.
-TEST(Train, RanksMayBeStartedByAnybody) {
+// As torchrun, mpirun or a user's script would start them.
+TEST(Train, RanksMayBeStartedByAnyLauncher) {
   const TrainingFolder folder;
   train(2, folder.small() + Settings{{"log.jsonl", folder.path("launched.jsonl")}});
   std::vector<std::unique_ptr<testing::Program>> ranks;
@@ -152,7 +153,7 @@ TEST(Train, ValidationLossIsPrintedAndChangesNothing) {
             testing::losses_in(folder.path("without.jsonl")));
 }
 
-TEST(Train, LlamaTrainsAsWell) {
+TEST(Train, LlamaTrainsToo) {
   const TrainingFolder folder;
   folder.write("llama.yaml",
                "model: {architecture: llama, hidden_size: 64, intermediate_size: 96, "

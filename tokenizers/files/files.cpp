@@ -14,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// A special token is named by its text, or by an object with its text and flags.
+// A special token is given by its text, or by an object with its text and flags.
 std::optional<std::string> special_name(const json& object, const char* key) {
   if (!has(object, key)) return {};
   const json& value = object[key];
@@ -33,11 +33,11 @@ std::optional<std::int32_t> id_in(const PipelineParts& parts, const std::string&
 }  // namespace
 
 std::string read_tokenizer_file(const fs::path& path) {
-  constexpr std::uint64_t largest = std::uint64_t{256} << 20;  // those of today are below 40 MiB
+  constexpr std::uint64_t largest = std::uint64_t{256} << 20;  // today's are below 40 MiB
   try {
     return checkpoint::read_file(path, largest);
   } catch (const Error& error) {
-    throw Error(ErrorCode::data, error.what());  // the words are right, the kind is not
+    throw Error(ErrorCode::data, error.what());  // the same text as another kind of error
   }
 }
 
@@ -71,7 +71,7 @@ SpecialNames::SpecialNames(const fs::path& folder)
 void name_special_tokens(const SpecialNames& names, PipelineParts& parts) {
   if (names.padding) parts.padding_id = id_in(parts, *names.padding);
   if (names.end_of_text) parts.end_of_text = id_in(parts, *names.end_of_text);
-  // Where no file names them: the names that most vocabularies have.
+  // If no file names them: the names that most vocabularies have.
   for (const char* name : {"[PAD]", "<pad>"}) {
     if (!parts.padding_id) parts.padding_id = id_in(parts, name);
   }

@@ -13,14 +13,14 @@
 
 namespace tessera::tokenizers {
 
-// Error(data) with the path when it cannot be read or is larger than any tokenizer.
+// Error(data) with the path if the file cannot be read or is larger than any tokenizer.
 std::string read_tokenizer_file(const std::filesystem::path& path);
 // A JSON object, with every key once.
 nlohmann::json read_tokenizer_json(const std::filesystem::path& path);
-// What stands in a file beside a tokenizer, or null where there is none.
+// The contents of a file beside a tokenizer, or null if it does not exist.
 nlohmann::json read_beside(const std::filesystem::path& folder, const char* name);
 
-// Which tokens end a text and fill sequences up, from tokenizer_config.json and
+// The tokens that end a text and pad sequences, from tokenizer_config.json and
 // special_tokens_map.json beside the tokenizer.
 struct SpecialNames {
   explicit SpecialNames(const std::filesystem::path& folder);
@@ -34,7 +34,7 @@ std::shared_ptr<const Tokenizer> tokenizer_from_json(const std::filesystem::path
 std::shared_ptr<const Tokenizer> tokenizer_from_vocabulary(const std::filesystem::path& path);
 std::shared_ptr<const Tokenizer> tokenizer_from_sentencepiece(const std::filesystem::path& path);
 
-// What two tokenizers with the same ids for every text share.
+// The same for tokenizers that give the same ids for every text.
 std::uint64_t fingerprint_of(std::string_view contents);
 
 }  // namespace tessera::tokenizers

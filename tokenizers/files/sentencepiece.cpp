@@ -1,4 +1,4 @@
-// SentencePiece's .model, by the library itself.
+// Reads SentencePiece's .model with the library itself.
 #include <sentencepiece_processor.h>
 
 #include <array>
@@ -19,7 +19,7 @@ class SentencePiece final : public Tokenizer {
     const std::string contents = read_tokenizer_file(path);
     const auto status = processor_.LoadFromSerializedProto(contents);
     TESSERA_CHECK(status.ok() && processor_.GetPieceSize() > 0, ErrorCode::data,
-                  "'{}' is no SentencePiece model, or it is damaged", path.string());
+                  "'{}' is not a SentencePiece model, or it is damaged", path.string());
     fingerprint_ = fingerprint_of(contents);
     read_configuration(path.parent_path());
   }
@@ -39,7 +39,7 @@ class SentencePiece final : public Tokenizer {
     std::vector<std::int32_t> ids = encode(text);
     const std::int64_t added = template_.added();
     TESSERA_CHECK(max_length <= 0 || max_length >= added, ErrorCode::configuration,
-                  "sequences of at most {} tokens have no place for the {} special tokens of "
+                  "sequences of at most {} tokens have no room for the {} special tokens of "
                   "tokenizer {}",
                   max_length, added, name_);
     if (max_length > 0 && std::cmp_greater(ids.size(), max_length - added)) {
@@ -67,12 +67,12 @@ class SentencePiece final : public Tokenizer {
   }
 
  private:
-  // The model says nothing of what stands around a sequence: the class of the tokenizer does.
+  // The model does not contain the tokens around a sequence: the tokenizer's class adds them.
   void read_configuration(const fs::path& folder) {
     const nlohmann::json settings = read_beside(folder, "tokenizer_config.json");
     const std::string where = fmt::format("'{}'", (folder / "tokenizer_config.json").string());
     const std::string type = string_or(settings, "tokenizer_class", "", where);
-    // These classes move the model's ids, each in a way of its own.
+    // Each of these classes moves the model's ids in its own way.
     for (const char* moved : {"XLMRoberta", "Camembert", "MBart", "Barthez", "NllbTokenizer"}) {
       TESSERA_CHECK(type.find(moved) == std::string::npos, ErrorCode::data,
                     "{}: {} changes the ids of the .model; save the folder with "

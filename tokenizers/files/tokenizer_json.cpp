@@ -1,4 +1,4 @@
-// tokenizer.json, the file of the `tokenizers` package.
+// Reads tokenizer.json, the file of the `tokenizers` package.
 #include "base/error.h"
 #include "tokenizers/files/files.h"
 #include "tokenizers/text/json_fields.h"
@@ -9,8 +9,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Whether words may be kept in bytes instead of GPT-2's alphabet: when nothing between the
-// pre-tokenizer and the vocabulary looks at the characters.
+// True if words may be kept as bytes instead of GPT-2's alphabet: nothing between the pre-tokenizer
+// and the vocabulary reads the characters.
 bool keeps_bytes(const json& file) {
   if (!has(file, "pre_tokenizer") || !ends_in_byte_level(file["pre_tokenizer"])) return false;
   const json& model = file["model"];
@@ -22,7 +22,8 @@ bool keeps_bytes(const json& file) {
          (!has(model, "byte_fallback") || model["byte_fallback"] == false);
 }
 
-// What decides the ids: the file without what is done to finished sequences.
+// A fingerprint of the parts that determine the ids: the file without the processing of finished
+// sequences.
 std::uint64_t fingerprint_of_file(json file) {
   for (const char* name : {"truncation", "padding", "post_processor", "decoder", "version"}) {
     file.erase(name);

@@ -1,5 +1,5 @@
-// vocab.txt of BERT: a token a line, its id the line's number from 0. How texts are normalised
-// stands in tokenizer_config.json beside it, and is BERT's own where that says nothing.
+// vocab.txt of BERT: one token in each line; its id is the line's number from 0.
+// tokenizer_config.json beside it has the normalisation; BERT's own applies where it has none.
 #include <set>
 
 #include "base/error.h"
@@ -19,7 +19,7 @@ json vocabulary_of_lines(const std::string& text, const std::string& source) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     std::string token = text.substr(at, end - at);
     if (token.ends_with('\r')) token.pop_back();
-    // Of a token that comes twice the last line counts, as in the readers of others.
+    // If a token occurs twice, the last line counts, as in other readers.
     vocabulary[token] = static_cast<std::uint64_t>(id);
     at = end + 1;
   }
@@ -66,7 +66,7 @@ std::shared_ptr<const Tokenizer> tokenizer_from_vocabulary(const fs::path& path)
   const auto first = parts.model->id_of(before);
   const auto last = parts.model->id_of(after);
   TESSERA_CHECK(first && last, ErrorCode::data,
-                "{}: '{}' or '{}', which stand around every sequence, is not in the vocabulary",
+                "{}: '{}' or '{}', which are around every sequence, is not in the vocabulary",
                 source, shown(before), shown(after));
   parts.post_processor =
       PostProcessor(std::vector<std::int32_t>{*first}, std::vector<std::int32_t>{*last});

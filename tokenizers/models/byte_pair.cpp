@@ -1,5 +1,5 @@
-// Byte-pair encoding: a word is cut into characters (or bytes), then the two neighbours whose merge
-// has the lowest rank become one, the leftmost first, until none is left.
+// Byte-pair encoding: cuts a word into characters (or bytes), then merges the two neighbours whose
+// merge has the lowest rank, the leftmost first, until no merge is left.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -18,14 +18,14 @@ namespace tessera::tokenizers {
 namespace {
 
 constexpr std::int32_t no_symbol = -1;
-constexpr std::size_t longest_mark = 1024;  // each character of a word gets it
+constexpr std::size_t longest_mark = 1024;  // it is added to each character of a word
 
-// A merge that may be done, of the symbol at `place` with the one behind it.
+// A possible merge, of the symbol at `place` with the next one.
 struct Candidate {
   std::uint32_t rank = 0;
   std::int32_t place = 0;
   std::int32_t token = 0;
-  // The order of a heap whose top is the lowest rank, and of equal ones the leftmost.
+  // The order of a heap whose top is the lowest rank; among equal ranks, the leftmost.
   bool operator<(const Candidate& other) const {
     return rank != other.rank ? rank > other.rank : place > other.place;
   }
@@ -72,7 +72,7 @@ class BytePair final : public VocabularyModel {
   std::vector<std::string> tokens_;
   std::int64_t listed_ = 0;
   MergeTable merges_;
-  std::array<std::int32_t, 256> byte_symbols_{};      // of single bytes, where words are bytes
+  std::array<std::int32_t, 256> byte_symbols_{};      // of single bytes, if words are bytes
   std::array<std::int32_t, 256> fallback_symbols_{};  // <0xNN>
   std::string prefix_;
   std::string suffix_;
@@ -86,7 +86,7 @@ class BytePair final : public VocabularyModel {
 
 std::size_t merges_listed(const nlohmann::json& object, const std::string& source) {
   const nlohmann::json& merges = member(object, "merges", source);
-  TESSERA_CHECK(merges.is_array(), ErrorCode::data, "{}: 'merges' is no list", source);
+  TESSERA_CHECK(merges.is_array(), ErrorCode::data, "{}: 'merges' is not a list", source);
   return merges.size();
 }
 
@@ -94,8 +94,7 @@ BytePair::BytePair(const nlohmann::json& object, const ModelOptions& options,
                    const std::string& source)
     : byte_alphabet_(options.byte_alphabet), merges_(merges_listed(object, source)) {
   TESSERA_CHECK(!has(object, "dropout") || object["dropout"] == 0, ErrorCode::data,
-                "{}: 'dropout' draws other tokens each time and is not supported; set it to null",
-                source);
+                "{}: 'dropout' is random and is not supported; set it to null", source);
   prefix_ = string_or(object, "continuing_subword_prefix", "", source);
   suffix_ = string_or(object, "end_of_word_suffix", "", source);
   TESSERA_CHECK(std::max(prefix_.size(), suffix_.size()) <= longest_mark, ErrorCode::data,
@@ -124,7 +123,7 @@ void BytePair::read_vocabulary(const nlohmann::json& object, const std::string& 
       if (auto bytes = byte_alphabet().read(entry.first)) {
         spelled.emplace_back(std::move(*bytes), entry.second);
       } else {
-        outside_alphabet_[entry.first] = entry.second;  // no word becomes it
+        outside_alphabet_[entry.first] = entry.second;  // no word contains it
       }
     }
     vocabulary = std::move(spelled);
@@ -201,7 +200,7 @@ void BytePair::encode(std::string_view word, Scratch* scratch,
   auto& memory = static_cast<BytePairScratch&>(*scratch);
   memory.symbols.clear();
   cut(word, memory.symbols);
-  constexpr std::size_t few = 48;  // so few that looking at all is faster than a heap
+  constexpr std::size_t few = 48;  // up to this number, a linear search is faster than a heap
   if (memory.symbols.size() > few) {
     merge_long(memory);
   } else if (memory.symbols.size() > 1) {
@@ -280,7 +279,7 @@ void BytePair::merge_short(BytePairScratch& scratch) const {
     }
     if (merges[best].token == no_symbol) break;
     symbols[best] = merges[best].token;
-    // The pair's right symbol goes, and so does the merge that it was the left one of.
+    // Removes the pair's right symbol, and the merge whose left symbol it was.
     const auto right = static_cast<std::ptrdiff_t>(best) + 1;
     std::copy(symbols.begin() + right + 1, symbols.begin() + static_cast<std::ptrdiff_t>(pairs) + 1,
               symbols.begin() + right);
@@ -320,7 +319,7 @@ void BytePair::merge_long(BytePairScratch& scratch) const {
     LinkedSymbol& left = at(top.place);
     if (left.token == no_symbol || left.next < 0) continue;
     LinkedSymbol& right = at(left.next);
-    // Either may have grown since.
+    // Either symbol may have grown since.
     if (merges_.find(left.token, right.token).token != top.token) continue;
     left.token = top.token;
     left.next = right.next;

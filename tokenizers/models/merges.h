@@ -1,4 +1,4 @@
-// The merges of byte-pair encoding: which two tokens become which, and which pair goes first.
+// The merges of byte-pair encoding: the two tokens, the result, and the rank of each.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class MergeTable {
     while (slots < merges * 2) slots *= 2;
     slots_.resize(slots);
   }
-  // Of a pair that comes twice the last rank counts.
+  // If a pair occurs twice, the last rank counts.
   void insert(std::int32_t left, std::int32_t right, Merge merge) {
     Slot& slot = slots_[slot_of(key_of(left, right))];
     slot = {key_of(left, right), merge};

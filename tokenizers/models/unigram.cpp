@@ -1,6 +1,6 @@
-// Unigram: of all ways to cut a text into tokens, the one with the highest sum of scores. A
-// character that no token covers costs ten more than the worst token; neighbours of that kind are
-// one unknown token.
+// Unigram: of all ways to cut a text into tokens, takes the one with the highest sum of scores. A
+// character that no token covers has the score of the worst token minus ten; adjacent ones form one
+// unknown token.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -15,14 +15,14 @@
 namespace tessera::tokenizers {
 namespace {
 
-// The best way to the end of a prefix of the text: its last token, and where that begins.
+// The best path to the end of a prefix of the text: its last token, and that token's beginning.
 struct BestPath {
   double score = 0;
   std::int64_t begin = -1;
   std::int32_t token = 0;
 };
 
-// A token of the best way, from the last to the first.
+// A token of the best path, from the last to the first.
 struct PathToken {
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -69,7 +69,7 @@ Unigram::Unigram(const nlohmann::json& object, const std::string& source) {
   const nlohmann::json& vocabulary = member(object, "vocab", source);
   TESSERA_CHECK(vocabulary.is_array() && !vocabulary.empty() &&
                     vocabulary.size() <= static_cast<std::size_t>(largest_vocabulary),
-                ErrorCode::data, "{}: 'vocab' is no list of 1 to {} tokens with their scores",
+                ErrorCode::data, "{}: 'vocab' is not a list of 1 to {} tokens with their scores",
                 source, largest_vocabulary);
   std::vector<std::pair<std::string, std::int32_t>> entries;
   double least = std::numeric_limits<double>::infinity();
@@ -129,7 +129,7 @@ void Unigram::search(std::string_view text, std::vector<BestPath>& paths) const 
 }
 
 void Unigram::append_unknown(std::string_view text, std::vector<std::int32_t>& ids) const {
-  // Several unknown characters side by side may spell a token.
+  // Several adjacent unknown characters may spell a token.
   if (const std::int32_t id = trie_.find(text); id != Trie::none) {
     ids.push_back(id);
     return;

@@ -1,5 +1,5 @@
-// WordPiece: the longest token that a word begins with, then the longest that goes on, and so
-// forth; a word that cannot be covered is one unknown token.
+// WordPiece: takes the longest token that the word begins with, then the longest that continues it,
+// and so on. A word that cannot be covered is one unknown token.
 #include <utility>
 
 #include "base/error.h"
@@ -77,7 +77,7 @@ class WordPiece final : public VocabularyModel {
   std::int32_t unknown_ = 0;
 };
 
-// Whole words only.
+// Looks up whole words only.
 class WordLevel final : public VocabularyModel {
  public:
   WordLevel(const nlohmann::json& object, const std::string& source) {

@@ -1,5 +1,5 @@
-// BERT's normaliser: control characters go, white space becomes a space, Chinese characters stand
-// alone, accents go, letters become small. All in one pass over the text.
+// BERT's normaliser, in one pass over the text: removes control characters, replaces white space by
+// a space, separates Chinese characters, removes accents, lowercases.
 #include <array>
 
 #include "tokenizers/pipeline/normalizer.h"
@@ -41,7 +41,7 @@ class BertNormalizer final : public Normalizer {
   [[nodiscard]] std::string_view apply(std::string_view text, std::string& buffer) const override {
     buffer.clear();
     buffer.reserve(text.size() + text.size() / 8);
-    std::string run;  // characters beyond ASCII that accents may move among
+    std::string run;  // characters beyond ASCII, among which accents may move
     bool moves = false;
     const auto flush = [&] {
       if (!run.empty()) append_run(run, moves, buffer);
@@ -83,7 +83,7 @@ class BertNormalizer final : public Normalizer {
   void append_ascii(std::string_view text, std::string& out) const {
     for (const char byte : text) {
       const char mapped = ascii_[static_cast<unsigned char>(byte)];
-      // A NUL that is kept can only be one when nothing is cleaned.
+      // A NUL is kept only if the text is not cleaned.
       if (mapped != '\0' || !clean_text_) out += mapped;
     }
   }

@@ -1,5 +1,5 @@
-// Precompiled: SentencePiece's table of replacements, a double-array trie over the texts that are
-// replaced, and the replacements one after another, each ended by a NUL.
+// Precompiled: SentencePiece's table of replacements. It is a double-array trie over the texts to
+// replace, followed by the replacements, each ended by a NUL.
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -33,7 +33,7 @@ std::string from_base64(const std::string& text, const std::string& source) {
   return bytes;
 }
 
-// Units of the double array, as Darts lays them out in 32 bits.
+// Units of the double array, in the 32-bit layout of Darts.
 constexpr bool has_leaf(std::uint32_t unit) {
   return ((unit >> 8) & 1) != 0;
 }
@@ -67,7 +67,7 @@ class Precompiled final : public Normalizer {
     buffer.clear();
     Writer writer(*this, buffer);
     for (std::size_t at = 0; at < text.size();) {
-      // An ASCII character before another ASCII character is a grapheme, but for a line's end.
+      // An ASCII character before another ASCII character is a grapheme, except in a line end.
       const std::size_t end = ascii_end(text, at);
       std::size_t plain = end == text.size() || end == at ? end : end - 1;
       for (; at < plain; ++at) {
@@ -79,7 +79,7 @@ class Precompiled final : public Normalizer {
         }
       }
       if (at >= text.size()) break;
-      // Up to the next two ASCII characters, between which a grapheme ends.
+      // Goes up to the next two ASCII characters, between which a grapheme ends.
       std::size_t stop = at + character_length(text[at]);
       while (stop < text.size() && !(is_ascii(text[stop - 1]) && is_ascii(text[stop]))) {
         stop += character_length(text[stop]);
@@ -89,7 +89,7 @@ class Precompiled final : public Normalizer {
     }
     return buffer;
   }
-  // The package counts what comes after a character that is dropped as if it were that one.
+  // The package counts the text after a dropped character as if it were that character.
   [[nodiscard]] bool drops_beginning(std::string_view) const override { return false; }
 
  private:
@@ -97,7 +97,7 @@ class Precompiled final : public Normalizer {
 
   struct Writer final : GraphemeVisitor {
     Writer(const Precompiled& table, std::string& out) : table_(table), out_(out) {}
-    // A short grapheme is looked up whole, and its characters one by one when it is not there.
+    // A short grapheme is looked up whole; if it is not in the table, its characters one by one.
     void visit(std::string_view grapheme) override {
       if (grapheme.size() < 6) {
         if (const auto found = table_.replacement(grapheme)) {
@@ -116,7 +116,7 @@ class Precompiled final : public Normalizer {
     std::string& out_;
   };
 
-  // Of the shortest text in the table that `part` begins with.
+  // The replacement of the shortest text in the table that `part` begins with.
   [[nodiscard]] std::optional<std::string_view> replacement(std::string_view part) const {
     if (units_.empty()) return {};
     std::size_t place = offset_of(units_[0]);

@@ -1,4 +1,4 @@
-// Replace: every match of a text or of a regular expression by another text.
+// Replace: replaces every match of a text or of a regular expression by another text.
 #include "base/error.h"
 #include "tokenizers/pipeline/normalizer.h"
 #include "tokenizers/text/json_fields.h"

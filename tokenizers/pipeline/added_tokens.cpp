@@ -1,4 +1,4 @@
-// Search by a trie from every place of the text at which a token may begin.
+// Searches with a trie from every place of the text at which a token may begin.
 #include "tokenizers/pipeline/added_tokens.h"
 
 #include <algorithm>
@@ -92,7 +92,7 @@ std::optional<std::int32_t> AddedTokens::id_of(std::string_view content) const {
 
 AddedTokens::Searched AddedTokens::searched(std::vector<AddedToken> tokens) {
   std::vector<std::pair<std::string, std::int32_t>> entries;
-  // Of equal ones the first counts, which the trie takes from the last entry.
+  // Among equal tokens the first counts; the trie takes the last entry.
   for (std::size_t i = tokens.size(); i-- > 0;) {
     const std::string& content = tokens[i].decoded;
     if (!content.empty()) entries.emplace_back(content, static_cast<std::int32_t>(i));

@@ -1,5 +1,5 @@
-// Tokens that are taken out of a text before the rest of it is normalised and cut: special ones,
-// and what users added to a vocabulary.
+// Tokens that are cut out of a text before the rest of it is normalised and cut: special tokens,
+// and tokens that users added to a vocabulary.
 #pragma once
 
 #include <map>
@@ -18,32 +18,33 @@ namespace tessera::tokenizers {
 
 struct AddedToken {
   std::string content;
-  std::string decoded;  // the content, normalised where it is looked for in normalised text
+  std::string decoded;  // the content, normalised if it is searched for in normalised text
   std::int32_t id = 0;
   bool single_word = false;  // only where no letter is next to it
-  bool lstrip = false;       // takes the white space before it along
+  bool lstrip = false;       // includes the white space before it
   bool rstrip = false;
-  bool normalized = false;  // looked for in the normalised text
+  bool normalized = false;  // searched for in the normalised text
   bool special = false;
   bool operator==(const AddedToken&) const = default;
 };
 
-// A part of a text: an added token, or what lies between two.
+// A part of a text: an added token, or the text between two.
 struct TextPart {
   std::string_view text;
-  std::size_t begin = 0;  // in the text that was cut
+  std::size_t begin = 0;  // in the original text
   std::optional<std::int32_t> id = {};
 };
 
 class AddedTokens {
  public:
   AddedTokens() = default;
-  // `added_tokens` of a tokenizer file. Ids are the model's for tokens that it has, and the next
-  // free ones for the others, as the `tokenizers` package counts them.
+  // `added_tokens` of a tokenizer file. Tokens that the model has keep its ids; the others get the
+  // next free ids, as in the `tokenizers` package.
   AddedTokens(const nlohmann::json& listed, const VocabularyModel& model,
               const Normalizer* normalizer, const std::string& source);
 
-  // The first step, on the text as it is, and the second, on normalised text. Longest match first.
+  // The first step, on the original text, and the second, on normalised text. The longest match
+  // wins.
   void cut_text(std::string_view text, std::vector<TextPart>& parts) const {
     cut(text, exact_, parts);
   }
@@ -51,7 +52,7 @@ class AddedTokens {
     cut(text, normalized_, parts);
   }
   [[nodiscard]] std::optional<std::int32_t> id_of(std::string_view content) const;
-  // By their ids.
+  // By id.
   [[nodiscard]] const std::map<std::int32_t, AddedToken>& by_id() const { return by_id_; }
   [[nodiscard]] bool is_special(std::string_view content) const {
     return special_.find(content) != special_.end();

@@ -198,7 +198,7 @@ void add_decoder(const json& object, const std::string& source, std::vector<Deco
   const std::string type = type_of(object, source);
   if (type == "Sequence") {
     const json& listed = member(object, "decoders", source);
-    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'decoders' is no list", source);
+    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'decoders' is not a list", source);
     for (std::size_t i = 0; i < listed.size(); ++i) {
       add_decoder(listed[i], fmt::format("{}[{}]", source, i), steps);
     }

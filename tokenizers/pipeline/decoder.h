@@ -8,13 +8,13 @@
 
 namespace tessera::tokenizers {
 
-// A step takes the tokens of a sequence and gives the texts that come of them.
+// A step takes the tokens of a sequence and returns the resulting texts.
 using DecoderStep = std::function<std::vector<std::string>(std::vector<std::string>)>;
 
 class Decoder {
  public:
   Decoder() = default;  // none: tokens with a space between
-  // By the `type` of the JSON. Throws Error(data) beginning with `source`.
+  // Chosen by the `type` of the JSON. Throws Error(data) beginning with `source`.
   Decoder(const nlohmann::json& json, const std::string& source);
   [[nodiscard]] std::string decode(std::vector<std::string> tokens) const;
 

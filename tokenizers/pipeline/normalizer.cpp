@@ -1,4 +1,4 @@
-// The types of normalizers, and those that need but a few lines.
+// The types of normalizers, and the short ones.
 #include "tokenizers/pipeline/normalizer.h"
 
 #include <array>
@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// Normal forms leave ASCII alone.
+// Normal forms do not change ASCII.
 template <NormalForm form>
 class UnicodeForm final : public Normalizer {
  public:
@@ -26,7 +26,7 @@ class UnicodeForm final : public Normalizer {
   }
 };
 
-// Each character by a function of its own, which appends what it becomes.
+// Maps each character by a function that appends the result.
 template <void (*append)(std::string& out, char32_t character)>
 class EachCharacter final : public Normalizer {
  public:
@@ -41,7 +41,7 @@ void without_mark(std::string& out, char32_t character) {
   if (!is_combining_mark(character)) append_character(out, character);
 }
 
-// The cleaning of Google's translation systems.
+// The cleaning in Google's translation systems.
 void clean_for_translation(std::string& out, char32_t c) {
   const bool dropped = (c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F ||
                        c == 0x8F || c == 0x9F;
@@ -107,13 +107,13 @@ class NormalizerSequence final : public Normalizer {
   NormalizerSequence(const json& object, const std::string& source) { add(object, source); }
   [[nodiscard]] std::string_view apply(std::string_view text, std::string& buffer) const override {
     std::string other;
-    std::string* free = &buffer;  // what the text so far does not lie in
+    std::string* free = &buffer;  // the buffer that does not hold the current text
     std::string* used = &other;
-    // Steps that each replace a character by several would multiply without end.
+    // Repeated steps that replace a character by several could grow the text without limit.
     const std::size_t longest = 256 * text.size() + 65536;
     for (const auto& step : steps_) {
       const std::string_view next = step->apply(text, *free);
-      // A step may return a part of its input, which then stays where it was.
+      // A step may return a part of its input, which then stays in its buffer.
       const bool written =
           next.data() >= free->data() && next.data() <= free->data() + free->size();
       text = next;
@@ -139,10 +139,10 @@ class NormalizerSequence final : public Normalizer {
   }
 
  private:
-  // One list of a sequence's sequences, so that one limit holds for them all.
+  // Flattens nested sequences into one list, so that one limit holds for all of them.
   void add(const json& object, const std::string& source) {
     const json& listed = member(object, "normalizers", source);
-    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'normalizers' is no list", source);
+    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'normalizers' is not a list", source);
     for (std::size_t i = 0; i < listed.size(); ++i) {
       const std::string place = fmt::format("{}[{}]", source, i);
       if (type_of(listed[i], place) == "Sequence") {
@@ -191,7 +191,7 @@ constexpr std::array<NormalizerType, 14> normalizer_types = {{
 
 bool Normalizer::drops_beginning(std::string_view text) const {
   if (text.empty()) return false;
-  // Tried out with a letter behind it, which no end of a text touches.
+  // Tries the first character with a letter behind it, so that it is not at the end of the text.
   const std::string alone = std::string(text.substr(0, character_length(text.front()))) + 'a';
   std::string buffer;
   std::string other;

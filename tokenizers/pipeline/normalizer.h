@@ -1,4 +1,4 @@
-// What is done to a text before it is cut: the `normalizer` of a tokenizer file.
+// Changes to a text before it is cut: the `normalizer` of a tokenizer file.
 #pragma once
 
 #include <memory>
@@ -8,19 +8,20 @@
 
 namespace tessera::tokenizers {
 
-// Used by any number of threads.
+// Any number of threads may use it.
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  // The normal form of valid UTF-8: the text itself where nothing changes, else what was written
-  // into `buffer`, which is not what `text` lies in.
+  // The normal form of valid UTF-8: the text itself if nothing changes, otherwise the text written
+  // into `buffer`. `text` must not lie in `buffer`.
   [[nodiscard]] virtual std::string_view apply(std::string_view text,
                                                std::string& buffer) const = 0;
-  // Whether the text's first character goes, so that what is left no longer begins where it began.
+  // True if the text's first character is removed, so that the rest does not begin where the text
+  // began.
   [[nodiscard]] virtual bool drops_beginning(std::string_view text) const;
 };
 
-// By the `type` of the JSON. Throws Error(data) beginning with `source`.
+// Chosen by the `type` of the JSON. Throws Error(data) beginning with `source`.
 std::unique_ptr<Normalizer> make_normalizer(const nlohmann::json& json, const std::string& source);
 
 // One file each in normalizers/.

@@ -1,4 +1,4 @@
-// Offsets are not kept: ids are all that training needs, and most of the time goes without them.
+// Does not keep offsets: training needs only ids, and offsets would take most of the time.
 #include "tokenizers/pipeline/pipeline.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace tessera::tokenizers {
 
-// The end of the chain of stages: the model, asked only for words that are not in the cache.
+// The end of the chain of stages: calls the model only for words that are not in the cache.
 class PipelineTokenizer::WordSink final : public PieceSink {
  public:
   explicit WordSink(const VocabularyModel& model) : model_(model), scratch_(model.scratch()) {}
@@ -51,7 +51,7 @@ struct PipelineTokenizer::Workplace {
 
   WordSink words;
   std::vector<std::unique_ptr<PreTokenizerStage>> stages;
-  std::string valid;       // the text as UTF-8, where it is not
+  std::string valid;       // the text as UTF-8, if it is not valid
   std::string normalized;  // one part of it
   std::vector<TextPart> parts;
   std::vector<TextPart> inner;
@@ -81,7 +81,7 @@ std::unique_ptr<PipelineTokenizer::Workplace> PipelineTokenizer::take_workplace(
 
 std::vector<std::int32_t> PipelineTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> ids;
-  std::unique_ptr<Workplace> place = take_workplace();  // lost when something throws
+  std::unique_ptr<Workplace> place = take_workplace();  // lost if an exception is thrown
   place->words.set_output(ids);
   place->parts.clear();
   parts_.added.cut_text(as_utf8(text, place->valid), place->parts);
@@ -122,7 +122,7 @@ std::vector<std::int32_t> PipelineTokenizer::encode_sequence(std::string_view te
   if (max_length > 0) {
     const std::int64_t added = parts_.post_processor.added();
     TESSERA_CHECK(max_length >= added, ErrorCode::configuration,
-                  "sequences of at most {} tokens have no place for the {} special tokens of "
+                  "sequences of at most {} tokens have no room for the {} special tokens of "
                   "tokenizer {}",
                   max_length, added, parts_.name);
     const std::int64_t excess = static_cast<std::int64_t>(ids.size()) - (max_length - added);
@@ -148,7 +148,7 @@ std::string PipelineTokenizer::decode(std::span<const std::int32_t> ids) const {
                   vocabulary_size_);
     const auto added = parts_.added.by_id().find(id);
     const bool is_added = added != parts_.added.by_id().end();
-    // An id between others that is no token says nothing.
+    // An id in a gap of the vocabulary, which is not a token, is skipped.
     if (!is_added && static_cast<std::size_t>(id) >= known.size()) continue;
     const std::string& token =
         is_added ? added->second.decoded : known[static_cast<std::size_t>(id)];

@@ -1,5 +1,5 @@
-// A tokenizer of the parts that its file names, one after the other: added tokens, normalizer,
-// pre-tokenizer, model, post-processor; and the decoder on the way back.
+// A tokenizer from the parts that its file names, in order: added tokens, normalizer,
+// pre-tokenizer, model, post-processor; and the decoder for the way back.
 #pragma once
 
 #include <memory>
@@ -28,14 +28,14 @@ struct PipelineParts {
   std::vector<MakeStage> pre_tokenizer;
   PostProcessor post_processor;
   Decoder decoder;
-  bool looks_at_beginning = false;  // the pre-tokenizer asks where a text begins
+  bool looks_at_beginning = false;  // the pre-tokenizer needs to know where a text begins
   bool truncate_left = false;
   std::optional<std::int32_t> padding_id;
   std::optional<std::int32_t> end_of_text;
 };
 
-// Safe to use from several threads: each call takes a workplace with a word cache of its own, and
-// leaves it to the next.
+// Safe to use from several threads: each call takes a workplace with its own word cache, and
+// returns it for the next call.
 class PipelineTokenizer final : public Tokenizer {
  public:
   explicit PipelineTokenizer(PipelineParts parts);

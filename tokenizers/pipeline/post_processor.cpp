@@ -1,4 +1,4 @@
-// The types of post-processors. Offsets into the text, which some of them trim, are nobody's here.
+// The types of post-processors. Some of them trim offsets into the text, which are not kept here.
 #include "tokenizers/pipeline/post_processor.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ using nlohmann::json;
 std::int32_t template_id(const json& value, const std::string& source) {
   const bool fits = value.is_number_unsigned() &&
                     value.get<std::uint64_t>() < static_cast<std::uint64_t>(largest_vocabulary);
-  TESSERA_CHECK(fits, ErrorCode::data, "{}: an id that is no integer from 0 to {}", source,
+  TESSERA_CHECK(fits, ErrorCode::data, "{}: an id that is not an integer from 0 to {}", source,
                 largest_vocabulary - 1);
   return value.get<std::int32_t>();
 }
@@ -45,7 +45,7 @@ void PostProcessor::add(const json& object, const std::string& source) {
     steps_.push_back({named_id(object, "cls", source), sequence, named_id(object, "sep", source)});
   } else if (type == "Sequence") {
     const json& listed = member(object, "processors", source);
-    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'processors' is no list", source);
+    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'processors' is not a list", source);
     for (std::size_t i = 0; i < listed.size(); ++i) {
       add(listed[i], fmt::format("{}[{}]", source, i));
     }
@@ -59,7 +59,7 @@ void PostProcessor::add(const json& object, const std::string& source) {
 
 void PostProcessor::add_template(const json& object, const std::string& source) {
   const json& pieces = member(object, "single", source);
-  TESSERA_CHECK(pieces.is_array(), ErrorCode::data, "{}: 'single' is no list", source);
+  TESSERA_CHECK(pieces.is_array(), ErrorCode::data, "{}: 'single' is not a list", source);
   Template step;
   for (const json& piece : pieces) {
     if (has(piece, "Sequence")) {
@@ -74,7 +74,8 @@ void PostProcessor::add_template(const json& object, const std::string& source) 
     const json& token =
         member(member(object, "special_tokens", source), name.c_str(), source + ".special_tokens");
     const json& ids = member(token, "ids", source + ".special_tokens");
-    TESSERA_CHECK(ids.is_array(), ErrorCode::data, "{}.special_tokens: 'ids' is no list", source);
+    TESSERA_CHECK(ids.is_array(), ErrorCode::data, "{}.special_tokens: 'ids' is not a list",
+                  source);
     for (const json& id : ids) step.push_back(template_id(id, source));
   }
   const auto times = std::count(step.begin(), step.end(), sequence);

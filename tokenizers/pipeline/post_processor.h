@@ -11,17 +11,17 @@ namespace tessera::tokenizers {
 class PostProcessor {
  public:
   PostProcessor() = default;  // none
-  // By the `type` of the JSON. Throws Error(data) beginning with `source`.
+  // Chosen by the `type` of the JSON. Throws Error(data) beginning with `source`.
   PostProcessor(const nlohmann::json& json, const std::string& source) { add(json, source); }
   // before + sequence + after
   PostProcessor(std::vector<std::int32_t> before, std::vector<std::int32_t> after);
 
-  // How many tokens come to those of a sequence.
+  // The number of tokens added to a sequence.
   [[nodiscard]] std::int64_t added() const;
   [[nodiscard]] std::vector<std::int32_t> apply(std::vector<std::int32_t> ids) const;
 
  private:
-  // A step puts ids around the sequence; `sequence` marks where it stands.
+  // A step puts ids around the sequence; `sequence` marks its place.
   static constexpr std::int32_t sequence = -1;
   using Template = std::vector<std::int32_t>;
 

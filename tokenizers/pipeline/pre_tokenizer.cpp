@@ -31,7 +31,7 @@ constexpr std::array<PreTokenizerType, 9> pre_tokenizer_types = {{
 
 const json& listed_stages(const json& object, const std::string& source) {
   const json& listed = member(object, "pretokenizers", source);
-  TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'pretokenizers' is no list", source);
+  TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'pretokenizers' is not a list", source);
   return listed;
 }
 

@@ -1,5 +1,5 @@
-// What cuts a text into words: the `pre_tokenizer` of a tokenizer file, a chain of stages that hand
-// pieces on to one another.
+// Cuts a text into words: the `pre_tokenizer` of a tokenizer file, a chain of stages that pass
+// pieces on.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace tessera::tokenizers {
 
-// A piece of a text, valid UTF-8 until it has become bytes. Lives only until take() returns.
+// A piece of a text, valid UTF-8 until it has become bytes. Valid only until take() returns.
 struct Piece {
   std::string_view text;
   bool first = false;  // begins where the whole text begins
@@ -23,13 +23,13 @@ class PieceSink {
   virtual void take(const Piece& piece) = 0;
 };
 
-// Of one thread: a stage keeps the memory that it works in.
+// Used by one thread: a stage keeps its working memory.
 class PreTokenizerStage : public PieceSink {
  public:
   void set_next(PieceSink& next) { next_ = &next; }
 
  protected:
-  // Empty pieces are nobody's.
+  // Empty pieces are dropped.
   void give(std::string_view text, bool first) {
     if (!text.empty()) next_->take({text, first});
   }
@@ -38,16 +38,16 @@ class PreTokenizerStage : public PieceSink {
   PieceSink* next_ = nullptr;
 };
 
-// Makes a stage for another thread. What stages share is owned by the function.
+// Makes a stage for another thread. The function owns what stages share.
 using MakeStage = std::function<std::unique_ptr<PreTokenizerStage>()>;
 
-// By the `type` of the JSON; null gives no stages. With `bytes_as_they_are` a ByteLevel at the end
-// does not write bytes in GPT-2's alphabet. Throws Error(data) beginning with `source`.
+// Chosen by the `type` of the JSON; null gives no stages. With `bytes_as_they_are`, a ByteLevel at
+// the end does not write bytes in GPT-2's alphabet. Throws Error(data) beginning with `source`.
 std::vector<MakeStage> make_pre_tokenizer(const nlohmann::json& json, bool bytes_as_they_are,
                                           const std::string& source);
-// Whether the words of this pre-tokenizer come out of ByteLevel.
+// True if ByteLevel makes the words of this pre-tokenizer.
 bool ends_in_byte_level(const nlohmann::json& json);
-// Whether one of the stages looks at Piece::first.
+// True if one of the stages reads Piece::first.
 bool looks_at_beginning(const nlohmann::json& json);
 
 // One file each in pre_tokenizers/.

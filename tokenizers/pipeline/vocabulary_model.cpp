@@ -1,4 +1,4 @@
-// The types of models, and vocabularies as JSON has them.
+// The types of models, and vocabularies in JSON.
 #include "tokenizers/pipeline/vocabulary_model.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ std::unique_ptr<VocabularyModel> make_vocabulary_model(const json& model,
                                                        const ModelOptions& options,
                                                        const std::string& source) {
   TESSERA_CHECK(model.is_object(), ErrorCode::data, "{}: not a JSON object", source);
-  // Files of 2020 tell the type by the members alone.
+  // Files of 2020 have no type; their members tell it.
   const std::string type = has(model, "type")                        ? type_of(model, source)
                            : has(model, "merges")                    ? "BPE"
                            : has(model, "continuing_subword_prefix") ? "WordPiece"
@@ -33,19 +33,19 @@ std::unique_ptr<VocabularyModel> make_vocabulary_model(const json& model,
 std::vector<std::pair<std::string, std::int32_t>> vocabulary_of(const json& model,
                                                                 const std::string& source) {
   const json& listed = member(model, "vocab", source);
-  TESSERA_CHECK(listed.is_object(), ErrorCode::data, "{}: 'vocab' is no JSON object", source);
+  TESSERA_CHECK(listed.is_object(), ErrorCode::data, "{}: 'vocab' is not a JSON object", source);
   std::vector<std::pair<std::string, std::int32_t>> vocabulary;
   vocabulary.reserve(listed.size());
   std::int32_t last = 0;
   for (const auto& [token, id] : listed.items()) {
     const bool fits = id.is_number_unsigned() &&
                       id.get<std::uint64_t>() < static_cast<std::uint64_t>(largest_vocabulary);
-    TESSERA_CHECK(fits, ErrorCode::data, "{}: the id of token '{}' is no integer from 0 to {}",
+    TESSERA_CHECK(fits, ErrorCode::data, "{}: the id of token '{}' is not an integer from 0 to {}",
                   source, shown(token), largest_vocabulary - 1);
     vocabulary.emplace_back(token, id.get<std::int32_t>());
     last = std::max(last, vocabulary.back().second);
   }
-  // Memory is taken for every id, used or not.
+  // Memory is allocated for every id, used or not.
   TESSERA_CHECK(std::cmp_less_equal(last, 4 * vocabulary.size() + 100'000), ErrorCode::data,
                 "{}: {} tokens with ids up to {}; the file is damaged", source, vocabulary.size(),
                 last);

@@ -1,4 +1,4 @@
-// What turns a word into ids: the `model` of a tokenizer file.
+// Turns a word into ids: the `model` of a tokenizer file.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@
 
 namespace tessera::tokenizers {
 
-// Used by any number of threads.
+// Any number of threads may use it.
 class VocabularyModel {
  public:
   virtual ~VocabularyModel() = default;
 
-  // Memory of one thread that calls encode() again and again.
+  // Memory of one thread that calls encode() repeatedly.
   struct Scratch {
     virtual ~Scratch() = default;
   };
   [[nodiscard]] virtual std::unique_ptr<Scratch> scratch() const { return {}; }
 
-  // Appends the ids of a word, or of a whole text where the file cuts none.
+  // Appends the ids of a word, or of a whole text if the file does not cut texts.
   virtual void encode(std::string_view word, Scratch* scratch,
                       std::vector<std::int32_t>& ids) const = 0;
   [[nodiscard]] virtual std::optional<std::int32_t> id_of(std::string_view token) const = 0;
-  // The tokens by their ids, as the file writes them; empty where an id is nobody's.
+  // The tokens by id, as in the file; empty for an unused id.
   [[nodiscard]] virtual const std::vector<std::string>& tokens() const = 0;
-  // How many tokens the file lists; where ids have gaps, fewer than tokens().
+  // The number of tokens in the file; less than tokens() if ids have gaps.
   [[nodiscard]] virtual std::int64_t listed() const = 0;
 };
 
@@ -38,8 +38,8 @@ struct ModelOptions {
   bool byte_alphabet = false;
 };
 
-// By the `type` of the JSON, or its members where old files have none. Throws Error(data) beginning
-// with `source`.
+// Chosen by the `type` of the JSON, or by its members in old files without a type. Throws
+// Error(data) beginning with `source`.
 std::unique_ptr<VocabularyModel> make_vocabulary_model(const nlohmann::json& json,
                                                        const ModelOptions& options,
                                                        const std::string& source);
@@ -55,10 +55,10 @@ std::unique_ptr<VocabularyModel> make_byte_pair(const nlohmann::json& json,
 std::unique_ptr<VocabularyModel> make_unigram(const nlohmann::json& json,
                                               const std::string& source);
 
-// Ids are indices of a model's embedding: a file with one beyond this is refused.
+// Ids are indices into a model's embedding: a file with a larger id is refused.
 inline constexpr std::int64_t largest_vocabulary = std::int64_t{1} << 24;
 
-// token -> id, as `vocab` of WordPiece, BPE and WordLevel has it.
+// token -> id, as in `vocab` of WordPiece, BPE and WordLevel.
 std::vector<std::pair<std::string, std::int32_t>> vocabulary_of(const nlohmann::json& json,
                                                                 const std::string& source);
 std::vector<std::string> tokens_by_id(

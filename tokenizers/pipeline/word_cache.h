@@ -1,4 +1,4 @@
-// The ids of words that came before. Texts repeat their words: most are answered from here.
+// The ids of earlier words. Texts repeat their words, so the cache answers most of them.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace tessera::tokenizers {
 
-// Of one thread at a time. Direct-mapped: a word takes its slot from whichever had it. Words and
-// ids stand in one arena, which is emptied with all slots when it is full, so that memory is
-// bounded and what is kept is what the text at hand repeats.
+// Used by one thread at a time. Direct-mapped: a new word replaces the one in its slot. Words and
+// ids lie in one arena. When it is full, it is emptied with all slots, so memory is bounded and the
+// cache follows the current text.
 class WordCache {
  public:
   WordCache();
@@ -36,7 +36,7 @@ class WordCache {
  private:
   static constexpr std::size_t longest_word = 128;
   static constexpr std::size_t slot_mask = (std::size_t{1} << 16) - 1;
-  static constexpr std::size_t arena_size = std::size_t{1} << 20;  // of 4 bytes
+  static constexpr std::size_t arena_size = std::size_t{1} << 20;  // elements of 4 bytes
 
   struct Slot {
     std::uint64_t hash = 0;

@@ -1,5 +1,5 @@
-// ByteLevel: GPT-2's words, then each byte as a character of its alphabet; where the vocabulary is
-// kept in bytes too, they are left as they are.
+// ByteLevel: GPT-2's words, then each byte as a character of its alphabet. If the vocabulary is
+// also kept in bytes, bytes are not changed.
 #include "base/error.h"
 #include "tokenizers/pipeline/pre_tokenizer.h"
 #include "tokenizers/text/byte_alphabet.h"

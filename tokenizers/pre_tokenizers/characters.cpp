@@ -8,7 +8,7 @@
 namespace tessera::tokenizers {
 namespace {
 
-// White space goes, each punctuation mark stands alone.
+// Drops white space, and separates each punctuation mark.
 class BertStage final : public PreTokenizerStage {
  public:
   BertStage() {
@@ -18,7 +18,7 @@ class BertStage final : public PreTokenizerStage {
   }
   void take(const Piece& piece) override {
     const std::string_view text = piece.text;
-    std::size_t word = 0;  // where the word at hand begins
+    std::size_t word = 0;  // where the current word begins
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t begin = at;
       const Kind kind = kind_of(text, at);
@@ -42,7 +42,7 @@ class BertStage final : public PreTokenizerStage {
   std::array<Kind, 128> ascii_{};
 };
 
-// Cuts at the characters that `is_delimiter` names.
+// Cuts at the characters for which `is_delimiter` is true.
 template <class IsDelimiter>
 class CharacterStage final : public PreTokenizerStage {
  public:
@@ -75,7 +75,7 @@ MakeStage character_stage(DelimiterBehavior behavior, IsDelimiter is_delimiter) 
   return [=] { return std::make_unique<CharacterStage<IsDelimiter>>(behavior, is_delimiter); };
 }
 
-// Runs of word characters, runs of others; white space goes.
+// Runs of word characters and runs of others; drops white space.
 class WhitespaceStage final : public PreTokenizerStage {
  public:
   void take(const Piece& piece) override {

@@ -1,4 +1,4 @@
-// What becomes of the places that a pre-tokenizer finds: the `behavior` of a tokenizer file.
+// The treatment of the matches that a pre-tokenizer finds: the `behavior` of a tokenizer file.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ enum class DelimiterBehavior : std::uint8_t {
 DelimiterBehavior delimiter_behavior(const nlohmann::json& json, const char* otherwise,
                                      const std::string& source);
 
-// Takes a text's parts in turn, each a delimiter or not, and calls give(begin, end) for the pieces
-// that they make together. Empty ones are given as well.
+// Takes a text's parts in turn, each a delimiter or not, and calls give(begin, end) for the
+// resulting pieces, including empty ones.
 template <class Give>
 class DelimiterMerger {
  public:
@@ -42,7 +42,7 @@ class DelimiterMerger {
         start(begin);
         break;
       case DelimiterBehavior::merged_with_previous:
-        // A delimiter goes to what is before it, if that is none.
+        // A delimiter is joined to the part before it, unless that is a delimiter.
         if (!(open_ && delimiter && !was_delimiter_)) start(begin);
         break;
       case DelimiterBehavior::merged_with_next:

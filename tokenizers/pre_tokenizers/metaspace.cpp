@@ -1,5 +1,5 @@
-// Metaspace: spaces become a visible character, which a text also begins with; a word begins with
-// it.
+// Metaspace: replaces spaces by a visible character, and adds one at the beginning of the text;
+// each word begins with it.
 #include "base/error.h"
 #include "tokenizers/pipeline/pre_tokenizer.h"
 #include "tokenizers/text/json_fields.h"

@@ -1,4 +1,4 @@
-// The table is a rule: bytes that are not visible take the next characters from U+0100 on.
+// A rule gives the table: bytes that are not visible take the next characters from U+0100 on.
 #include "tokenizers/text/byte_alphabet.h"
 
 #include "tokenizers/text/unicode.h"

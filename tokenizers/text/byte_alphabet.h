@@ -1,5 +1,5 @@
-// GPT-2's way to write bytes as visible characters: printable Latin-1 as itself, the rest from
-// U+0100 on.
+// GPT-2's alphabet, which writes bytes as visible characters: printable Latin-1 as itself, the rest
+// from U+0100 on.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ class ByteAlphabet {
     return characters_[byte];
   }
   [[nodiscard]] std::string write(std::string_view bytes) const;
-  // The bytes that the text spells; nothing when one of its characters is not in the alphabet.
+  // The bytes that the text spells; none if one of its characters is not in the alphabet.
   [[nodiscard]] std::optional<std::string> read(std::string_view text) const;
 
  private:

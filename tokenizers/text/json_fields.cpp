@@ -22,7 +22,7 @@ bool has(const json& object, const char* name) {
 
 std::string string_of(const json& object, const char* name, const std::string& source) {
   const json& value = member(object, name, source);
-  TESSERA_CHECK(value.is_string(), ErrorCode::data, "{}: '{}' is no string", source, name);
+  TESSERA_CHECK(value.is_string(), ErrorCode::data, "{}: '{}' is not a string", source, name);
   return value.get<std::string>();
 }
 
@@ -42,12 +42,13 @@ bool bool_or(const json& object, const char* name, bool otherwise, const std::st
 std::int64_t integer_of(const json& object, const char* name, std::int64_t least, std::int64_t most,
                         const std::string& source) {
   const json& value = member(object, name, source);
-  // A number too large for an int64 is not one of these.
+  // A number too large for an int64 does not fit either.
   const bool fits =
       value.is_number_integer() && (!value.is_number_unsigned() ||
                                     value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most));
   TESSERA_CHECK(fits && value.get<std::int64_t>() >= least && value.get<std::int64_t>() <= most,
-                ErrorCode::data, "{}: '{}' is no integer from {} to {}", source, name, least, most);
+                ErrorCode::data, "{}: '{}' is not an integer from {} to {}", source, name, least,
+                most);
   return value.get<std::int64_t>();
 }
 

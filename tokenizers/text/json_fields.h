@@ -1,4 +1,4 @@
-// Members of a tokenizer file's JSON, each with what to say when it is not what it must be.
+// Members of a tokenizer file's JSON, with errors for wrong types and values.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,11 @@
 
 namespace tessera::tokenizers {
 
-// Everything throws Error(data) beginning with `source`, which names the file and the place in it.
+// All functions throw Error(data) beginning with `source`, which names the file and the place in
+// it.
 const nlohmann::json& member(const nlohmann::json& json, const char* name,
                              const std::string& source);
-// Whether it is there and not null.
+// True if it is present and not null.
 bool has(const nlohmann::json& json, const char* name);
 std::string string_of(const nlohmann::json& json, const char* name, const std::string& source);
 std::string string_or(const nlohmann::json& json, const char* name, const char* otherwise,
@@ -25,7 +26,7 @@ std::int64_t integer_or(const nlohmann::json& json, const char* name, std::int64
 // The element's `type`.
 std::string type_of(const nlohmann::json& json, const std::string& source);
 
-// A name from a file as a message may show it: control characters escaped, long ones cut.
+// A name from a file as shown in messages: control characters escaped, long names cut.
 std::string shown(std::string_view text);
 
 }  // namespace tessera::tokenizers

@@ -1,4 +1,4 @@
-// PCRE2 in UTF-8 mode. Its "not a UTF-8 check" is off: texts are made valid before they come here.
+// PCRE2 in UTF-8 mode. Its check of UTF-8 is off: the caller makes texts valid.
 #include "tokenizers/text/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -11,7 +11,7 @@
 namespace tessera::tokenizers {
 namespace {
 
-// What a class escape of Oniguruma is in PCRE2's words, inside brackets and outside; nullptr: the
+// The PCRE2 form of one of Oniguruma's class escapes, inside brackets and outside; nullptr: the
 // same.
 struct ClassEscape {
   char name;
@@ -49,7 +49,7 @@ std::string for_pcre2(std::string_view expression) {
     }
     if (c == '[' && brackets == 0) {
       brackets = 1;
-      // A closing bracket that comes first is one of the class's characters.
+      // A closing bracket at the beginning belongs to the class.
       out += c;
       if (i + 1 < expression.size() && expression[i + 1] == '^') out += expression[++i];
       if (i + 1 < expression.size() && expression[i + 1] == ']') out += expression[++i];
@@ -86,7 +86,7 @@ Pattern::Pattern(std::string_view expression, const std::string& source) : sourc
          reinterpret_cast<const char*>(message.data()));
   }
   code_ = std::make_unique<Code>(code);
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it cannot, the interpreter matches
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // if it fails, the interpreter matches
 }
 
 Pattern Pattern::literal(std::string_view text, const std::string& source) {
@@ -118,7 +118,7 @@ struct Pattern::Matcher::State {
   State& operator=(const State&) = delete;
   pcre2_match_data* data;
   pcre2_match_context* context;
-  pcre2_jit_stack* stack = nullptr;  // once the 32 KiB of the machine's have not been enough
+  pcre2_jit_stack* stack = nullptr;  // made when the 32 KiB of the machine stack are not enough
 };
 
 Pattern::Matcher::Matcher(const Pattern& pattern)
@@ -127,7 +127,7 @@ Pattern::Matcher::Matcher(const Pattern& pattern)
 Pattern::Matcher::~Matcher() = default;
 
 bool Pattern::Matcher::find(std::string_view text, std::size_t from, Match& match) {
-  // An empty view may have no address, which PCRE2 does not take.
+  // An empty view may have a null address, which PCRE2 refuses.
   const char* const data = text.empty() ? "" : text.data();
   const auto match_once = [&] {
     return pcre2_match(pattern_.code_->code, reinterpret_cast<PCRE2_SPTR>(data), text.size(), from,

@@ -1,4 +1,4 @@
-// Regular expressions of tokenizer files, by PCRE2's compiler to machine code.
+// Regular expressions of tokenizer files, compiled to machine code by PCRE2.
 #pragma once
 
 #include <memory>
@@ -7,19 +7,18 @@
 
 namespace tessera::tokenizers {
 
-// Files are written for Oniguruma. Where PCRE2 means something else by the same words (\s, \d, \w
-// and their negations), the words are replaced by what Oniguruma means. Matches from any number of
-// threads.
+// Files are written for Oniguruma. Escapes with another meaning in PCRE2 (\s, \d, \w and their
+// negations) are replaced by Oniguruma's meaning. Any number of threads may match.
 class Pattern {
  public:
-  // Error(data) beginning with `source` when PCRE2 does not take the expression.
+  // Error(data) beginning with `source` if PCRE2 refuses the expression.
   Pattern(std::string_view expression, const std::string& source);
   static Pattern literal(std::string_view text, const std::string& source);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
   Pattern& operator=(Pattern&&) noexcept;
 
-  // A place to match in, of one thread.
+  // The working memory of a match, used by one thread.
   class Matcher {
    public:
     explicit Matcher(const Pattern& pattern);

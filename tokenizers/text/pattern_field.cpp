@@ -1,4 +1,4 @@
-// Literal texts are searched for as they are; no expression is made of them.
+// Literal texts are searched for directly, without a regular expression.
 #include "tokenizers/text/pattern_field.h"
 
 #include "base/error.h"
@@ -32,7 +32,7 @@ std::string_view PatternField::replace_all(std::string_view text, std::string_vi
     TESSERA_CHECK(buffer.size() <= 256 * text.size() + 65536, ErrorCode::data,
                   "the tokenizer's replacements make a text more than 256 times as long");
     kept = match.end;
-    // Behind an empty match the search goes on at the next character.
+    // After an empty match the search continues at the next character.
     from = match.end;
     if (match.end == match.begin) from += from < text.size() ? character_length(text[from]) : 1;
     if (from > text.size()) break;

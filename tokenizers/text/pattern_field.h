@@ -10,7 +10,7 @@
 
 namespace tessera::tokenizers {
 
-// Used by any number of threads, each with a Search of its own.
+// Any number of threads may use it, each with its own Search.
 class PatternField {
  public:
   explicit PatternField(std::string literal) : literal_(std::move(literal)) {}
@@ -21,7 +21,7 @@ class PatternField {
     explicit Search(const PatternField& field) : field_(field) {
       if (field.pattern_) matcher_.emplace(*field.pattern_);
     }
-    // The first match that begins at `from` or later. An empty text is found nowhere.
+    // The first match that begins at `from` or later. An empty text is never found.
     bool find(std::string_view text, std::size_t from, Pattern::Matcher::Match& match);
 
    private:
@@ -29,7 +29,7 @@ class PatternField {
     std::optional<Pattern::Matcher> matcher_;
   };
 
-  // The text itself when there is no match, else `buffer`.
+  // The text itself if nothing matches, otherwise `buffer`.
   std::string_view replace_all(std::string_view text, std::string_view content,
                                std::string& buffer) const;
 

@@ -8,7 +8,7 @@ namespace tessera::tokenizers {
 Trie::Trie(std::vector<std::pair<std::string, std::int32_t>> entries) {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // What of the sorted keys lies below a node, and how long the node's own prefix is.
+  // The sorted keys below a node, and the length of the node's prefix.
   struct Range {
     std::size_t begin;
     std::size_t end;

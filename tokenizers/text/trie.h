@@ -11,18 +11,18 @@
 
 namespace tessera::tokenizers {
 
-// Built once, then read by any number of threads. Children of a node stand side by side, sorted by
-// their byte.
+// Built once, then read by any number of threads. The children of a node are adjacent, sorted by
+// byte.
 class Trie {
  public:
   static constexpr std::int32_t none = -1;
   static constexpr std::uint32_t root = 0;
 
   Trie() : Trie(std::vector<std::pair<std::string, std::int32_t>>{}) {}
-  // Of a key that comes twice the last value counts.
+  // If a key occurs twice, the last value counts.
   explicit Trie(std::vector<std::pair<std::string, std::int32_t>> entries);
 
-  // The child by a byte; none where there is no such token.
+  // The child by a byte; no_node if the token does not exist.
   [[nodiscard]] std::uint32_t child(std::uint32_t node, unsigned char byte) const {
     if (node == root) return first_level_[byte];
     const Node& parent = nodes_[node];
@@ -60,7 +60,7 @@ class Trie {
     std::int32_t value = none;
   };
   std::vector<Node> nodes_;
-  std::vector<unsigned char> labels_;  // of nodes_, by their number
+  std::vector<unsigned char> labels_;  // of nodes_, by index
   std::array<std::uint32_t, 256> first_level_{};
 };
 

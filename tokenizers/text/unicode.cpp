@@ -1,4 +1,4 @@
-// Over ICU. A character's age tells whether an older edition knew it.
+// Based on ICU. A character's age tells whether an older edition of Unicode has it.
 #include "tokenizers/text/unicode.h"
 
 #include <unicode/brkiter.h>
@@ -32,7 +32,7 @@ std::uint32_t category_of(char32_t character) {
   return U_MASK(u_charType(static_cast<UChar32>(character)));
 }
 
-// The category in Unicode 8 of characters that have changed theirs since.
+// The category in Unicode 8 of characters whose category has changed since.
 std::uint32_t category_in_unicode_8(char32_t character) {
   switch (character) {
     case 0x166D:   // Canadian syllabics chi sign
@@ -50,7 +50,7 @@ std::uint32_t category_in_unicode_8(char32_t character) {
   }
 }
 
-// The forms as Unicode 9 defines them.
+// The forms as defined by Unicode 9.
 struct NormalForms {
   NormalForms() {
     UErrorCode status = U_ZERO_ERROR;
@@ -162,7 +162,7 @@ bool is_combining_mark(char32_t character) {
 }
 
 void append_lowercase(std::string& text, char32_t character) {
-  if (character == 0x130) {  // the only one that becomes two
+  if (character == 0x130) {  // the only character that becomes two
     text += "i\xCC\x87";
     return;
   }
@@ -175,7 +175,7 @@ std::string normalize(std::string_view text, NormalForm form) {
   icu::StringByteSink<std::string> sink(&out);
   const icu::Normalizer2& normalizer = normalizer_of(form);
   TESSERA_CHECK(text.size() < (std::size_t{1} << 31), ErrorCode::data,
-                "a text of {} bytes is too long to be normalised at once; cut it in lines",
+                "a text of {} bytes is too long to be normalised at once; split it into lines",
                 text.size());
   normalizer.normalizeUTF8(0, {text.data(), static_cast<std::int32_t>(text.size())}, sink, nullptr,
                            status);

@@ -1,5 +1,6 @@
-// Characters as tokenizers see them. ICU knows the characters; what is here is which edition of
-// Unicode each part of the `tokenizers` package was made with, because ids must not depend on it.
+// Characters as tokenizers see them. ICU has the properties of characters. This file chooses the
+// edition of Unicode that each part of the `tokenizers` package was made with, because ids must not
+// depend on ICU's.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace tessera::tokenizers {
 
-// One character of valid UTF-8 at `at`, which moves behind it.
+// The character of valid UTF-8 at `at`, which moves behind it.
 inline char32_t next_character(std::string_view text, std::size_t& at) {
   const auto byte = [&](std::size_t i) -> char32_t { return static_cast<unsigned char>(text[i]); };
   const char32_t first = byte(at);
@@ -45,19 +46,19 @@ void append_character(std::string& text, char32_t character);
 // The end of the leading ASCII characters from `at` on.
 std::size_t ascii_end(std::string_view text, std::size_t at);
 
-// Text as valid UTF-8: itself, or a copy in `copy` in which U+FFFD stands for what is none, one for
-// each longest beginning of a character, as Python's errors="replace" and browsers have it.
+// Text as valid UTF-8: the text itself, or a copy in `copy` with U+FFFD for each longest prefix of
+// an invalid character, as in Python's errors="replace" and in browsers.
 std::string_view as_utf8(std::string_view text, std::string& copy);
 
-// Unicode's White_Space, which all editions agree on.
+// Unicode's White_Space, which is the same in all editions.
 bool is_white_space(char32_t character);
-// General category N of the newest edition at hand.
+// General category N of ICU's edition.
 bool is_numeric(char32_t character);
 // \w of Unicode's regular expressions: alphabetic, marks, decimal digits, connectors, joiners.
 bool is_word(char32_t character);
 
-// By the tables of the crate unicode_categories, which are Unicode 8's: P with all of ASCII's
-// signs; Cc, Cf, Co; Mn.
+// By the tables of the crate unicode_categories, which follow Unicode 8: P with all of ASCII's
+// symbols; Cc, Cf, Co; Mn.
 bool is_punctuation(char32_t character);
 bool is_control(char32_t character);
 bool is_nonspacing_mark(char32_t character);
@@ -67,12 +68,12 @@ bool is_combining_mark(char32_t character);
 void append_lowercase(std::string& text, char32_t character);
 
 enum class NormalForm : std::uint8_t { nfc, nfd, nfkc, nfkd };
-// By Unicode 9; younger characters are left as they are.
+// By Unicode 9; newer characters are not changed.
 std::string normalize(std::string_view text, NormalForm form);
-// Whether NFD changes the character or may move it.
+// True if NFD changes the character or may move it.
 bool moves_in_nfd(char32_t character);
 
-// Visits the text's grapheme clusters in turn.
+// Visits the text's grapheme clusters in order.
 class GraphemeVisitor {
  public:
   virtual ~GraphemeVisitor() = default;

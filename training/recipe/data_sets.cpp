@@ -19,7 +19,7 @@ struct DataSetKey {
   std::string fallback;
   std::string help;
   std::function<void(DataSetRecipe&, const YamlNode&, const std::string& key)> read;
-  std::function<nlohmann::json(const DataSetRecipe&)> write;  // null: the default stands
+  std::function<nlohmann::json(const DataSetRecipe&)> write;  // null: the default
 };
 
 template <class T>
@@ -73,8 +73,8 @@ DataSetKey number(std::string name, std::optional<double> DataSetRecipe::*member
 DataSetKey header_key() {
   return {"header",
           "true \\| false",
-          "where columns are named",
-          "Whether the first line of CSV or TSV is a header.",
+          "if columns are named",
+          "True if the first line of CSV or TSV is a header.",
           [](DataSetRecipe& set, const YamlNode& node, const std::string& key) {
             set.header = read_bool(node, key);
           },
@@ -88,7 +88,7 @@ DataSetKey label_count_key() {
   return {"num_labels",
           "whole number, at least 2",
           "the number of `labels`",
-          "`softmax`: classes, where labels are whole numbers from 0.",
+          "`softmax`: the number of classes, if labels are whole numbers from 0.",
           [](DataSetRecipe& set, const YamlNode& node, const std::string& key) {
             set.num_labels = read_integer(node, key);
             check_range(node, key, at_least(2), static_cast<double>(*set.num_labels));
@@ -113,9 +113,9 @@ const std::vector<DataSetKey>& data_set_keys() {
                                     {"jsonl", F::jsonl},
                                     {"text", F::text}},
              "auto",
-             "`csv` has commas and quotes, `tsv` tabs and no quotes, `jsonl` an object a line, "
-             "`text` a text a line. `auto`: by the name (.jsonl, .tsv, .txt), else `tsv` where the "
-             "first line has a tab."),
+             "`csv` has commas and quotes, `tsv` tabs and no quotes, `jsonl` one object per line, "
+             "`text` one text per line. `auto`: by the name (.jsonl, .tsv, .txt), else `tsv` if "
+             "the first line has a tab."),
       names("columns", &DataSetRecipe::columns, "list of names or numbers", "the first ones",
             "Names of the header (keys, of JSON lines), or numbers from 1: first text, second "
             "text, label; as many as the loss or evaluator takes."),
@@ -126,20 +126,20 @@ const std::vector<DataSetKey>& data_set_keys() {
                                     {"softmax", L::softmax},
                                     {"multiple_negatives_ranking", L::multiple_negatives_ranking},
                                     {"mse", L::mse}},
-             "none", "`sentence_pairs`: the loss of training data, which must be given."),
+             "none", "`sentence_pairs`: the loss of training data; required."),
       chosen("evaluator", &DataSetRecipe::evaluator,
              std::vector<Choice<E>>{{"none", E::none},
                                     {"similarity", E::similarity},
                                     {"accuracy", E::accuracy},
                                     {"triplet", E::triplet}},
-             "none", "`sentence_pairs`: what is computed from `valid`, which must be given."),
+             "none", "`sentence_pairs`: the measure that is computed on `valid`; required."),
       number("label_scale", &DataSetRecipe::label_scale, "1",
              "Labels that are numbers are divided by it: 5 for scores of 0 to 5."),
       names("labels", &DataSetRecipe::labels, "list of names", "none",
             "The names of the classes in the label's column, in the order of their numbers."),
       label_count_key(),
       number("scale", &DataSetRecipe::scale, "20",
-             "`multiple_negatives_ranking`: what similarities are multiplied by."),
+             "`multiple_negatives_ranking`: the factor of similarities."),
   };
   return keys;
 }

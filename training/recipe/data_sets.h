@@ -14,7 +14,7 @@ namespace tessera::cli {
 std::vector<DataSetRecipe> read_data_sets(const YamlNode& node, const std::string& key);
 nlohmann::json write_data_sets(const std::vector<DataSetRecipe>& sets);
 
-// The table of a data set's keys, for docs/recipe.md.
+// The table of the keys of a data set, for docs/recipe.md.
 std::string data_set_reference();
 
 }  // namespace tessera::cli

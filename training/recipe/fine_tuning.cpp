@@ -43,8 +43,8 @@ ParameterGroupRecipe read_group(const YamlNode& node, const std::string& key) {
                 "{}: {}: a group needs a pattern, which its parameters' whole names match",
                 node.where, key);
   TESSERA_CHECK(group.lr || group.weight_decay, ErrorCode::configuration,
-                "{}: {}: the group \"{}\" has nothing of its own; give lr or weight_decay",
-                node.where, key, group.pattern);
+                "{}: {}: the group \"{}\" has no settings; give lr or weight_decay", node.where,
+                key, group.pattern);
   return group;
 }
 
@@ -59,12 +59,12 @@ void check_key(bool holds, const Recipe& recipe, const std::string& key,
 void validate_groups(const Recipe& recipe) {
   for (const ParameterGroupRecipe& group : recipe.train.parameter_groups) {
     check_key(!group.lr || recipe.train.lr > 0, recipe, "train.parameter_groups",
-              "gives \"{}\" an lr, which follows the schedule of train.lr, and that is 0",
+              "gives \"{}\" an lr, which follows the schedule of train.lr, but train.lr is 0",
               group.pattern);
   }
 }
 
-// `example` is of a list.
+// `example` shows a list.
 ModuleNamesRecipe read_module_names(const YamlNode& node, const std::string& key,
                                     std::string_view example) {
   ModuleNamesRecipe modules;
@@ -157,9 +157,9 @@ RecipeKey target_modules_key() {
   row.name = "model.lora.target_modules";
   row.type = "list of names \\| text";
   row.help =
-      "The linear layers that get an adapter, which is trained in place of the model: names or "
-      "ends of names as [q_proj, v_proj], a regular expression for whole names, or `all-linear`: "
-      "all but the head.";
+      "The linear layers that get an adapter; the adapters are trained in place of the model. "
+      "Names or ends of names as [q_proj, v_proj], a regular expression for whole names, or "
+      "`all-linear`: all but the head.";
   row.optional = true;
   row.read = [name = row.name](Recipe& recipe, const YamlNode& node) {
     recipe.model.lora.target_modules =
@@ -177,10 +177,10 @@ RecipeKey ignored_modules_key() {
   row.type = "list of names \\| text";
   row.fallback = "none";
   row.help =
-      "Modules that every rank has whole and in their own dtype, with what lies below them, as "
-      "[lm_head] by their full names, or a regular expression for full names (Accelerate's "
-      "`fsdp_ignored_modules`). They are frozen: nobody sums their gradients, and ranks would "
-      "drift apart.";
+      "Modules that every rank has whole and in their own dtype, with the modules below them: full "
+      "names, as [lm_head], or a regular expression for full names (Accelerate's "
+      "`fsdp_ignored_modules`). They are frozen: their gradients are not reduced, so training them "
+      "would make ranks drift apart.";
   row.optional = true;
   row.read = [name = row.name](Recipe& recipe, const YamlNode& node) {
     recipe.sharding.ignored_modules =
@@ -197,7 +197,7 @@ RecipeKey parameter_groups_key() {
   row.name = "train.parameter_groups";
   row.type = "list of groups";
   row.help =
-      "Parameters with settings of their own, as [{pattern: '.*lora_B.weight', lr: 1.0e-3, "
+      "Parameters with their own settings, as [{pattern: '.*lora_B.weight', lr: 1.0e-3, "
       "weight_decay: 0}]: a regular expression for whole names, the first that matches counts; "
       "`lr` follows the schedule of `train.lr`, `weight_decay` is for all of the group's.";
   row.optional = true;

@@ -1,15 +1,15 @@
-// The keys of fine-tuning that are more than a number: which modules get an adapter, and groups of
-// parameters; and the modules that are frozen because sharding leaves them alone.
+// The keys of fine-tuning that are more than a number: the modules that get an adapter, groups of
+// parameters, and the modules that are frozen because they are not sharded.
 #pragma once
 
 #include "training/recipe/schema.h"
 
 namespace tessera::cli {
 
-// Checks between these keys and others. Error(configuration).
+// Checks these keys against others. Error(configuration).
 void validate_fine_tuning(const Recipe& recipe);
 
-// The rows of the table for them.
+// Their rows in the table.
 RecipeKey target_modules_key();
 RecipeKey ignored_modules_key();
 RecipeKey parameter_groups_key();

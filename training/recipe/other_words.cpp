@@ -23,7 +23,7 @@ constexpr std::string_view strategy_key = "sharding.sharding_strategy";
 constexpr std::string_view precision_key = "sharding.mixed_precision";
 
 constexpr auto words = std::to_array<OtherWord>({
-    // How long, and how large a step.
+    // Length of a run, and size of a step.
     {"key", "learning_rate", "train.lr"},
     {"key", "max_lr", "train.lr"},
     {"key", "base_lr", "train.lr"},
@@ -161,15 +161,15 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "zero_optimization", strategy_key, zero_stages},
     {"key", "zero_stage", strategy_key, zero_stages},
     {"key", "stage", strategy_key, zero_stages},
-    {"key", "zero3_init_flag", "", "each rank always makes only its share of the model"},
+    {"key", "zero3_init_flag", "", "each rank always creates only its shard of the model"},
     {"key", "data_parallel_shard_degree", "sharding.group_size",
      "the ranks that share one copy under HYBRID_SHARD"},
     {"key", "data_parallel_replicate_degree", "",
-     "under HYBRID_SHARD there is a copy for every sharding.group_size ranks"},
+     "under HYBRID_SHARD every sharding.group_size ranks hold one copy"},
     {"key", "devices", "", "tessera launch --nproc-per-node N starts the ranks"},
     {"key", "num_gpus", "", "tessera launch --nproc-per-node N starts the ranks"},
     {"key", "num_processes", "", "tessera launch --nproc-per-node N starts the ranks"},
-    {"key", "num_nodes", "", "tessera launch --nnodes N starts the ranks of several hosts"},
+    {"key", "num_nodes", "", "tessera launch --nnodes N starts the ranks of several nodes"},
     // Sections.
     {"key", "training", "train"},
     {"key", "trainer", "train"},
@@ -192,13 +192,14 @@ constexpr auto words = std::to_array<OtherWord>({
     {"option", "n", "--nproc-per-node"},
     {"option", "use_fsdp", "", "the recipe's section `sharding` says how ranks share the model"},
     {"option", "multi_gpu", "", "--nproc-per-node says how many ranks there are"},
-    {"option", "mixed_precision", "", "it is a key of the recipe: tessera train RECIPE --set "
+    {"option", "mixed_precision", "",
+     "it is a key of the recipe: tessera train RECIPE --set "
      "sharding.mixed_precision=bf16"},
     {"option", "max_length", "--max-new-tokens"},
     {"option", "max_new", "--max-new-tokens"},
     {"option", "max_tokens", "--max-new-tokens"},
     {"option", "num_tokens", "--max-new-tokens"},
-    {"option", "hostfile", "", "start the launcher on every host, each with its --node-rank"},
+    {"option", "hostfile", "", "start the launcher on every node, each with its own --node-rank"},
     {"option", "config", "", "the recipe is an argument without an option"},
     // Strategies, in a recipe and on the command line.
     {"strategy", "ddp", "NO_SHARD"},
@@ -235,7 +236,7 @@ constexpr auto words = std::to_array<OtherWord>({
     {precision_key, "16_mixed", "fp16"},
     {precision_key, "float32", "no"},
     {precision_key, "32", "no"},
-    {"train.optimizer", "adam", "adamw", "with train.weight_decay: 0 it is Adam"},
+    {"train.optimizer", "adam", "adamw", "with train.weight_decay: 0 it equals Adam"},
     {"train.optimizer", "adamw_torch", "adamw"},
     {"train.optimizer", "adamw_torch_fused", "adamw"},
     {"train.optimizer", "adamw_hf", "adamw"},
@@ -245,7 +246,7 @@ constexpr auto words = std::to_array<OtherWord>({
     {"checkpoint.dtype", "float", "fp32"},
 });
 
-// Hyphens, spaces and case do not count; nor do the signs that ZeRO's stages are written with.
+// Hyphens, spaces and case do not count, nor does the punctuation in the names of ZeRO's stages.
 std::string other_word_folded(std::string_view word) {
   std::string result;
   for (const char c : word) {

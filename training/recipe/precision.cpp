@@ -1,4 +1,4 @@
-// What the keys about precision mean together.
+// The keys about precision, taken together.
 #include <fmt/format.h>
 
 #include <array>
@@ -9,7 +9,7 @@
 namespace tessera::cli {
 namespace {
 
-// A key of the loss scale, and how its value gets from one recipe into another.
+// A key of the loss scale, and how its value is copied from one recipe into another.
 struct LossScaleKey {
   const char* name;
   bool (*is_changed)(const ShardingRecipe&);
@@ -33,7 +33,7 @@ constexpr std::array keys_of_loss_scale = {
 };
 #undef TESSERA_LOSS_SCALE_KEY
 
-// Key after key, so that a refusal has the place of the one that it is about.
+// Key after key, so that a message names the place of the key that is wrong.
 void validate_loss_scale(const Recipe& recipe) {
   const bool gives_smallest = keys_of_loss_scale.back().is_changed(recipe.sharding);
   Recipe so_far;
@@ -47,7 +47,7 @@ void validate_loss_scale(const Recipe& recipe) {
                   "{}: {} is for the dynamic loss scale, and sharding.loss_scale is {}; leave one "
                   "of them out",
                   where(recipe, key.name), key.name, recipe.sharding.loss_scale.value_or(0));
-    // A smallest one that is given is judged at its own key, the last: the first may need it.
+    // A given smallest scale is checked at its own key, the last one: the first key may need it.
     if (gives_smallest) so_far.sharding.loss_scale_min = recipe.sharding.loss_scale_init;
     key.copy(recipe.sharding, so_far.sharding);
     try {

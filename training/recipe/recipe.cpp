@@ -1,5 +1,5 @@
-// From YAML and --set to a Recipe: every leaf is looked up in the table of keys, then the table
-// reads it.
+// From YAML and --set to a Recipe: it looks up every leaf in the table of keys, and the table reads
+// the value.
 #include "training/recipe/recipe.h"
 
 #include <fmt/format.h>
@@ -74,8 +74,8 @@ std::string key_above(const std::string& name) {
   return "";
 }
 
-// What other tools call it comes first; near names are sought in the same section, then a key of
-// exactly this name in another one.
+// First the names of other tools, then near names in the same section, then a key of exactly this
+// name in another section.
 std::string suggestion(const std::string& name) {
   if (std::string above = key_above(name); !above.empty()) return above;
   if (std::string known = other_key(name); !known.empty()) return known;
@@ -180,7 +180,8 @@ std::string same_in_architecture(const std::string& name, const std::string& arc
   return "";
 }
 
-// The row for a leaf: of several architectures' rows with one name, the recipe's.
+// The row for a leaf. If several architectures have this name, the row of the recipe's
+// architecture.
 const RecipeKey& row_for(const Leaf& leaf, const Recipe& recipe) {
   const RecipeKey* other = nullptr;
   for (const RecipeKey& key : recipe_keys()) {
@@ -198,19 +199,19 @@ const RecipeKey& row_for(const Leaf& leaf, const Recipe& recipe) {
        same_in_architecture(other->name, recipe.model.architecture));
 }
 
-// With a pretrained model the folder's config.json says what the model is; only how it is trained
-// can be changed.
+// With a pretrained model, the folder's config.json describes the model; the recipe can only change
+// how it is trained.
 void check_pretrained(const RecipeKey& key, const Leaf& leaf, const Recipe& recipe) {
   TESSERA_CHECK(
       key.architecture.empty() || !recipe.model.pretrained || key.is_dropout_rate,
       ErrorCode::configuration,
-      "{}: {} cannot be set beside model.pretrained, whose config.json has it; leave one out",
+      "{}: {} cannot be set beside model.pretrained, because its config.json has it; leave one out",
       leaf.where, key.name);
 }
 
 void apply(const std::vector<Leaf>& leaves, bool overriding, Recipe& recipe) {
   std::map<std::string, std::string> places;
-  // What decides about other keys is read before them.
+  // Keys that decide about other keys are read first.
   for (const bool first : {true, false}) {
     for (const Leaf& leaf : leaves) {
       const bool decides = leaf.name == "model.architecture" || leaf.name == "model.pretrained";
@@ -223,15 +224,15 @@ void apply(const std::vector<Leaf>& leaves, bool overriding, Recipe& recipe) {
       YamlNode value = leaf.value;
       value.where = leaf.where;
       check_pretrained(key, leaf, recipe);
-      if (value.kind == YamlNode::Kind::null && key.optional) continue;  // the default stands
+      if (value.kind == YamlNode::Kind::null && key.optional) continue;  // the default stays
       key.read(recipe, value);
       recipe.given[key.name] = leaf.where;
     }
   }
 }
 
-// Applies the outer settings, or the assumed ones, which a recipe's own keys override. Notes the
-// keys of the recipe that lose.
+// Applies the outer settings, or the assumed ones, which the recipe's own keys override. Notes the
+// keys of the recipe that are overridden.
 void apply_configuration(const OuterSettings& outer, bool assumed,
                          const std::vector<Leaf>& overrides, const std::vector<Leaf>& recipe_leaves,
                          Recipe& recipe) {
@@ -247,7 +248,7 @@ void apply_configuration(const OuterSettings& outer, bool assumed,
     apply({leaf}, true, recipe);
     const auto own = std::find_if(recipe_leaves.begin(), recipe_leaves.end(), says);
     if (own == recipe_leaves.end() || key.write(recipe) == before) continue;
-    recipe.notes.push_back(fmt::format("{}: {} goes before {}: {}: {}", setting.where, setting.said,
+    recipe.notes.push_back(fmt::format("{}: {} overrides {}: {}: {}", setting.where, setting.said,
                                        own->where, own->name, describe(own->value)));
   }
   if (!assumed) {
@@ -256,7 +257,8 @@ void apply_configuration(const OuterSettings& outer, bool assumed,
   }
 }
 
-// Whether a default would be printed that is not what counts: the pretrained folder's is.
+// True if the printed default would not be the value in use, because the pretrained folder's value
+// is.
 bool is_folders(const RecipeKey& key, const Recipe& recipe) {
   if (!recipe.model.pretrained || recipe.given.contains(key.name)) return false;
   if (key.name == "model.seq_len") return recipe.train.task != TaskKind::next_token;
@@ -286,8 +288,8 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
   for (const std::string& override_text : overrides)
     settings.push_back(parse_override(override_text));
   for (const Leaf& setting : settings) {
-    // What decides about other keys must be known before the file's keys are checked; `key=null`
-    // takes a value back.
+    // Keys that decide about other keys must be known before the file's keys are checked;
+    // `key=null` removes a value.
     const bool decides = setting.name == "model.architecture" || setting.name == "model.pretrained";
     if (!decides && setting.value.kind != YamlNode::Kind::null) continue;
     std::erase_if(leaves, [&](const Leaf& leaf) { return same_key(leaf.name, setting.name); });

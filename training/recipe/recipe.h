@@ -1,5 +1,5 @@
-// The recipe: what a training run is, as typed values. docs/recipe.md describes every key; the
-// table that reads them is training/recipe/schema.cpp.
+// The recipe: the description of a training run, as typed values. docs/recipe.md describes every
+// key; the table that reads them is in training/recipe/schema.cpp.
 #pragma once
 
 #include <array>
@@ -43,10 +43,10 @@ constexpr bool is_hybrid(ShardingStrategy strategy) {
 // Modules, as model.lora.target_modules and sharding.ignored_modules name them.
 struct ModuleNamesRecipe {
   std::vector<std::string> names;
-  std::string pattern;  // instead
+  std::string pattern;  // in place of names
 };
 
-// On where target_modules is given.
+// Adapters are trained if target_modules is given.
 struct LoraRecipe {
   std::optional<std::int64_t> r;
   std::optional<double> alpha;
@@ -59,16 +59,16 @@ struct ModelRecipe {
   std::string architecture = "gpt2";
   std::optional<std::string> pretrained;  // a folder that transformers or Tessera saved
   LoraRecipe lora;
-  std::optional<std::string> adapter;  // PEFT's folder, to go on from
+  std::optional<std::string> adapter;  // PEFT's folder, to continue its training
   std::int64_t seq_len = 256;
   double dropout = 0.0;
-  // Without `pretrained`: the whole configuration of the architecture under Hugging Face's
-  // config.json names, defaults filled in. With it: only what the recipe changes of the folder's
-  // config.json (the dropout rates).
+  // Without `pretrained`: the whole configuration of the architecture under the names of Hugging
+  // Face's config.json, with its defaults. With it: only the values of the folder's config.json
+  // that the recipe changes (the dropout rates).
   nlohmann::json config = nlohmann::json::object();
 };
 
-// Parameters with settings of their own, by their whole names.
+// Parameters with their own settings; the pattern matches whole names.
 struct ParameterGroupRecipe {
   std::string pattern;
   std::optional<double> lr;
@@ -78,7 +78,7 @@ struct ParameterGroupRecipe {
 using tasks::SentenceEvaluator;
 using tasks::SentenceLoss;
 
-// What a list in data.train has, or data.valid. A text stands for its file alone.
+// An item of the list in data.train, or data.valid. A plain text stands for the file alone.
 struct DataSetRecipe {
   std::vector<std::string> files;  // paths and patterns
   tasks::TableFormat format = tasks::TableFormat::automatic;
@@ -145,8 +145,8 @@ struct ShardingRecipe {
   std::int64_t min_num_params = 100'000'000;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
-  std::int64_t limit_all_gathers = 2;                        // units that are whole at a time
-  std::optional<ReshardAfterForward> reshard_after_forward;  // absent: as the strategy says
+  std::int64_t limit_all_gathers = 2;  // units that are gathered at the same time
+  std::optional<ReshardAfterForward> reshard_after_forward;  // absent: the strategy decides
   bool reshard_after_backward = true;
   MixedPrecision mixed_precision = MixedPrecision::no;
   std::optional<DType> reduce_dtype;   // absent: the dtype of mixed_precision
@@ -160,8 +160,8 @@ struct ShardingRecipe {
   double loss_scale_backoff_factor = 0.5;
   std::int64_t loss_scale_growth_interval = 2000;
   double loss_scale_min = 1;
-  std::optional<std::int64_t> group_size;  // absent: the ranks of a host (LOCAL_WORLD_SIZE)
-  bool fixed_reduction_order = false;      // over NCCL: sum as the other backends do
+  std::optional<std::int64_t> group_size;  // absent: the ranks of a node (LOCAL_WORLD_SIZE)
+  bool fixed_reduction_order = false;      // over NCCL: sum in the order of the other backends
   comm::HostsBackend backend = comm::HostsBackend::automatic;
   std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
@@ -173,14 +173,14 @@ struct ShardingRecipe {
 };
 
 struct CheckpointRecipe {
-  std::optional<std::string> dir;  // absent: no checkpoint is written or looked for
-  std::int64_t every = 1000;       // 0: never, not at the end either
+  std::optional<std::string> dir;  // absent: no checkpoints
+  std::int64_t every = 1000;       // 0: never, also not at the end
   std::int64_t keep = 0;           // 0: all
   std::int64_t keep_best = 0;      // by validation loss, beside the newest
   checkpoint::StateDictType state_dict_type = checkpoint::StateDictType::full;
   std::string resume = "auto";  // auto, never, or a path
   DType dtype = DType::float32;
-  bool async = false;                           // training goes on while a copy is written
+  bool async = false;                           // training goes on while the copy is written
   std::uint64_t max_file_size = 5'000'000'000;  // of FULL; 0: one file
   double stall_timeout = 300;                   // seconds; 0: never
   std::optional<std::string> export_folder;     // weights alone, at the end
@@ -188,7 +188,7 @@ struct CheckpointRecipe {
 
 struct LogRecipe {
   std::optional<std::string> jsonl;
-  std::optional<std::string> memory;  // what was planned and what was measured
+  std::optional<std::string> memory;  // planned and measured memory
   std::optional<std::string> summary;
   std::optional<std::string> trace;
   std::optional<std::array<std::int64_t, 2>> trace_steps;  // first and last
@@ -208,8 +208,8 @@ struct Recipe {
   std::string source = "recipe";  // the file, for messages
   std::map<std::string, std::string>
       given;  // key -> where it was given ("recipe.yaml:12", "--set train.lr=1")
-  std::vector<std::string> notes;       // what reading it had to say, a line each
-  std::optional<int> configured_ranks;  // of a configuration file
+  std::vector<std::string> notes;       // from reading it, one line each
+  std::optional<int> configured_ranks;  // from a configuration file
 };
 
 // A key that another file sets, such as Accelerate's configuration.
@@ -218,7 +218,7 @@ struct OuterSetting {
   YamlNode value;
   std::string where;
   std::string said;      // "fsdp_sharding_strategy: 1"
-  bool assumed = false;  // a default: a recipe's own key goes before it
+  bool assumed = false;  // a default: the recipe's own key wins
 };
 
 struct OuterSettings {
@@ -228,40 +228,39 @@ struct OuterSettings {
 };
 
 // Reads a recipe file and applies `--set key=value` texts in their order. Throws
-// Error(configuration) with file, line and key for anything that is not a known key with a value of
-// its type and range.
+// Error(configuration) with file, line and key for an unknown key, and for a value that does not
+// have the key's type and range.
 Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides);
-// The keys of `outer`, if it is given, go before the recipe's, except those that are assumed. Keys
-// that this changes are named in the recipe's notes.
+// The keys of `outer`, if given, override the recipe's, except the assumed ones. Keys that they
+// change are in the recipe's notes.
 Recipe parse_recipe(std::string_view text, const std::string& source,
                     const std::vector<std::string>& overrides,
                     const OuterSettings* outer = nullptr);
 
-// Whether adapters are trained in place of the model.
+// True if adapters are trained in place of the model.
 bool trains_adapters(const Recipe& recipe);
 nn::LoraOptions lora_options(const Recipe& recipe);
 
-// Where the recipe wants a rank's state.
+// The recipe's places for a rank's state.
 OffloadOptions offload_options(const Recipe& recipe);
 
-// training/recipe/precision.cpp: what sharding.mixed_precision and the keys beside it mean.
+// training/recipe/precision.cpp: sharding.mixed_precision and the keys that belong to it.
 LossScaleOptions loss_scale_options(const Recipe& recipe);
 void set_precision(const Recipe& recipe, ShardingOptions& options);
 void validate_precision(const Recipe& recipe);
 
-// Checks that concern several keys, or a key and the number of ranks. Needs no engine and touches
-// no file.
+// Checks that concern several keys, or a key and the number of ranks. Needs no engine and reads no
+// file.
 void validate(const Recipe& recipe, int world_size);
 
-// data.batch_size is a rank's, or with data.split_batches the whole world's.
+// data.batch_size counts a rank's samples, or with data.split_batches those of the whole world.
 std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size);
 
 // Every key with its value, by section: for checkpoints and for `tessera recipe`. parse_recipe
 // reads it back.
 nlohmann::json to_json(const Recipe& recipe);
 
-// Where a key's value came from, for messages: "recipe.yaml:12", or the file alone when the default
-// stands.
+// The place of a key's value, for messages: "recipe.yaml:12", or the file alone for a default.
 std::string where(const Recipe& recipe, const std::string& key);
 
 }  // namespace tessera::cli

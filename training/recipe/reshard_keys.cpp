@@ -1,4 +1,4 @@
-// What sharding/memory/reshard.cpp would refuse, said by key and line.
+// Reports the errors that sharding/memory/reshard.cpp would find, by key and line.
 #include "training/recipe/reshard_keys.h"
 
 #include <charconv>
@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-// Ranks that hold one copy; nothing where only the run knows, the ranks of a host.
+// The number of ranks that hold one copy; nullopt if only the run knows it (the ranks of a node).
 std::optional<std::int64_t> ranks_of_a_copy(const Recipe& recipe, int world_size) {
   switch (row_of(recipe.sharding.sharding_strategy).shards) {
     case ShardGroup::self:
@@ -42,7 +42,7 @@ void validate_reshard_after_forward(const Recipe& recipe, int world_size) {
                 ranks == nullptr ? 0 : *ranks, counted(copy.value_or(0), "rank"), row.name);
 }
 
-// The units stay after their forward.
+// The units stay gathered after their forward.
 bool keeps_after_forward(const Recipe& recipe) {
   const auto& asked = recipe.sharding.reshard_after_forward;
   if (!asked) return row_of(recipe.sharding.sharding_strategy).gathered != Gathered::per_pass;
@@ -57,24 +57,24 @@ void validate_schedule(const Recipe& recipe, int world_size) {
   TESSERA_CHECK(
       recipe.sharding.reshard_after_backward || !has_units || keeps_after_forward(recipe),
       ErrorCode::configuration,
-      "{}: sharding.reshard_after_backward false keeps what stays after the forward, and nothing "
-      "does; set sharding.reshard_after_forward: false as well",
+      "{}: sharding.reshard_after_backward: false needs parameters that stay gathered after the "
+      "forward; set sharding.reshard_after_forward: false as well",
       where(recipe, "sharding.reshard_after_backward"));
 }
 
-// FSDP2's: true, false, or a number of ranks.
+// FSDP2's key: true, false, or a number of ranks.
 RecipeKey reshard_after_forward_key() {
   const std::string name = "sharding.reshard_after_forward";
   RecipeKey row;
   row.name = name;
   row.type = "true \\| false \\| whole number";
   row.range = at_least(1).text();
-  row.fallback = "as `sharding_strategy` says";
+  row.fallback = "set by `sharding_strategy`";
   row.help =
-      "After a unit's forward: free its parameters and gather them again for the backward, keep "
-      "them, or free them and leave a copy between so many consecutive ranks, from which they are "
-      "gathered until the optimizer changes them (ZeRO++'s hpZ); the number divides the ranks that "
-      "hold one copy.";
+      "After a unit's forward: free its parameters and gather them again for the backward (true), "
+      "keep them (false), or free them and keep a copy sharded over this number of consecutive "
+      "ranks, from which they are gathered until the optimizer changes them (ZeRO++'s hpZ). The "
+      "number must divide the ranks that hold one copy.";
   row.optional = true;
   row.read = [=](Recipe& recipe, const YamlNode& node) {
     if (is_truth(node)) {

@@ -1,5 +1,5 @@
-// The recipe's keys of when parameters are gathered and freed: checks between them and against the
-// number of ranks.
+// The recipe's keys that decide when parameters are gathered and freed: checks between them and
+// against the number of ranks.
 #pragma once
 
 #include "training/recipe/schema.h"

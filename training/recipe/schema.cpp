@@ -40,11 +40,11 @@ std::vector<Choice<std::string>> architecture_choices() {
 std::vector<RecipeKey> model_keys() {
   return {
       choice(TESSERA_KEY(model, architecture), architecture_choices(),
-             "The model's kind. With `pretrained`, the folder's config.json says it."),
-      default_is("none", key(TESSERA_KEY(model, pretrained),
-                             "A folder that transformers or Tessera saved: its config.json and "
-                             "weights. Of a folder of steps the newest one that is whole. Nothing "
-                             "is downloaded.")),
+             "The kind of model. With `pretrained`, the folder's config.json decides it."),
+      default_is("none",
+                 key(TESSERA_KEY(model, pretrained),
+                     "A folder that transformers or Tessera saved: its config.json and weights. In "
+                     "a folder of steps: the newest complete step. Nothing is downloaded.")),
       key(TESSERA_KEY(model, seq_len), "Tokens in a training sequence.", at_least(1)),
       key(TESSERA_KEY(model, dropout),
           "Sets every dropout rate of the model that is not set by its own key.", from_up_to(0, 1)),
@@ -52,64 +52,62 @@ std::vector<RecipeKey> model_keys() {
       default_is("8", key(TESSERA_KEY(model, lora.r), "The rank of the adapters.",
                           Range{1, nn::max_lora_rank, false, false})),
       default_is("16", key(TESSERA_KEY(model, lora.alpha),
-                           "What an adapter adds is multiplied by `alpha / r`.", above(0))),
+                           "The output of an adapter is multiplied by `alpha / r`.", above(0))),
       default_is("0", key(TESSERA_KEY(model, lora.dropout),
-                          "The dropout rate of what goes into the adapters.", from_up_to(0, 1))),
+                          "The dropout rate of the adapters' input.", from_up_to(0, 1))),
       default_is("false", key(TESSERA_KEY(model, lora.use_rslora),
                               "Multiply by `alpha / sqrt(r)` instead.")),
-      default_is("none",
-                 key(TESSERA_KEY(model, adapter),
-                     "A folder of an adapter, PEFT's or a step of a run with `model.lora`: its "
-                     "adapters are trained on, over the base in `pretrained`.")),
+      default_is("none", key(TESSERA_KEY(model, adapter),
+                             "A folder of an adapter, PEFT's or a step of a run with `model.lora`: "
+                             "training of its adapters continues, over the base in `pretrained`.")),
   };
 }
 
 std::vector<RecipeKey> data_keys() {
   return {
-      default_is("required",
-                 data_sets(TESSERA_KEY(data, train),
-                           "What to train on: a file, a pattern, or a list of files or data sets "
-                           "(below), each batch of which is of one.")),
+      default_is("required", data_sets(TESSERA_KEY(data, train),
+                                       "The training data: a file, a pattern, or a list of files "
+                                       "or data sets (below). Each batch is from one of them.")),
       default_is("none",
                  optional_value(data_sets(TESSERA_KEY(data, valid),
-                                          "What to evaluate on: a file, or a data set (below)."))),
+                                          "The validation data: a file, or a data set (below)."))),
       default_is("the folder's with `pretrained`, else bytes",
                  key(TESSERA_KEY(data, tokenizer),
-                     "How text becomes tokens: a folder or file of a tokenizer (tokenizer.json, "
-                     "vocab.txt, a SentencePiece .model), or `bytes`: each byte is a token, 256 in "
-                     "all.")),
+                     "The tokenizer: a folder or file of a tokenizer (tokenizer.json, vocab.txt, a "
+                     "SentencePiece .model), or `bytes`: each byte is a token, 256 in total.")),
       key(TESSERA_KEY(data, batch_size),
           "Samples in a micro-batch of one rank (of the whole world with `split_batches`); a pair "
-          "of "
-          "sentences is one.",
+          "of sentences is one sample.",
           at_least(1)),
       key(TESSERA_KEY(data, split_batches),
-          "`batch_size` is the world's and is split over the ranks, which must divide it."),
+          "`batch_size` counts the samples of the world. The number of ranks must divide it."),
       key(TESSERA_KEY(data, shuffle),
-          "Each epoch takes the samples in another random order; otherwise in the file's."),
+          "Each epoch takes the samples in a new random order; otherwise in the order of the "
+          "file."),
       key(TESSERA_KEY(data, even_batches),
-          "An epoch's last batch is filled up with the epoch's first samples, as Accelerate does "
-          "it; otherwise it goes on with the next epoch's."),
+          "An epoch's last batch is filled up with the epoch's first samples, as in Accelerate; "
+          "otherwise it goes on with the next epoch's."),
       key(TESSERA_KEY(data, drop_last),
-          "An epoch's last samples are left out when they are less than a batch of all ranks."),
-      choice(TESSERA_KEY(data, mix),
-             std::vector<Choice<tasks::Mix>>{{"by_size", tasks::Mix::by_size},
-                                             {"round_robin", tasks::Mix::round_robin}},
-             "Of several data sets: which one a batch is of, drawn by their sizes or in turn."),
+          "An epoch's last samples are left out if they are less than a batch of all ranks."),
+      choice(
+          TESSERA_KEY(data, mix),
+          std::vector<Choice<tasks::Mix>>{{"by_size", tasks::Mix::by_size},
+                                          {"round_robin", tasks::Mix::round_robin}},
+          "With several data sets: each batch takes one of them, drawn by their sizes or in turn."),
       key(TESSERA_KEY(data, group_by_length),
-          "`sentence_pairs`: samples of like length come together (1024 of the order sorted at a "
-          "time), so that less is padded."),
+          "`sentence_pairs`: samples of similar length share a batch (1024 of the order are sorted "
+          "at a time), so that there is less padding."),
   };
 }
 
 std::vector<RecipeKey> train_keys() {
   using S = LearningRateSchedule;
   return {
-      choice(TESSERA_KEY(train, task),
-             std::vector<Choice<TaskKind>>{{"next_token", TaskKind::next_token},
-                                           {"sentence_pairs", TaskKind::sentence_pairs}},
-             "What is learned: the next token of a text, or embeddings of sentences "
-             "(sentence-encoders.md)."),
+      choice(
+          TESSERA_KEY(train, task),
+          std::vector<Choice<TaskKind>>{{"next_token", TaskKind::next_token},
+                                        {"sentence_pairs", TaskKind::sentence_pairs}},
+          "The task: the next token of a text, or embeddings of sentences (sentence-encoders.md)."),
       key(TESSERA_KEY(train, steps), "Optimizer steps.", at_least(0)),
       choice(TESSERA_KEY(train, optimizer),
              std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},
@@ -119,25 +117,26 @@ std::vector<RecipeKey> train_keys() {
       choice(TESSERA_KEY(train, lr_schedule),
              std::vector<Choice<S>>{
                  {"cosine", S::cosine}, {"linear", S::linear}, {"constant", S::constant}},
-             "How the learning rate falls from `lr` to `min_lr` after the warm-up."),
+             "The curve of the learning rate from `lr` to `min_lr` after the warm-up."),
       key(TESSERA_KEY(train, warmup_steps),
           "Steps in which the learning rate rises from 0 to `lr`.", at_least(0)),
-      default_is("`steps`", key(TESSERA_KEY(train, lr_decay_steps),
-                                "The step at which the fall ends.", at_least(1))),
-      key(TESSERA_KEY(train, min_lr), "The learning rate at the end of the fall.", at_least(0)),
+      default_is("`steps`",
+                 key(TESSERA_KEY(train, lr_decay_steps),
+                     "The step at which the learning rate reaches `min_lr`.", at_least(1))),
+      key(TESSERA_KEY(train, min_lr), "The last learning rate.", at_least(0)),
       key(TESSERA_KEY(train, weight_decay),
-          "Decay of matrices (not of biases and norms), decoupled in AdamW.", at_least(0)),
+          "Weight decay of matrices (not of biases and norms), decoupled in AdamW.", at_least(0)),
       key(TESSERA_KEY(train, betas), "AdamW's two decay rates.", from_up_to(0, 1)),
       key(TESSERA_KEY(train, eps), "AdamW's epsilon.", above(0)),
       key(TESSERA_KEY(train, momentum), "SGD's momentum.", from_up_to(0, 1)),
       default_is("none", parameter_groups_key()),
       key(TESSERA_KEY(train, max_grad_norm),
-          "Gradients are scaled down to this norm over all ranks; 0: never.", at_least(0)),
+          "Gradients are scaled down to this norm over all ranks; 0: no clipping.", at_least(0)),
       key(TESSERA_KEY(train, gradient_accumulation_steps), "Micro-batches in an optimizer step.",
           at_least(1)),
       key(TESSERA_KEY(train, sync_each_batch),
-          "Reduce gradients after each micro-batch; otherwise sum locally and reduce once a step, "
-          "which takes more memory."),
+          "Reduce gradients after each micro-batch; otherwise sum locally and reduce once per "
+          "step, which takes more memory."),
       key(TESSERA_KEY(train, eval_every),
           "Steps between evaluations on `data.valid`; 0: after the last step only.", at_least(0)),
       key(TESSERA_KEY(train, eval_batches), "Batches of each rank in an evaluation.", at_least(1)),
@@ -147,9 +146,9 @@ std::vector<RecipeKey> train_keys() {
              std::vector<Choice<DeviceChoice>>{{"auto", DeviceChoice::automatic},
                                                {"cpu", DeviceChoice::cpu},
                                                {"cuda", DeviceChoice::cuda}},
-             "Where to compute; `auto` takes a GPU where there is one."),
+             "The device; `auto`: a GPU if every rank of the node has one, else the CPU."),
       key(TESSERA_KEY(train, memory_check),
-          "Refuse a run whose plan (`tessera plan`) needs more memory than its hosts have free, "
+          "Refuse a run whose plan (`tessera plan`) needs more memory than its nodes have free, "
           "with exit code 6, before it starts; `false`: start it anyway."),
   };
 }
@@ -171,13 +170,13 @@ std::vector<RecipeKey> strategy_keys() {
                                     {"3", S::no_shard, true, false},
                                     {"4", S::hybrid_shard, true, false},
                                     {"5", S::hybrid_shard_zero2, true, false}},
-             "What the ranks split among them. Accelerate's numbers 1 to 5 mean the first five, in "
-             "this order."),
+             "The state that is sharded over the ranks. Accelerate's numbers 1 to 5 mean the first "
+             "five, in this order."),
       choice(TESSERA_KEY(sharding, auto_wrap_policy),
              std::vector<Choice<W>>{{"TRANSFORMER_BASED_WRAP", W::transformer_based},
                                     {"SIZE_BASED_WRAP", W::size_based},
                                     {"NO_WRAP", W::none}},
-             "What makes a unit, the piece of the model that is gathered at once."),
+             "How the model is divided into units; the modules of a unit are gathered together."),
       default_is("the model's layer class",
                  key(TESSERA_KEY(sharding, transformer_layer_cls_to_wrap),
                      "TRANSFORMER_BASED_WRAP's layer classes, as a list or with commas.")),
@@ -190,12 +189,12 @@ std::vector<RecipeKey> strategy_keys() {
                                                 {"NO_PREFETCH", P::none},
                                                 {"1", P::pre, true, false},
                                                 {"2", P::post, true, false}},
-                         "When the next unit is gathered in the backward pass: before this one's "
+                         "The time when the backward gathers the next unit: before this unit's "
                          "gradients are computed, after, or when it is needed.")),
       key(TESSERA_KEY(sharding, forward_prefetch), "Gather the next unit during a unit's forward."),
       bound_on_gathers(TESSERA_KEY(sharding, limit_all_gathers),
-                       "Units that are whole at a time, the one at work included: the others are "
-                       "gathered ahead. `true`, and Accelerate's `false` too, is 2."),
+                       "Units that are gathered at the same time, including the one at work: the "
+                       "others are prefetched. `true` is 2, and so is Accelerate's `false`."),
   };
 }
 
@@ -210,63 +209,61 @@ std::vector<RecipeKey> precision_and_group_keys() {
                                     {"false", M::no, true, false},
                                     {"fp8", M::no, false, false}},
              "The dtype of parameters and activations in compute; master weights stay fp32."),
-      default_is(
-          "that of compute",
-          choice(TESSERA_KEY(sharding, reduce_dtype), floating_types,
-                 "The dtype in which backward writes gradients, and in which they travel. Sums are "
-                 "fp32.")),
-      also_called({"sharding.module_classes_to_ignore"},
-                  default_is("none", key(TESSERA_KEY(sharding, keep_fp32),
-                                         "Classes of modules that compute in fp32 beside bf16 or "
-                                         "fp16, as LayerNorm, as a list or with commas. FSDP calls "
-                                         "it `_module_classes_to_ignore`."))),
+      default_is("that of compute", choice(TESSERA_KEY(sharding, reduce_dtype), floating_types,
+                                           "The dtype in which the backward writes gradients and "
+                                           "ranks send them. Sums are fp32.")),
+      also_called(
+          {"sharding.module_classes_to_ignore"},
+          default_is(
+              "none",
+              key(TESSERA_KEY(sharding, keep_fp32),
+                  "Classes of modules that compute in fp32 under bf16 or fp16, for example "
+                  "LayerNorm; a list, or with commas. FSDP's `_module_classes_to_ignore`."))),
       choice(TESSERA_KEY(sharding, gather_wire),
              std::vector<Choice<WireFormat>>{{"same", WireFormat::same},
                                              {"bf16", WireFormat::bf16},
                                              {"int8", WireFormat::int8},
                                              {"fp8_e4m3", WireFormat::fp8_e4m3},
                                              {"fp8_e5m2", WireFormat::fp8_e5m2}},
-             "What parameters are gathered as, where that is narrower than the dtype of compute: "
-             "they are rounded to it. int8 and fp8 in blocks of 32 with a scale each."),
+             "The format in which parameters are gathered, if it is narrower than the dtype of "
+             "compute: they are rounded to it. int8 and fp8 have blocks of 32 values with one "
+             "scale each."),
       choice(TESSERA_KEY(sharding, reduce_wire),
              std::vector<Choice<WireFormat>>{{"same", WireFormat::same},
                                              {"bf16", WireFormat::bf16},
                                              {"int8", WireFormat::int8},
                                              {"fp8_e4m3", WireFormat::same, false, false},
                                              {"fp8_e5m2", WireFormat::same, false, false}},
-             "What gradients travel as, where that is narrower than `reduce_dtype`: each rank's "
-             "are rounded to it; sums are fp32."),
-      default_is("the ranks of a host",
+             "The format in which ranks send gradients, if it is narrower than `reduce_dtype`: "
+             "each rank's gradients are rounded to it; sums are fp32."),
+      default_is("the ranks of a node",
                  key(TESSERA_KEY(sharding, group_size),
                      "HYBRID_*: ranks that share one copy of the model; must divide the world.",
                      at_least(1))),
-      default_is(
-          "`group_size` for HYBRID_*, else none",
-          key(TESSERA_KEY(sharding, reduction_group),
-              "Ranks whose gradients are summed first. Runs with the same value give the same bits "
-              "under "
-              "every strategy; needed only to compare HYBRID_* whose group is no power of two.",
-              at_least(1))),
+      default_is("`group_size` for HYBRID_*, else none",
+                 key(TESSERA_KEY(sharding, reduction_group),
+                     "Ranks whose gradients are summed first. Runs with the same value give the "
+                     "same bits under every strategy; needed only to compare HYBRID_* if its group "
+                     "is not a power of two.",
+                     at_least(1))),
       key(TESSERA_KEY(sharding, fixed_reduction_order),
           "Ranks over NCCL: sum fp32 gradients in the order of the other communicators instead of "
-          "NCCL's, so that every strategy gives the same bits. Elsewhere, and for 16-bit ones, "
-          "that "
-          "is always so."),
+          "NCCL's, so that every strategy gives the same bits. Without NCCL, and for 16-bit "
+          "gradients, this is always so."),
       choice(TESSERA_KEY(sharding, backend),
              std::vector<Choice<comm::HostsBackend>>{{"auto", comm::HostsBackend::automatic},
                                                      {"shm+tcp", comm::HostsBackend::tcp},
                                                      {"shm+mpi", comm::HostsBackend::mpi}},
-             "Ranks on CPUs of several hosts: what carries data between hosts. `auto`: what the "
-             "environment variable TESSERA_BACKEND says, else `shm+tcp`; `shm+mpi` wants ranks "
-             "that mpirun or srun started (several-hosts.md). On one host it is `shm` in any "
-             "case."),
+             "Ranks on CPUs of several nodes: the transport between nodes. `auto`: the value of "
+             "the environment variable TESSERA_BACKEND, else `shm+tcp`; `shm+mpi` requires ranks "
+             "that mpirun or srun started (several-hosts.md). On one node it is always `shm`."),
       always("sharding.use_orig_params", "parameters always keep their names and shapes"),
       always("sharding.sync_module_states", "ranks always begin with equal weights"),
-      always("sharding.cpu_ram_efficient_loading", "a rank always reads only its share"),
+      always("sharding.cpu_ram_efficient_loading", "a rank always reads only its shard"),
       reshard_after_forward_key(),
       key(TESSERA_KEY(sharding, reshard_after_backward),
-          "`false`: what stays after the forward stays until the optimizer changes it, so that "
-          "nothing is gathered anew between the micro-batches of a step; same memory."),
+          "`false`: units that stay gathered after the forward stay so until the optimizer changes "
+          "them, so that the micro-batches of a step gather nothing again; same memory."),
       ignored_modules_key(),
       without_object("sharding.buffer_dtype",
                      "FSDP's dtype of the tensors that modules register beside parameters",
@@ -277,18 +274,19 @@ std::vector<RecipeKey> precision_and_group_keys() {
 std::vector<RecipeKey> loss_scale_keys() {
   return {
       number_or_word(TESSERA_KEY(sharding, loss_scale), "dynamic",
-                     "fp16: what the loss is multiplied by before the backward, so that small "
-                     "gradients survive; a power of two. A step whose gradients overflow on any "
-                     "rank is skipped by all. `dynamic` then goes down, and up again."),
-      key(TESSERA_KEY(sharding, loss_scale_init), "The first one, a power of two."),
+                     "fp16: the factor of the loss before the backward, so that small gradients do "
+                     "not underflow; a power of two. If gradients overflow on any rank, all ranks "
+                     "skip the step. `dynamic` then lowers the factor, and raises it later."),
+      key(TESSERA_KEY(sharding, loss_scale_init), "The first factor, a power of two."),
       key(TESSERA_KEY(sharding, loss_scale_growth_factor),
-          "By what it grows, a power of two above 1."),
+          "The factor by which it grows, a power of two above 1."),
       key(TESSERA_KEY(sharding, loss_scale_backoff_factor),
-          "By what a skipped step reduces it, a power of two below 1."),
+          "The factor by which a skipped step reduces it, a power of two below 1."),
       key(TESSERA_KEY(sharding, loss_scale_growth_interval), "Good steps in a row before it grows.",
           at_least(1)),
       key(TESSERA_KEY(sharding, loss_scale_min),
-          "One that would fall below this ends the run: no scale helps a loss that is not finite."),
+          "The run ends if the factor would fall below this: if the loss itself is not finite, "
+          "scaling cannot help."),
   };
 }
 
@@ -308,8 +306,8 @@ std::vector<RecipeKey> recomputation_keys() {
       key(TESSERA_KEY(sharding, activation_checkpointing_every),
           "Recompute every n-th of them, the first one included.", at_least(1)),
       key(TESSERA_KEY(sharding, activation_offload),
-          "On a GPU: what recomputation keeps goes to the host's memory until the backward comes "
-          "near."),
+          "On a GPU: the inputs that recomputation keeps are in the host's memory until shortly "
+          "before the backward needs them."),
   };
 }
 
@@ -321,34 +319,34 @@ std::vector<RecipeKey> offload_keys() {
   };
   return {
       key(TESSERA_KEY(sharding, offload_params),
-          "Accelerate's key: `host` for the three of `offload` that are not given."),
+          "Accelerate's key: `host` for those of the three keys of `offload` that are not given."),
       place(TESSERA_KEY(sharding, offload.parameters),
-            "Where a rank's masters lie between their uses: `host` is a GPU's (CPU ranks have "
-            "no other than the device), `file` is for CPU ranks."),
-      place(TESSERA_KEY(sharding, offload.gradients), "Where its reduced gradients lie."),
-      place(TESSERA_KEY(sharding, offload.optimizer), "Where its moments lie."),
+            "The place of a rank's master shards between their uses: `host` is for GPUs (for CPU "
+            "ranks it is the device), `file` is for CPU ranks."),
+      place(TESSERA_KEY(sharding, offload.gradients), "The place of its reduced gradients."),
+      place(TESSERA_KEY(sharding, offload.optimizer), "The place of its moments."),
       default_is("none", key(TESSERA_KEY(sharding, offload.folder),
-                             "A folder on a disk for what is in a `file`; it is made where it is "
-                             "missing, and nothing is left there.")),
+                             "A folder on a disk for the state in a `file`; it is created if it is "
+                             "missing, and left empty at the end.")),
   };
 }
 
 std::vector<RecipeKey> checkpoint_keys() {
   using T = checkpoint::StateDictType;
   return {
-      default_is("none",
-                 key(TESSERA_KEY(checkpoint, dir),
-                     "The folder of the checkpoints; without it none is written or looked for.")),
+      default_is("none", key(TESSERA_KEY(checkpoint, dir),
+                             "The folder of the checkpoints; without it the run writes and reads "
+                             "no checkpoints.")),
       key(TESSERA_KEY(checkpoint, every),
-          "Steps between checkpoints; one more comes after the last step. 0: never, not at the end "
-          "either.",
+          "Steps between checkpoints; one more is written after the last step. 0: never, also not "
+          "at the end.",
           at_least(0)),
       key(TESSERA_KEY(checkpoint, keep), "Newest checkpoints of this run to keep; 0: all.",
           at_least(0)),
       count_or_truth(TESSERA_KEY(checkpoint, keep_best),
-                     "Checkpoints to keep beside the newest, those with the lowest validation loss "
-                     "or the best main number of the evaluator; each checkpoint is evaluated on "
-                     "`data.valid` for it."),
+                     "Checkpoints to keep beside the newest: those with the lowest validation loss "
+                     "or the best main number of the evaluator. For this, each checkpoint is "
+                     "evaluated on `data.valid`."),
       also_called({"sharding.state_dict_type"},
                   choice(TESSERA_KEY(checkpoint, state_dict_type),
                          std::vector<Choice<T>>{{"FULL_STATE_DICT", T::full},
@@ -356,51 +354,50 @@ std::vector<RecipeKey> checkpoint_keys() {
                                                 {"LOCAL_STATE_DICT", T::full, false, false},
                                                 {"1", T::full, true, false},
                                                 {"3", T::sharded, true, false}},
-                         "One file that transformers reads, or a file a rank.")),
-      checked(check_resume, key(TESSERA_KEY(checkpoint, resume),
-          "`auto`: from the newest good checkpoint of the run that saved last in `dir`, else from "
-          "the start; `never`; or the path of one. What other runs saved in `dir` stays.")),
+                         "One file that transformers reads, or one file per rank.")),
+      checked(
+          check_resume,
+          key(TESSERA_KEY(checkpoint, resume),
+              "`auto`: from the newest good checkpoint of the run that saved last in `dir`, else "
+              "from "
+              "the start; `never`; or the path of a checkpoint. Checkpoints of other runs in `dir` "
+              "stay.")),
       choice(TESSERA_KEY(checkpoint, dtype), floating_types,
              "The dtype of the model's weights in the file."),
       key(TESSERA_KEY(checkpoint, async),
-          "Training goes on while a checkpoint is written: the step pays for a copy of the rank's "
-          "state in memory. One is written at a time, and the next one waits for it."),
+          "Training goes on while a checkpoint is written: the step only copies the rank's state "
+          "in memory. One checkpoint is written at a time, and the next one waits for it."),
       byte_count(TESSERA_KEY(checkpoint, max_file_size),
-                 "FULL_STATE_DICT: what is more goes into numbered files with an index, as Hugging "
-                 "Face has it; 0: one file."),
+                 "FULL_STATE_DICT: larger weights are split into numbered files with an index, as "
+                 "Hugging Face does; 0: one file."),
       key(TESSERA_KEY(checkpoint, stall_timeout),
-          "Seconds. A slow disk ends no save; one of which no call comes back for so long ends the "
-          "run, by name. 0: never.",
+          "Seconds. The run ends, with a message, if a call to the file system does not return for "
+          "so long. A slow disk that makes progress is fine. 0: never.",
           at_least(0)),
-      default_is("none",
-                 key(
-                     "checkpoint.export",
-                     [](auto& recipe) -> auto& { return recipe.checkpoint.export_folder; },
-                     "A folder that gets the weights alone when the last step is done, with "
-                     "config.json and the tokenizer of model.pretrained: a Hugging Face "
-                     "folder.")),
+      default_is("none", key(
+                             "checkpoint.export",
+                             [](auto& recipe) -> auto& { return recipe.checkpoint.export_folder; },
+                             "A folder for the weights alone after the last step, with config.json "
+                             "and the tokenizer of model.pretrained: a Hugging Face folder.")),
   };
 }
 
 std::vector<RecipeKey> log_keys() {
   return {
-      default_is("none", key(TESSERA_KEY(log, jsonl), "A file that gets one JSON object a step.")),
-      default_is("none",
-                 key(TESSERA_KEY(log, memory),
-                     "A file that gets, after the second step, what rank 0 holds by kind of memory "
-                     "as planned and as measured, in JSON.")),
-      key(TESSERA_KEY(log, every), "Steps between progress lines where there is no terminal.",
+      default_is("none", key(TESSERA_KEY(log, jsonl), "A file with one JSON object per step.")),
+      default_is("none", key(TESSERA_KEY(log, memory),
+                             "A JSON file, written after the second step: rank 0's memory by kind, "
+                             "as planned and as measured.")),
+      key(TESSERA_KEY(log, every), "Steps between progress lines if the output is not a terminal.",
           at_least(1)),
       default_is("none",
                  key(TESSERA_KEY(log, csv),
-                     "A table with a row a step and one for each number of an evaluation.")),
+                     "A table with one row per step and one for each number of an evaluation.")),
       default_is("none", key(TESSERA_KEY(log, tensorboard),
-                             "A folder that gets an event file with the same numbers.")),
-      default_is(
-          "none",
-          key(TESSERA_KEY(log, summary),
-              "A file that gets, at the end, what a step spent its time on, in JSON; its main "
-              "numbers are printed.")),
+                             "A folder for an event file with the same numbers.")),
+      default_is("none", key(TESSERA_KEY(log, summary),
+                             "A JSON file, written at the end: how a step spends its time; its "
+                             "main numbers are printed.")),
       default_is("none",
                  key(TESSERA_KEY(log, trace),
                      "A file for a trace of some steps, with all ranks, that Perfetto opens; the "
@@ -411,8 +408,8 @@ std::vector<RecipeKey> log_keys() {
   };
 }
 
-// Every key under sharding is accepted with Accelerate's prefix as well, and so is where it has a
-// second name.
+// Every key under sharding is also accepted with Accelerate's prefix, and so is its second name if
+// it has one.
 void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
   constexpr std::string_view section = "sharding.";
   for (RecipeKey& row : keys) {

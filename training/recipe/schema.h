@@ -1,6 +1,6 @@
-// The recipe's keys as one table: name, type, range, default, meaning, and how a value gets in and
-// out of a Recipe. Adding a key is a member in training/recipe/recipe.h and a row in
-// training/recipe/schema.cpp (the architectures' own keys are their tables' in models/).
+// The recipe's keys as one table: name, type, range, default, meaning, and how a value gets into a
+// Recipe and out of it. A new key is a member in training/recipe/recipe.h and a row in
+// training/recipe/schema.cpp (the architectures' own keys are in tables in models/).
 #pragma once
 
 #include <functional>
@@ -17,14 +17,14 @@ namespace tessera::cli {
 struct RecipeKey {
   std::string name;      // "train.lr"
   std::string type;      // for people: "whole number", "adamw | sgd"
-  std::string range;     // "at least 1", or nothing
-  std::string fallback;  // the default in words; empty: the value that a default Recipe has
+  std::string range;     // "at least 1", or empty
+  std::string fallback;  // the default in words; empty: the value in a default Recipe
   std::string help;
-  std::string architecture;           // of the model that has the key; empty: all
+  std::string architecture;           // the model that has the key; empty: all
   std::vector<std::string> synonyms;  // full names
-  bool free_text = false;             // takes the text of --set as it stands
+  bool free_text = false;             // takes the text of --set unchanged
   bool optional = false;              // `key: null` means the default
-  bool is_dropout_rate = false;       // of a model: can be set beside model.pretrained
+  bool is_dropout_rate = false;       // a model's key that can be set beside model.pretrained
   std::function<void(Recipe&, const YamlNode&)> read;
   std::function<nlohmann::json(const Recipe&)> write;
 };
@@ -32,10 +32,10 @@ struct RecipeKey {
 const std::vector<RecipeKey>& recipe_keys();
 std::vector<RecipeKey> model_config_keys();
 
-// When all keys are read: what the architecture's configuration lacks, from the recipe's other keys
-// and the architecture's defaults.
+// Call it when all keys are read: it fills in values of the architecture's configuration that are
+// missing, from the recipe's other keys and the architecture's defaults.
 void complete_model(Recipe& recipe);
-// Where the recipe says what of the model's configuration; the recipe must outlive it.
+// Maps the keys of the model's configuration to places in the recipe; the recipe must outlive it.
 models::ConfigSource config_source(const Recipe& recipe);
 
 // docs/recipe.md's tables.

@@ -1,5 +1,5 @@
-// Makers of the table's rows: what a key reads, writes and says of itself follows from the member
-// of Recipe that it stands for.
+// Functions that make the table's rows: how a key is read, written and described follows from its
+// member of Recipe.
 #pragma once
 
 #include <fmt/format.h>
@@ -73,7 +73,7 @@ T read_value(const YamlNode& node, const std::string& name, const Range& range) 
   }
 }
 
-// A key whose value is a member of Recipe; its type follows from the member's.
+// A key whose value is a member of Recipe; the member decides the type.
 template <class Access>
 RecipeKey key(std::string name, Access access, std::string help, Range range = {}) {
   using Member = std::remove_cvref_t<decltype(access(std::declval<Recipe&>()))>;
@@ -145,17 +145,16 @@ RecipeKey choice(std::string name, Access access, std::vector<Choice<T>> choices
   return row;
 }
 
-// A key that other programs' files contain and that is true here whatever it says: a recipe that
-// says otherwise is told.
+// A key of other programs' files that is always true here; a recipe with another value gets a note.
 inline RecipeKey always(const std::string& name, const std::string& so) {
   RecipeKey row;
   row.name = name;
   row.type = type_name<bool>();
   row.fallback = "true";
-  row.help = fmt::format("Accelerate's key; whatever it says, {}.", so);
+  row.help = fmt::format("Accelerate's key, without effect: {}.", so);
   row.read = [=](Recipe& recipe, const YamlNode& node) {
     if (read_bool(node, name)) return;
-    recipe.notes.push_back(fmt::format("{}: {}: false changes nothing: {}", node.where, name, so));
+    recipe.notes.push_back(fmt::format("{}: {}: false has no effect: {}", node.where, name, so));
   };
   return row;
 }
@@ -203,7 +202,7 @@ RecipeKey count_or_truth(std::string name, Access access, std::string help) {
   return row;
 }
 
-// Accelerate's truth, or a bound.
+// Accelerate's true or false, or a bound.
 template <class Access>
 RecipeKey bound_on_gathers(std::string name, Access access, std::string help) {
   RecipeKey row = key(name, access, std::move(help), Range{1, 1024, false, false});
@@ -214,26 +213,26 @@ RecipeKey bound_on_gathers(std::string name, Access access, std::string help) {
     access(recipe) = ShardingRecipe{}.limit_all_gathers;
     if (read_bool(node, name)) return;
     recipe.notes.push_back(
-        fmt::format("{}: {}: false changes nothing: at most two gathers are in flight; a number "
+        fmt::format("{}: {}: false has no effect: at most two gathers are in flight; a number "
                     "sets another bound",
                     node.where, name));
   };
   return row;
 }
 
-// A key of other programs' files that has nothing to act on here.
+// A key of other programs' files that Tessera has no use for.
 inline RecipeKey without_object(const std::string& name, const std::string& what,
                                 const std::string& why) {
   RecipeKey row;
   row.name = name;
   row.type = "-";
   row.fallback = "-";
-  row.help = fmt::format("{}: refused, since {}.", what, why);
+  row.help = fmt::format("{}: refused, because {}.", what, why);
   row.free_text = true;
   row.optional = true;
   row.read = [=](Recipe&, const YamlNode& node) {
-    fail(ErrorCode::configuration, "{}: {} has nothing to act on: {}; leave it out", node.where,
-         name, why);
+    fail(ErrorCode::configuration, "{}: {} is not supported: {}; leave it out", node.where, name,
+         why);
   };
   return row;
 }

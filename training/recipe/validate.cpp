@@ -31,10 +31,10 @@ std::pair<std::string, std::int64_t> configured(const Recipe& recipe, models::Co
       return {"model." + key.name, recipe.model.config.at(key.name).get<std::int64_t>()};
     }
   }
-  misuse("the architecture {} has no key of a role that all have", architecture.model_type);
+  misuse("the architecture {} lacks a key that all architectures have", architecture.model_type);
 }
 
-// Keys of sentences are for their task, and that task needs them.
+// Keys of sentences belong to their task, and that task needs them.
 void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std::string& key) {
   const bool training = key == "data.train";
   const auto check_set = [&](bool holds, std::string_view text) {
@@ -142,7 +142,7 @@ void validate_recomputation(const Recipe& recipe) {
   needs_it(sharding.activation_offload, "sharding.activation_offload");
   check(!on || classes || sharding.auto_wrap_policy != AutoWrapPolicy::none, recipe,
         "sharding.activation_checkpointing",
-        "works a unit at a time, and auto_wrap_policy: NO_WRAP makes none but the root; name "
+        "works by units, but with auto_wrap_policy: NO_WRAP the only unit is the root; name "
         "classes in sharding.activation_checkpointing_cls");
 }
 
@@ -150,7 +150,7 @@ void validate_offload(const Recipe& recipe) {
   const OffloadRecipe& offload = recipe.sharding.offload;
   const bool files = offload_options(recipe).uses_files();
   check(!files || offload.folder, recipe, "sharding.offload.folder",
-        "is missing: the folder, on a disk, for what sharding.offload has in a file");
+        "is missing: the folder, on a disk, for the state that sharding.offload places in a file");
   check(!offload.folder || files, recipe, "sharding.offload.folder",
         "needs file as one of sharding.offload.parameters, gradients, optimizer");
   check(!offload.folder || !offload.folder->empty(), recipe, "sharding.offload.folder", "is empty");
@@ -160,7 +160,8 @@ void validate_log(const Recipe& recipe) {
   const LogRecipe& log = recipe.log;
   if (!log.trace_steps) return;
   const auto [first, last] = *log.trace_steps;
-  check(log.trace.has_value(), recipe, "log.trace_steps", "needs log.trace, the file for them");
+  check(log.trace.has_value(), recipe, "log.trace_steps",
+        "needs log.trace, the file for the trace");
   check(first <= last, recipe, "log.trace_steps", "is the first and the last step, got [{}, {}]",
         first, last);
   check(last <= recipe.train.steps, recipe, "log.trace_steps",
@@ -207,7 +208,7 @@ void validate(const Recipe& recipe, int world_size) {
         "checkpoint.export", "is empty");
   check(recipe.checkpoint.keep_best == 0 || !recipe.data.valid.empty(), recipe,
         "checkpoint.keep_best",
-        "needs data.valid, the text whose loss says which checkpoint is best");
+        "needs data.valid, the text whose loss decides which checkpoint is best");
 }
 
 std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {

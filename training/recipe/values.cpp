@@ -1,5 +1,5 @@
-// Scalars without locale, without guessing: what is not wholly a value of the wanted type is
-// refused.
+// Scalars without locale and without guessing: a text that is not completely a value of the wanted
+// type is refused.
 #include "training/recipe/values.h"
 
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 namespace tessera::cli {
 namespace {
 
-// Exact whole numbers only; 1e6 is one, since that is how people write large counts.
+// Exact whole numbers only. 1e6 is one, because people write large counts in this way.
 std::optional<std::int64_t> whole_number(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
   const char* end = text.data() + text.size();

@@ -1,4 +1,4 @@
-// From a YAML value to a typed one, with messages that say what was wanted and what was found.
+// From a YAML value to a typed one, with messages that name the wanted and the found value.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ using models::at_least;
 using models::from_up_to;
 using models::Range;
 
-// One spelling of an enumerated value. Further spellings of the same value follow it; the first one
+// One spelling of an enumerated value. Other spellings of the same value follow it; the first one
 // is written.
 template <class T>
 struct Choice {
@@ -35,7 +35,7 @@ struct Choice {
 
 std::string lower_case(std::string_view text);
 
-// "a text ("6")", "a list", "nothing": what a message says was found.
+// "a text ("6")", "a list", "nothing": the found value in a message.
 std::string describe(const YamlNode& node);
 
 [[noreturn]] void refuse_value(const YamlNode& node, const std::string& key,

@@ -1,4 +1,4 @@
-// Builds the tree from yaml-cpp's events, refusing what is not wanted as it comes by.
+// Builds the tree from yaml-cpp's events and refuses unwanted ones at once.
 #include "training/recipe/yaml_tree.h"
 
 #include <fmt/format.h>
@@ -147,7 +147,7 @@ class TreeBuilder final : public YAML::EventHandler {
   std::size_t nodes_ = 0;
 };
 
-// Length of the UTF-8 sequence at `text`, or 0 when it is none.
+// Length of the UTF-8 sequence at `text`, or 0 if it is not valid.
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -174,7 +174,8 @@ std::size_t utf8_length(std::string_view text) {
   return 0;
 }
 
-// What yaml-cpp would misread or report poorly: encodings, control characters and tabs that indent.
+// Finds text that yaml-cpp would misread or report poorly: encodings, control characters, and tabs
+// that indent.
 void check_characters(std::string_view text, const Place& place) {
   int line = 1;
   bool indentation = true;
@@ -190,7 +191,7 @@ void check_characters(std::string_view text, const Place& place) {
                   "{}: control character 0x{:02x}; a recipe is plain text", place.at(line),
                   static_cast<unsigned char>(c));
     TESSERA_CHECK(!(indentation && c == '\t'), ErrorCode::configuration,
-                  "{}: a tab in the indentation; YAML wants spaces", place.at(line));
+                  "{}: a tab in the indentation; YAML requires spaces", place.at(line));
     if (c == '\n') {
       ++line;
       indentation = true;

@@ -1,5 +1,5 @@
-// Opening the folders of PyTorch Distributed Checkpoint. Each chunk of a tensor is a torch.save
-// archive of its own, somewhere in a file; .metadata says where.
+// Opens the folders of PyTorch Distributed Checkpoint. Each chunk of a tensor is a torch.save
+// archive of its own, somewhere in a file; .metadata has the places.
 #include "checkpoint/formats/dcp/dcp.h"
 
 #include <fmt/format.h>
@@ -25,8 +25,8 @@ bool has_file(const fs::path& folder, const std::string& name) {
   return fs::is_regular_file(folder / name, error);
 }
 
-// The folders of `path` that have metadata: itself, or those that Accelerate makes, which it
-// numbers when there are several models.
+// The folders with metadata: `path` itself, or the folders that Accelerate makes and numbers when
+// there are several models.
 std::vector<fs::path> dcp_folders(const fs::path& path) {
   if (has_file(path, dcp_metadata_name)) return {path};
   std::vector<fs::path> folders;
@@ -82,7 +82,7 @@ class DcpOpener {
         fmt::format("'{}' at byte {}", (folder / place.file).string(), place.offset);
     const std::uint64_t size = files.size(file);
     TESSERA_CHECK(place.offset <= size && place.bytes <= size - place.offset, ErrorCode::checkpoint,
-                  "{}: the metadata says that {} bytes stand there, and the file has {}: it is "
+                  "{}: the metadata states {} bytes there, but the file has {}: it is "
                   "truncated",
                   source, place.bytes, size);
     return {files, file, place.offset, place.bytes, source};
@@ -96,7 +96,7 @@ class DcpOpener {
       const auto stored = from.tensor(from.root());
       TESSERA_CHECK(
           stored.has_value() && stored->shape == chunk.box.sizes && stored->stored == tensor.stored,
-          ErrorCode::checkpoint, "{}: there is another tensor than the metadata's {} of {} at {}",
+          ErrorCode::checkpoint, "{}: the tensor there is not the metadata's {} of {} at {}",
           from.source(), shown(tensor.key), describe_shape(chunk.box.sizes),
           describe_shape(chunk.box.offsets));
       Piece piece{chunk.box, store_.add_record(from.storage(stored->key)), stored->first,

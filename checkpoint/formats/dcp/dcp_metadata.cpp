@@ -1,5 +1,5 @@
-// The pickle of .metadata, taken apart and put together. Every chunk that a tensor's list names
-// must have one place in a file, and every place one chunk.
+// Parses and composes the pickle of .metadata. Every chunk in a tensor's list must have one place
+// in a file, and every place one chunk.
 #include "checkpoint/formats/dcp/dcp_metadata.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ bool is_dcp_global(std::string_view global) {
       "StorageMeta",      "_MEM_FORMAT_ENCODING"};
   constexpr std::array<std::string_view, 9> others{
       storage_info,
-      // Where these stood in older PyTorch.
+      // The modules of these classes in older PyTorch.
       "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
       "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING", "pathlib.PosixPath",
       "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",
@@ -62,7 +62,7 @@ class MetadataReader {
     read_paths();
     read_places();
     const PickleValue entries = state_.require("state_dict_metadata");
-    check(entries.is(PickleKind::dict), "its state_dict_metadata is no dict");
+    check(entries.is(PickleKind::dict), "its state_dict_metadata is not a dict");
     DcpMetadata out;
     for (std::size_t i = 0; i < entries.size(); ++i) {
       const std::string& key = entries.key(i).text();
@@ -92,7 +92,7 @@ class MetadataReader {
   PickleValue state_of(const PickleValue& value, std::string_view name) const {
     const bool fits = value.is(PickleKind::object) && value.at(0).global().ends_with(name) &&
                       value.state().has_value();
-    TESSERA_CHECK(fits, ErrorCode::checkpoint, "{}: {} stands where {} belongs", source_,
+    TESSERA_CHECK(fits, ErrorCode::checkpoint, "{}: found {} instead of {}", source_,
                   name_of(value.kind()), name);
     return *value.state();
   }
@@ -120,7 +120,7 @@ class MetadataReader {
   StatePath path_of(const std::string& key) const {
     const auto found = paths_.find(key);
     if (found != paths_.end()) return found->second;
-    // Written without a planner that flattens: the key says what it can.
+    // Saved by a planner that does not flatten: only the key tells the path.
     for (const std::string_view part : {".state."}) {
       const std::size_t at = key.find(part);
       const std::size_t dot = key.rfind('.');
@@ -154,7 +154,7 @@ class MetadataReader {
                     "without extensions",
                     source_);
       TESSERA_CHECK(is_plain_name(placed.place.file), ErrorCode::checkpoint,
-                    "{}: it names the file {}, which is no plain name in its folder", source_,
+                    "{}: it names the file {}, which is not a plain file name", source_,
                     shown(placed.place.file));
       places_[fields.require("fqn").text()].push_back(std::move(placed));
     }

@@ -1,4 +1,4 @@
-// .metadata of a DCP folder: what it says the files hold.
+// .metadata of a DCP folder: its description of the files.
 #pragma once
 
 #include <cstdint>
@@ -46,11 +46,11 @@ struct DcpMetadata {
   std::vector<DcpBytes> values;  // pickled by themselves
 };
 
-// Throws Error(checkpoint) that begins with `source`: for anything that does not fit together, file
-// names with folders in them included.
+// Throws Error(checkpoint) that begins with `source` if the parts do not fit together, or if a file
+// name contains a folder.
 DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& source);
 
-// A .metadata of these, for what `version` 1.0.0 of the format calls its files.
+// The .metadata in version 1.0.0 of the format.
 std::string compose_dcp_metadata(const DcpMetadata& metadata);
 
 }  // namespace tessera::checkpoint::formats

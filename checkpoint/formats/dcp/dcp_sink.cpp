@@ -1,5 +1,5 @@
-// Writing *.distcp and .metadata. Where every chunk goes is known before the first byte, so that
-// the ranks' files are filled as the tensors come, row by row.
+// Writes *.distcp and .metadata. The place of every chunk is known before the first byte, so the
+// ranks' files are filled as the tensors come, row by row.
 #include "checkpoint/formats/dcp/dcp_sink.h"
 
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ class DcpSink : public Sink {
  public:
   DcpSink(std::filesystem::path folder, const Contents& contents, int world_size)
       : folder_(std::move(folder)), contents_(contents), optimizer_(contents) {
-    TESSERA_CHECK(world_size >= 1, ErrorCode::usage, "--world-size {} is no number of ranks",
+    TESSERA_CHECK(world_size >= 1, ErrorCode::usage, "--world-size {} is not a number of ranks",
                   world_size);
     ends_.assign(static_cast<std::size_t>(world_size), 0);
     plan_values();
@@ -89,7 +89,7 @@ class DcpSink : public Sink {
     return out;
   }
 
-  // Hyperparameters and steps stand first in the file of rank 0.
+  // Hyperparameters and steps come first in the file of rank 0.
   void plan_values() {
     const nlohmann::json& groups = optimizer_.groups();
     for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -146,11 +146,11 @@ class DcpSink : public Sink {
     }
   }
 
-  // Equal runs of rows, the last short or missing.
+  // Equal runs of rows; the last ones are short or missing.
   std::vector<DcpChunk> cut(const TensorInfo& tensor) {
     const auto ranks = static_cast<std::int64_t>(ends_.size());
     const std::int64_t rows = tensor.shape.empty() ? 1 : tensor.shape[0];
-    const bool is_empty = element_count(tensor.shape, tensor.name) == 0;  // one chunk says so
+    const bool is_empty = element_count(tensor.shape, tensor.name) == 0;  // one empty chunk
     const std::int64_t each =
         std::max<std::int64_t>(1, is_empty ? rows : (rows + ranks - 1) / ranks);
     std::vector<DcpChunk> chunks;
@@ -229,7 +229,7 @@ class DcpSink : public Sink {
     if (missing_ > 0) return;
     if (tensor != current_) finish_empty(tensor);
     const DcpTensor& entry = entry_of(current_);
-    const std::size_t rank = chunk_;  // a tensor's chunks lie with the ranks in order
+    const std::size_t rank = chunk_;  // chunk i of a tensor lies in the file of rank i
     const DcpChunk& chunk = entry.chunks.at(chunk_);
     std::vector<ZipPlan> plan = plan_chunk(*entry.stored, chunk.box.sizes);
     plan_zip(plan);
@@ -249,7 +249,7 @@ class DcpSink : public Sink {
     }
   }
 
-  // Nobody appends to tensors without elements: their archives are written in passing.
+  // append() is not called for tensors without elements, so their archives are written here.
   void finish_empty(std::size_t until) {
     TESSERA_REQUIRE(missing_ == 0 && chunk_ == 0, "tensor {} is not whole", current_);
     while (current_ < until) {
@@ -282,7 +282,7 @@ class DcpSink : public Sink {
 std::unique_ptr<Sink> create_dcp(const std::filesystem::path& path, const Contents& contents,
                                  const WriteOptions& options) {
   TESSERA_CHECK(options.max_file_size == 0, ErrorCode::checkpoint,
-                "a distributed checkpoint has a file a rank: give --world-size in the place of "
+                "a distributed checkpoint has one file for each rank: give --world-size instead of "
                 "--max-shard-size");
   return std::make_unique<DcpSink>(path, contents, options.world_size);
 }

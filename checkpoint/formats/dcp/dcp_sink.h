@@ -8,8 +8,8 @@
 
 namespace tessera::checkpoint::formats {
 
-// A file a rank, cut along the first dimension as FSDP2 cuts; "model." and "optimizer." before the
-// names, as Accelerate has them.
+// One file for each rank, cut along the first dimension as FSDP2 does, with "model." and
+// "optimizer." before the names, as Accelerate does.
 std::unique_ptr<Sink> create_dcp(const std::filesystem::path& path, const Contents& contents,
                                  const WriteOptions& options);
 

@@ -1,5 +1,5 @@
 // DeepSpeed's folders. Every rank's optimizer file has its partition of the flat fp32 weights and
-// moments; the ranks' model files say which parameters lie there, in which order.
+// moments. The ranks' model files have the names and the order of the parameters in them.
 #include "checkpoint/formats/deepspeed/deepspeed.h"
 
 #include <fmt/format.h>
@@ -49,7 +49,7 @@ class ZeroOpener {
   }
 
   void check_ranks() const {
-    check(!files_.model.empty(), "no model_states.pt: the checkpoint is not whole");
+    check(!files_.model.empty(), "no model_states.pt: the checkpoint is incomplete");
     check(!files_.optimizer.empty(),
           "no *_optim_states.pt, where the fp32 weights are: convert its 16-bit weights "
           "(mp_rank_00_model_states.pt) as a torch.save file instead");
@@ -70,7 +70,7 @@ class ZeroOpener {
   };
 
   std::vector<NamedShape> shapes_of(const PickleValue& dict) const {
-    check(dict.is(PickleKind::dict), "its param_shapes are no dicts");
+    check(dict.is(PickleKind::dict), "its param_shapes are not dicts");
     std::vector<NamedShape> out;
     for (std::size_t i = 0; i < dict.size(); ++i) {
       NamedShape named{dict.key(i).text(), integers_of(dict.value(i)), 0};
@@ -91,7 +91,7 @@ class ZeroOpener {
     }
     if (!zero_.step.has_value()) {
       if (const auto steps = root.find("global_steps"); steps && steps->is(PickleKind::integer)) {
-        check(steps->integer() >= 0, "{} steps are no number of steps", steps->integer());
+        check(steps->integer() >= 0, "{} is not a number of steps", steps->integer());
         zero_.step = steps->integer();
       }
     }
@@ -118,7 +118,7 @@ class ZeroOpener {
       const std::string& name = module->key(i).text();
       if (wanted.erase(name) == 0) continue;
       const auto tensor = from.tensor(module->value(i));
-      check(tensor.has_value(), "buffer {} is no tensor", shown(name));
+      check(tensor.has_value(), "buffer {} is not a tensor", shown(name));
       add(Part::model, name, tensor->stored, tensor->shape,
           add_torch_tensor(store_, from, *tensor, from.source() + ": " + shown(name)));
     }
@@ -126,8 +126,8 @@ class ZeroOpener {
           wanted.empty() ? "" : shown(*wanted.begin()));
   }
 
-  // Parameters that are not trained have no part in the flat weights. Under stage 3 every rank's
-  // model file has a fragment.
+  // The flat weights do not contain parameters that are not trained. Under stage 3 every rank's
+  // model file has a fragment of these.
   void read_frozen(const TorchArchive& first) {
     const auto shapes = first.root().find("frozen_param_shapes");
     if (!shapes || !shapes->is(PickleKind::dict) || shapes->size() == 0) return;
@@ -139,11 +139,11 @@ class ZeroOpener {
       const PickleValue fragments = from.root().require("frozen_param_fragments");
       for (const NamedShape& each : frozen) {
         const auto tensor = from.tensor(fragments.require(each.name));
-        check(tensor.has_value(), "frozen parameter {} is no tensor", shown(each.name));
+        check(tensor.has_value(), "frozen parameter {} is not a tensor", shown(each.name));
         TorchTensor flat = *tensor;
         if (zero_.stage != 3) {
           check(flat.shape == each.shape && flat.strides == row_major_strides(flat.shape),
-                "frozen parameter {} has another shape than it says", shown(each.name));
+                "frozen parameter {} does not have its stated shape", shown(each.name));
           flat.shape = {each.count};
           flat.strides = {1};
         }
@@ -189,7 +189,7 @@ class ZeroOpener {
     return out.starts_with("module.") ? out.substr(7) : out;
   }
 
-  // The parameter's elements out of each kind of lane.
+  // Adds the parameter's elements from each kind of lane.
   template <class Cut>
   void add_parameter(const NamedShape& parameter, const Lanes& kinds, const Cut& cut) {
     for (const auto& [kind, unused] : kinds) {

@@ -1,4 +1,4 @@
-// Which of a DeepSpeed folder's files are what, by their names.
+// Classifies the files of a DeepSpeed folder by their names.
 #include "checkpoint/formats/deepspeed/zero_files.h"
 
 #include <charconv>
@@ -64,7 +64,7 @@ fs::path zero_tag_folder(const fs::path& path) {
     tag.pop_back();
   }
   TESSERA_CHECK(is_plain_name(tag), ErrorCode::checkpoint,
-                "'{}' names {}, which is no folder beside it", (path / "latest").string(),
+                "'{}' names {}, which is not a folder beside it", (path / "latest").string(),
                 shown(tag));
   return path / tag;
 }
@@ -81,7 +81,7 @@ bool recognises_deepspeed(const fs::path& path) {
       }
     }
   } catch (const Error&) {
-    return false;  // a file `latest` of somebody else's
+    return false;  // a file `latest` of another program
   }
   return false;
 }

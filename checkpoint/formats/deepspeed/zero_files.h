@@ -12,9 +12,10 @@ struct ZeroFiles {
   std::map<std::size_t, std::filesystem::path> optimizer, model;  // by data-parallel rank
 };
 
-// Error(checkpoint) where two files are of one rank, or files of model-parallel ranks are there.
+// Throws Error(checkpoint) if two files belong to one rank, or if there are files of model-parallel
+// ranks.
 ZeroFiles list_zero_files(const std::filesystem::path& folder);
-// `path` itself, or the folder beside its file `latest` that this names.
+// `path` itself, or the folder in it that its file `latest` names.
 std::filesystem::path zero_tag_folder(const std::filesystem::path& path);
 bool recognises_deepspeed(const std::filesystem::path& path);
 

@@ -1,4 +1,4 @@
-// Reading the ranks' optimizer files.
+// Reads the ranks' optimizer files.
 #include "checkpoint/formats/deepspeed/zero_partitions.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class PartitionReader {
 
   ZeroPartitions run() {
     for (const auto& [rank, file] : files_.optimizer) read_partition(file);
-    check(out_.stored != nullptr, "there is no partition of weights in its optimizer files");
+    check(out_.stored != nullptr, "its optimizer files have no partition of weights");
     return std::move(out_);
   }
 
@@ -49,13 +49,13 @@ class PartitionReader {
     return value.is(PickleKind::object) ? value.argument(0).integer() : value.integer();
   }
 
-  // A flat tensor of the partition, added to a lane. Of moments, the first `elements`: they are
-  // saved with the padding at the end of the last partitions, the weights without.
+  // Adds a flat tensor of the partition to a lane. Moments are cut to the first `elements`: they
+  // are saved with the padding at the end of the last partitions, the weights without.
   void add_to(Lane& lane, const TorchArchive& from, const PickleValue& value,
               std::optional<std::int64_t> elements = {}) {
     auto tensor = from.tensor(value);
     check(tensor.has_value() && tensor->shape.size() == 1,
-          "{} has something else than flat tensors in its partition", from.source());
+          "{} has values other than flat tensors in its partition", from.source());
     check(out_.stored == nullptr || out_.stored == tensor->stored,
           "its partitions have two dtypes");
     out_.stored = tensor->stored;

@@ -1,5 +1,5 @@
-// What the optimizer files of a DeepSpeed folder hold: each rank's partition of the flat fp32
-// weights and moments, and the hyperparameters beside them.
+// The contents of a DeepSpeed folder's optimizer files: each rank's partition of the flat fp32
+// weights and moments, and the hyperparameters.
 #pragma once
 
 #include <fmt/format.h>
@@ -47,7 +47,7 @@ class Lane {
   std::int64_t size_ = 0;
 };
 
-// What lies in the ranks' partitions: the weights, and each tensor of state.
+// The contents of the ranks' partitions: the weights, and each tensor of state.
 using Lanes = std::map<std::string, Lane>;
 constexpr const char* weights_lane = "";
 
@@ -60,7 +60,7 @@ struct ZeroPartitions {
 };
 
 TorchArchive open_zero_file(PieceStore& store, const std::filesystem::path& path);
-// `source` begins every Error that is about the folder as a whole. There is at least one partition.
+// `source` begins every Error about the folder as a whole. There is at least one partition.
 ZeroPartitions read_zero_partitions(PieceStore& store, const ZeroFiles& files,
                                     const std::string& source);
 

@@ -1,5 +1,5 @@
-// llm.c's model files: 256 int32 of header, then the tensors grouped by kind over the layers, each
-// product's matrix as [out, in] where Hugging Face's GPT-2 has [in, out].
+// llm.c's model files: 256 int32 of header, then the tensors grouped by kind over the layers. Each
+// product's matrix is [out, in] where Hugging Face's GPT-2 has [in, out].
 #include "checkpoint/formats/llmc/llmc.h"
 
 #include <fmt/format.h>
@@ -27,8 +27,8 @@ LlmcDimensions read_llmc_header(const File& file) {
                 file.size());
   file.read_at(0, header.data(), llmc_header_bytes);
   TESSERA_CHECK(header[0] == llmc_magic, ErrorCode::checkpoint,
-                "'{}' is no model of llm.c's: its first number is {}, not {}", name, header[0],
-                llmc_magic);
+                "'{}' is not a model file of llm.c: its first number is {}, not {}", name,
+                header[0], llmc_magic);
   TESSERA_CHECK(header[1] == llmc_float || header[1] == llmc_bfloat16, ErrorCode::checkpoint,
                 "'{}': version {} of llm.c's format is unknown; this program reads {} (fp32) and "
                 "{} (bf16)",
@@ -68,7 +68,7 @@ std::string llmc_config(const LlmcDimensions& d) {
                         {"layer_norm_epsilon", 1e-5},
                         {"tie_word_embeddings", true},
                         {"torch_dtype", name_of(d.dtype)}};
-  // 50257 tokens are GPT-2's own, the last of which ends a text.
+  // A vocabulary of 50257 is GPT-2's own; its last token ends a text.
   for (const char* token : {"bos_token_id", "eos_token_id"}) {
     config[token] = d.vocabulary == 50257 ? nlohmann::json(50256) : nlohmann::json(nullptr);
   }
@@ -82,7 +82,7 @@ class LlmcSource final : public Source {
     const std::uint64_t bytes =
         llmc_file_bytes(dimensions_, check_llmc_size(dimensions_, path.string()));
     TESSERA_CHECK(file_.size() == bytes, ErrorCode::checkpoint,
-                  "'{}' has {} bytes, its header asks for {}; it is {}", path.string(),
+                  "'{}' has {} bytes, its header requires {}; it is {}", path.string(),
                   file_.size(), bytes, file_.size() < bytes ? "truncated" : "damaged");
     layout_ = llmc_layout(dimensions_);
     for (const LlmcTensor& tensor : layout_.tensors) {
@@ -113,7 +113,7 @@ class LlmcSource final : public Source {
                     static_cast<std::size_t>(count) * size);
       return;
     }
-    // Rows of ours are columns of the file's: of each of its rows the few that are wanted.
+    // Rows here are columns in the file: each row of the file has a few of the elements.
     const std::int64_t rows = tensor.shape[0];
     const std::int64_t columns = tensor.shape[1];
     const std::int64_t begin = first / columns;
@@ -131,7 +131,7 @@ class LlmcSource final : public Source {
     }
   }
 
-  // No checksums: every byte is read.
+  // There are no checksums: verification reads every byte.
   std::vector<std::string> verify(const std::function<void(std::uint64_t)>& progress) override {
     std::vector<std::byte> block(llmc_tile_bytes);
     const std::uint64_t bytes = llmc_file_bytes(dimensions_, layout_.elements);

@@ -19,7 +19,7 @@ std::int64_t product(std::int64_t a, std::int64_t b, const char* what) {
   return element_count({a, b}, what);
 }
 
-// Of the whole file, before anything is made of it; none when there is no such number.
+// Elements of the whole file, computed before anything is allocated; none on overflow.
 std::optional<std::int64_t> llmc_elements(const LlmcDimensions& d) {
   const auto sum = [](std::initializer_list<std::int64_t> factors, std::int64_t& total) {
     std::int64_t one = 1;
@@ -87,7 +87,7 @@ std::int64_t check_llmc_size(const LlmcDimensions& d, const std::string& name) {
   constexpr std::int64_t most = std::int64_t{1} << 60;
   const std::optional<std::int64_t> elements = llmc_elements(d);
   TESSERA_CHECK(elements && *elements < most && d.layers <= llmc_most_layers, ErrorCode::checkpoint,
-                "'{}': {} layers, {} wide, with {} tokens and {} positions are no GPT-2", name,
+                "'{}': {} layers, {} wide, with {} tokens and {} positions are not a GPT-2", name,
                 d.layers, d.width, d.padded, d.positions);
   return *elements;
 }

@@ -1,4 +1,4 @@
-// What is where in a model file of llm.c's.
+// The layout of a model file of llm.c.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ struct LlmcLayout {
   std::int64_t elements = 0;
 };
 
-// Refuses what no file can hold or no list of tensors; the elements of the whole file. Before
-// anything is made of the dimensions. `name` is for people.
+// Refuses dimensions that are too large for a file or a list of tensors, and returns the elements
+// of the whole file. Call it before using the dimensions. `name` is for messages.
 std::int64_t check_llmc_size(const LlmcDimensions& dimensions, const std::string& name);
 LlmcLayout llmc_layout(const LlmcDimensions& dimensions);
 std::uint64_t llmc_file_bytes(const LlmcDimensions& dimensions, std::int64_t elements);

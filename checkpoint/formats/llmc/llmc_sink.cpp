@@ -1,4 +1,4 @@
-// Writing model files of llm.c's.
+// Writes model files of llm.c.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint64_t llmc_config_limit = std::uint64_t{16} << 20;
 
-// Writes what comes row by row of [in, out] into the columns of [out, in], many rows at a time.
+// Writes rows of [in, out] into the columns of [out, in], many rows at a time.
 class TransposedWriter {
  public:
   TransposedWriter(std::uint64_t place, std::int64_t rows, std::int64_t columns, std::size_t size)
@@ -79,7 +79,7 @@ std::string config_text(const Contents& contents) {
   return read_file(file->second, llmc_config_limit);
 }
 
-// What llm.c takes for granted of a GPT-2.
+// The properties of a GPT-2 that llm.c assumes.
 void check_llmc_config(const nlohmann::json& config, std::int64_t width) {
   const auto refuse = [&](const char* key, const char* wanted) {
     fail(ErrorCode::checkpoint, "config.json: {} is {}; llm.c computes with {} only", key,
@@ -131,7 +131,7 @@ class LlmcSink final : public Sink {
 
   void append(std::size_t tensor, const std::byte* data, std::int64_t count) override {
     const LlmcTensor* place = places_[tensor];
-    if (place == nullptr) return;  // a mask of the attention's, which llm.c computes
+    if (place == nullptr) return;  // an attention mask, which llm.c computes
     const std::size_t size = size_of(dimensions_.dtype);
     const std::size_t bytes = static_cast<std::size_t>(count) * size;
     const std::uint64_t begin = llmc_header_bytes + static_cast<std::uint64_t>(place->first) * size;
@@ -155,7 +155,7 @@ class LlmcSink final : public Sink {
       const TensorInfo& tensor = contents_.tensors[i];
       TESSERA_CHECK(tensor.part == Part::model, ErrorCode::checkpoint,
                     "an llm.c file holds weights alone; ask for --weights-only");
-      // The Hub's gpt2 was saved without its head, and so without the prefix.
+      // The Hub's gpt2 was saved without its head, so its names have no prefix.
       const bool prefixed =
           tensor.name.starts_with("transformer.") || tensor.name == "lm_head.weight";
       by_name_[prefixed ? tensor.name : "transformer." + tensor.name] = i;
@@ -166,7 +166,8 @@ class LlmcSink final : public Sink {
     const auto it = by_name_.find(name);
     TESSERA_CHECK(it != by_name_.end() && contents_.tensors[it->second].shape.size() == 2,
                   ErrorCode::checkpoint,
-                  "there is no matrix '{}': llm.c's files hold GPT-2 and nothing else", name);
+                  "the checkpoint has no matrix '{}': llm.c's files hold GPT-2 and nothing else",
+                  name);
     return contents_.tensors[it->second];
   }
 

@@ -1,4 +1,4 @@
-// The values of a pickle, as their readers ask for them.
+// Typed access to the values of a pickle.
 #include "checkpoint/formats/pickle/pickle.h"
 
 #include <algorithm>

@@ -22,18 +22,18 @@ enum class PickleKind : std::uint8_t {
   bytes,
   list,
   tuple,
-  dict,  // OrderedDict, defaultdict and Counter as well; what BUILD gives them is dropped
+  dict,  // OrderedDict, defaultdict and Counter as well; their BUILD state is dropped
   set,
   global,      // a name of the whitelist: "module.name"
   object,      // a global called with arguments, and the state that BUILD gave it
-  persistent,  // what stands outside of the pickle, by its id: a tensor's storage
+  persistent,  // an object outside of the pickle, by its id: a tensor's storage
 };
 std::string_view name_of(PickleKind kind);
 
 class Pickle;
 
-// A value of a pickle, which must outlive it. Values may be shared and may contain themselves:
-// whoever walks them bounds the depth and the number of visits.
+// A value of a pickle, which must outlive it. Values may be shared and may contain themselves: code
+// that walks them must bound the depth and the number of visits.
 class PickleValue {
  public:
   PickleValue(const Pickle& pickle, std::uint32_t id) : pickle_(&pickle), id_(id) {}
@@ -51,13 +51,13 @@ class PickleValue {
   [[nodiscard]] const std::string& text() const;
   [[nodiscard]] const std::string& global() const;
 
-  // Of a list, tuple, set: the values. Of a dict: keys and values in turn. Of an object: the
-  // global, the arguments (a tuple) and, where there is one, the state. Of a persistent: its id.
+  // The values of a list, tuple or set; keys and values of a dict in turn; the global, the
+  // arguments (a tuple) and, if present, the state of an object; the id of a persistent.
   [[nodiscard]] std::size_t size() const;  // of a dict: the number of keys
   [[nodiscard]] PickleValue at(std::size_t i) const;
   [[nodiscard]] PickleValue key(std::size_t i) const;
   [[nodiscard]] PickleValue value(std::size_t i) const;
-  // Of a dict with few keys: the last value of this key, as Python has it.
+  // For a dict with few keys: the last value of this key, as in Python.
   [[nodiscard]] std::optional<PickleValue> find(std::string_view text_key) const;
   [[nodiscard]] PickleValue require(std::string_view text_key) const;
   [[nodiscard]] PickleValue argument(std::size_t i) const;  // of an object
@@ -71,12 +71,12 @@ class PickleValue {
   std::uint32_t id_;
 };
 
-// Which globals a pickle may name. Whatever it names, nothing is imported and nothing is called:
-// the list is there so that a file with anything else in it is refused by that name.
+// The globals that a pickle may name. Nothing is ever imported or called: the list exists so that a
+// file with other globals is refused with their names.
 struct PickleRules {
   bool (*allows)(std::string_view global) = nullptr;
-  const char* holds = "";   // "a torch.save file of tensors": what may be in there
-  const char* advice = "";  // what to do where something else is
+  const char* holds = "";   // "a torch.save file of tensors": the allowed contents
+  const char* advice = "";  // what to do if the file has other contents
 };
 
 class Pickle {
@@ -108,12 +108,11 @@ class Pickle {
 
 inline constexpr std::size_t pickle_bytes_limit = std::size_t{1} << 29;
 
-// Text of a file, in quotes, with everything escaped that a terminal could take for more than
-// letters, and shortened.
+// Text of a file in quotes, shortened, with all characters escaped that a terminal could interpret.
 std::string shown(std::string_view text);
 
-// Writes a pickle of protocol 2, which every Python reads. Containers are opened and closed by the
-// caller; the names say what Python would see.
+// Writes a pickle of protocol 2, which every Python reads. The caller opens and closes containers;
+// the methods are named by what Python would build.
 class PickleWriter {
  public:
   PickleWriter();
@@ -135,7 +134,7 @@ class PickleWriter {
   PickleWriter& build();       // gives the state on top to the object below
   PickleWriter& persistent();
   PickleWriter& tuple_of(const std::vector<std::int64_t>& values);
-  // A mark that `get` repeats the value on top by.
+  // Memoizes the value on top; `get` pushes it again.
   std::uint32_t put();
   PickleWriter& get(std::uint32_t memo);
   std::string finish();

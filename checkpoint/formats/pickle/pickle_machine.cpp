@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t pickle_nodes_limit = std::size_t{1} << 26;
 constexpr std::size_t pickle_name_limit = 1 << 16;
 
-// Strictly: no surrogates, nothing longer than it must be, as JSON wants it of names.
+// Strict, as JSON requires of names: no surrogates, no overlong sequences.
 bool is_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto byte = [&](std::size_t k) { return static_cast<unsigned char>(text[i + k]); };
@@ -45,7 +45,7 @@ void PickleMachine::run() {
       in_.size() <= pickle_bytes_limit,
       fmt::format("is a pickle of {} bytes, over the limit of {}", in_.size(), pickle_bytes_limit));
   check(in_.size() >= 2 && in_[0] == '\x80' && in_[1] >= 2 && in_[1] <= 5,
-        "is no pickle of protocol 2 to 5");
+        "is not a pickle of protocol 2 to 5");
   at_ = 2;
   while (step()) {
   }
@@ -91,7 +91,7 @@ PickleMachine::Id PickleMachine::add(PickleKind kind, std::int64_t integer, std:
 }
 
 std::vector<PickleMachine::Id> PickleMachine::pop_to_mark() {
-  check(!marks_.empty(), "closes what it never opened");
+  check(!marks_.empty(), "closes a container that it never opened");
   const auto first = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
   std::vector<Id> values(first, stack_.end());
   stack_.erase(first, stack_.end());
@@ -142,12 +142,12 @@ void PickleMachine::stack_global() {
 }
 
 void PickleMachine::set_items(Id dict, const std::vector<Id>& values) {
-  check(kind_of(dict) == PickleKind::dict, "sets an item of what is no dict (SETITEM)");
+  check(kind_of(dict) == PickleKind::dict, "sets an item of a value that is not a dict (SETITEM)");
   check(values.size() % 2 == 0, "has a key without a value");
   for (std::size_t i = 0; i < values.size(); i += 2) {
     const PickleKind key = kind_of(values[i]);
     check(key != PickleKind::list && key != PickleKind::dict && key != PickleKind::set,
-          "has a key that cannot be one");
+          "has a dict key of a mutable kind");
   }
   std::vector<Id>& items = items_of(dict);
   items.insert(items.end(), values.begin(), values.end());
@@ -157,7 +157,7 @@ void PickleMachine::call(const char* opcode) {
   const Id arguments = pop();
   const Id callable = pop();
   if (kind_of(callable) != PickleKind::global || kind_of(arguments) != PickleKind::tuple) {
-    refuse(fmt::format("calls what is no known function ({})", opcode));
+    refuse(fmt::format("calls a value that is not a known function ({})", opcode));
   }
   if (!is_dict_type(text_of(callable))) {
     push(add_items(PickleKind::object, {callable, arguments}));
@@ -172,10 +172,10 @@ void PickleMachine::call(const char* opcode) {
         const bool two =
             (kind_of(pair) == PickleKind::tuple || kind_of(pair) == PickleKind::list) &&
             items_of(pair).size() == 2;
-        check(two, "makes a dict of what are no pairs");
+        check(two, "makes a dict of values that are not pairs");
         content.push_back(items_of(pair)[0]);
         content.push_back(items_of(pair)[1]);
-        // One list may stand in many calls: what they copy is bounded by what was read.
+        // One list may be an argument of many calls: the copies are bounded by the bytes read.
         check(content.size() <= 2 * in_.size(), "copies more than it holds");
       }
     }

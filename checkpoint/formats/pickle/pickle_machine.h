@@ -1,5 +1,5 @@
 // The machine that reads a pickle's opcodes. It has a stack and a memo, and knows the opcodes that
-// build values; what would run code only ever makes a record of the call.
+// build values; an opcode that would run code only makes a record of the call.
 #pragma once
 
 #include <fmt/format.h>
@@ -71,13 +71,13 @@ class PickleMachine {
   std::vector<Id> pop_to_mark();
 
   void memoize(std::uint64_t index) {
-    // A memo grows by what is put there, so an index far away is no honest one.
+    // A memo grows with each value that is put there, so a larger index is not valid.
     check(index <= at_, "has a memo index larger than itself");
     if (index >= memo_.size()) memo_.resize(index + 1, absent);
     memo_[index] = top();
   }
   void recall(std::uint64_t index) {
-    check(index < memo_.size() && memo_[index] != absent, "asks for what it never memoized");
+    check(index < memo_.size() && memo_[index] != absent, "reads a memo entry that it never wrote");
     push(memo_[index]);
   }
 
@@ -89,18 +89,19 @@ class PickleMachine {
 
   void set_items(Id dict, const std::vector<Id>& values);
   void append(Id list, const std::vector<Id>& values, PickleKind kind) {
-    check(kind_of(list) == kind, kind == PickleKind::list ? "appends to what is no list (APPEND)"
-                                                          : "adds to what is no set (ADDITEMS)");
+    check(kind_of(list) == kind, kind == PickleKind::list
+                                     ? "appends to a value that is not a list (APPEND)"
+                                     : "adds to a value that is not a set (ADDITEMS)");
     std::vector<Id>& items = items_of(list);
     items.insert(items.end(), values.begin(), values.end());
   }
 
-  // The record of a call; of the dict types the dict itself.
+  // Makes a record of the call; for dict types, makes the dict itself.
   void call(const char* opcode);
 
   void build();
 
-  // An opcode; false after the last.
+  // Executes one opcode; false after the last.
   bool step();
   // Each executes the opcode if it is one of its kind.
   bool value_opcode(unsigned char opcode);

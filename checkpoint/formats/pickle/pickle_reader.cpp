@@ -1,4 +1,4 @@
-// The opcodes, each by what it does to the stack.
+// The opcodes and their effect on the stack.
 #include <fmt/format.h>
 #include <string>
 #include <utility>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t pickle_marks_limit = 1000;  // tuples, lists and dicts that are open at once
 
-// The opcodes that could appear and have no place here, for the message.
+// Describes opcodes that may appear but are not supported, for the message.
 std::string describe_opcode(unsigned char opcode) {
   switch (opcode) {
     case 'i':

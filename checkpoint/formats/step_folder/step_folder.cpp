@@ -1,4 +1,4 @@
-// Reading step folders: what is where, verified reads, what damage costs.
+// Reads step folders: places of tensors, verified reads, cost of damage.
 #include "checkpoint/formats/step_folder/step_folder.h"
 
 #include <fmt/format.h>
@@ -134,7 +134,7 @@ class StepSource final : public Source {
     const auto it = std::find_if(open_.begin(), open_.end(),
                                  [&](const auto& entry) { return entry.first == file; });
     if (it != open_.end()) return *it->second;
-    // Each keeps a chunk, and the chunks of large files are large.
+    // Each open file keeps a chunk, and the chunks of large files are large.
     std::uint64_t kept = manifest_.files[file].chunk_bytes;
     for (const auto& entry : open_) kept += manifest_.files[entry.first].chunk_bytes;
     while (!open_.empty() && (open_.size() >= most_open || kept > most_kept)) {

@@ -1,4 +1,4 @@
-// Where each element goes in a step folder, and the manifest at the end.
+// Places each element in a step folder, and writes the manifest at the end.
 #include "checkpoint/formats/step_folder/step_folder_sink.h"
 
 #include <fmt/format.h>
@@ -59,7 +59,7 @@ class StepSink final : public Sink {
     for (const std::string& name : carry_files(contents_, folder_)) {
       manifest_.files.push_back(record_of(name));
     }
-    // The same conversion of the same checkpoint gives the same bytes, its name included.
+    // The same conversion of the same checkpoint gives the same bytes, including the save id.
     manifest_.save_id = to_hex(checksum(to_text(manifest_)));
     write_file(folder_ / manifest_name, to_text(manifest_));
     sync_folder(folder_);

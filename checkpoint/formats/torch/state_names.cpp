@@ -1,5 +1,4 @@
-// Which of the tensors in a nest of dicts are the model's, which the optimizer's, and what they are
-// called.
+// Finds the model's tensors and the optimizer's in nested dicts, and names them.
 #include "checkpoint/formats/torch/state_names.h"
 
 #include <fmt/format.h>
@@ -47,7 +46,7 @@ bool is_digits(const std::string& text) {
          text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-// Where "state" stands in the path of a tensor of optimizer state, [..., "state", name, key].
+// Position of "state" in the path of a tensor of optimizer state, [..., "state", name, key].
 std::optional<std::size_t> state_place(const StatePath& path, const std::set<std::string>& known) {
   if (path.size() < 3 || path[path.size() - 3] != "state") return std::nullopt;
   const std::size_t at = path.size() - 3;
@@ -143,7 +142,7 @@ class Namer {
     all_in_module_ = std::all_of(tensors.begin(), tensors.end(), [](const StateTensor* t) {
       return t->path.back().starts_with(data_parallel);
     });
-    std::map<std::string, std::string> names, memory;  // to what they were, to whose they are
+    std::map<std::string, std::string> names, memory;  // new to old name; memory to first name
     std::size_t renamed = 0;
     for (StateTensor* tensor : tensors) {
       const std::string& before = tensor->path.back();
@@ -189,7 +188,7 @@ class Namer {
     out_.handles.push_back(tensor.handle);
   }
 
-  // param_groups stands whole, or as [i], or as [i].key.
+  // param_groups may be stored whole, as [i], or as [i].key.
   void read_groups() {
     if (states_.empty()) return;
     const std::string& owner = states_.begin()->first;
@@ -213,8 +212,8 @@ class Namer {
     std::erase_if(groups_, [](const json& group) { return !group.is_object(); });
   }
 
-  // The names of the parameters that the optimizer knows by number, or none where they cannot be
-  // told.
+  // The names of the parameters that the optimizer knows by number, or none if they are not
+  // certain.
   std::vector<std::string> numbered_parameters() {
     std::vector<std::string> names;
     for (const json& group : groups_) {
@@ -291,7 +290,7 @@ class Namer {
   void add_step(std::map<std::string, std::int64_t>& steps, const std::string& parameter,
                 double value) {
     TESSERA_CHECK(value >= 0 && value < 1e15 && value == std::floor(value), ErrorCode::checkpoint,
-                  "{}: the step of {} is {}, no whole number", source_, shown(parameter), value);
+                  "{}: the step of {} is {}, not a whole number", source_, shown(parameter), value);
     steps[parameter] = static_cast<std::int64_t>(value);
   }
 

@@ -1,5 +1,5 @@
-// From the nested state dicts that PyTorch programs save to a checkpoint's model tensors, optimizer
-// state and scalars.
+// Turns the nested state dicts that PyTorch programs save into a checkpoint's model tensors,
+// optimizer state and scalars.
 #pragma once
 
 #include <cstdint>
@@ -39,17 +39,17 @@ struct NamedState {
 };
 
 // Finds the model's tensors (at the top, or in dicts called model, module, state_dict ...) and the
-// optimizer's (in a dict with `state` and `param_groups`), takes the prefixes of wrappers off their
-// names, names optimizer state that has numbers, and turns steps and hyperparameters into scalars.
-// What belongs to neither is left out with a note. `number` reads a tensor of one element.
+// optimizer's (in a dict with `state` and `param_groups`), removes the prefixes of wrappers from
+// their names, replaces numbers of parameters by names, and turns steps and hyperparameters into
+// scalars. Other values are left out with a note. `number` reads a tensor of one element.
 NamedState name_state(StateItems items, const std::function<double(std::size_t handle)>& number,
                       const std::string& source);
 
-// Scalars under which the hyperparameters of the optimizer's parameter groups are kept: a list of
-// {"lr": ..., "params": [names]}; and the steps done by parameter.
+// The scalars that keep the hyperparameters of the optimizer's parameter groups, a list of {"lr":
+// ..., "params": [names]}, and the steps done by parameter.
 inline constexpr const char* param_groups_key = "param_groups";
 inline constexpr const char* step_counts_key = "optimizer_step_counts";
-// What a name is without the wrappers around its module.
+// The name without the wrappers around its module.
 std::string unwrapped_name(const std::string& name);
 
 }  // namespace tessera::checkpoint::formats

@@ -1,4 +1,4 @@
-// torch.save's files as a checkpoint: opening one, or the files of a folder; and writing one.
+// Opens torch.save's files, alone or in a folder, as a checkpoint, and writes such a file.
 #include "checkpoint/formats/torch/torch.h"
 
 #include <fmt/format.h>
@@ -50,10 +50,11 @@ bool begins_as_torch_file(const fs::path& path) {
     const std::string_view text(head.data(), head.size());
     const std::string ending = path.extension().string();
     const bool named = ending == ".bin" || ending == ".pt" || ending == ".pth" || ending == ".ckpt";
-    // What PyTorch wrote before it took to zip archives is recognised, to be refused with advice.
+    // Files from before PyTorch used zip archives are recognised in order to refuse them with
+    // advice.
     return text == "PK\x03\x04" || (named && text.starts_with("\x80\x02"));
   } catch (const Error&) {
-    return false;  // whoever opens it gets to know why
+    return false;  // opening it reports the reason
   }
 }
 
@@ -63,7 +64,7 @@ bool recognises_torch(const fs::path& path) {
          first_of(path, torch_optimizer_names).has_value();
 }
 
-// The numbered files of a folder, each of which is in the index, and the names that each must hold.
+// The numbered files of a folder's index, with the names that each must hold.
 std::map<std::string, std::set<std::string>> files_of_index(const fs::path& path) {
   const nlohmann::json index = parse_json(read_file(path, torch_index_limit), path.string());
   const bool sound = index.is_object() && index.contains("weight_map") &&

@@ -1,5 +1,5 @@
-// torch.save's archives: which records they have, which globals their pickles name, and the tensors
-// that these describe.
+// torch.save's archives: their records, the globals that their pickles may name, and the tensors
+// that they describe.
 #include "checkpoint/formats/torch/torch_archive.h"
 
 #include <fmt/format.h>
@@ -48,7 +48,7 @@ bool is_one_of(std::string_view name, std::initializer_list<std::string_view> na
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The folder of an archive: that of its one data.pkl.
+// The folder of an archive, which has one data.pkl.
 std::string folder_of(const ZipDirectory& directory, const std::string& source) {
   constexpr std::string_view pickle_name = "data.pkl";
   std::string folder;
@@ -70,7 +70,7 @@ std::string folder_of(const ZipDirectory& directory, const std::string& source) 
     found = true;
   }
   TESSERA_CHECK(found, ErrorCode::checkpoint,
-                "{} has no data.pkl: it is a zip archive, but no torch.save file", source);
+                "{} has no data.pkl: it is a zip archive, but not a torch.save file", source);
   return folder;
 }
 
@@ -164,7 +164,7 @@ bool is_torch_global(std::string_view global) {
   if (!global.starts_with(torch)) return false;
   const std::string_view name = global.substr(torch.size());
   if (torch_dtype_named(name) != nullptr) return true;
-  // Listed, so that a tensor of it is refused by its own name.
+  // Listed so that a tensor of such a type is refused by its own name.
   if (is_one_of(name, {"complex128", "complex32", "qint8", "quint8", "qint32", "quint4x2",
                        "quint2x4", "ComplexDoubleStorage", "QInt8Storage", "QUInt8Storage",
                        "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})) {
@@ -203,7 +203,7 @@ TorchArchive::TorchArchive(FileTable& files, std::size_t file, std::uint64_t off
 StoredRecord TorchArchive::storage(const std::string& key) const {
   const ZipRecord* record = directory_->find(prefix_ + "data/" + key);
   TESSERA_CHECK(record != nullptr, ErrorCode::checkpoint,
-                "{}: there is no record of storage {}; the file is damaged", source_, shown(key));
+                "{}: storage {} has no record; the file is damaged", source_, shown(key));
   return {file_, offset_ + record->offset, record->bytes, record->crc, record->name};
 }
 
@@ -212,7 +212,7 @@ std::optional<TorchTensor> TorchArchive::tensor(const PickleValue& value) const 
   return call(value.at(0).global(), value.at(1), 0);
 }
 
-// What a function that makes tensors would make of these arguments.
+// The tensor that a function would make from these arguments.
 std::optional<TorchTensor> TorchArchive::call(const std::string& function,
                                               const PickleValue& arguments, int depth) const {
   TESSERA_CHECK(depth < 4, ErrorCode::checkpoint, "{}: a tensor of a tensor of a tensor", source_);
@@ -228,7 +228,7 @@ std::optional<TorchTensor> TorchArchive::call(const std::string& function,
     const PickleValue inner = arguments.at(0);
     if (inner.is(PickleKind::object)) return call(inner.at(0).global(), inner.at(1), depth + 1);
   }
-  // A tensor with attributes: FSDP leaves some on what it gathered.
+  // A tensor with attributes: FSDP adds some to gathered tensors.
   if (function == "torch._tensor._rebuild_from_type_v2" && arguments.at(0).is(PickleKind::global) &&
       (arguments.at(1).is_global("torch.Tensor") ||
        arguments.at(1).is_global("torch.nn.parameter.Parameter"))) {

@@ -1,4 +1,4 @@
-// The zip archives of torch.save, and what their pickles say of tensors.
+// The zip archives of torch.save, and the tensors that their pickles describe.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace tessera::checkpoint::formats {
 
-// An element type in PyTorch's words.
+// An element type by its names in PyTorch.
 struct TorchDType {
   const char* dtype;    // of module torch: "float32"
   const char* storage;  // its typed storage, or null: "FloatStorage"
-  const char* stored;   // in safetensors' words: "F32"
+  const char* stored;   // in safetensors: "F32"
 };
 const TorchDType* torch_dtype(const StoredDType& stored);    // null: PyTorch has none
 const TorchDType* torch_dtype_named(std::string_view name);  // "float32"
 
-// What a pickled tensor is: a view of a storage that stands in the archive.
+// A pickled tensor: a view of a storage in the archive.
 struct TorchTensor {
   const StoredDType* stored = nullptr;
   std::vector<std::int64_t> shape, strides;
@@ -32,21 +32,21 @@ struct TorchTensor {
   std::string key;         // of the storage
 };
 
-// Globals that torch.save files of tensors and plain values are made of.
+// Globals that occur in torch.save files of tensors and plain values.
 extern const PickleRules torch_rules;
 bool is_torch_global(std::string_view global);
 
 // An archive that is a file or a part of one.
 class TorchArchive {
  public:
-  // Bytes [offset, offset + bytes) of a file of the table. `source` is the file in quotes, and
-  // where in it; it begins every Error.
+  // Bytes [offset, offset + bytes) of a file of the table. `source`, the file in quotes and the
+  // place in it, begins every Error.
   TorchArchive(FileTable& files, std::size_t file, std::uint64_t offset, std::uint64_t bytes,
                std::string source, const PickleRules& rules = torch_rules);
   [[nodiscard]] PickleValue root() const { return pickle_->root(); }
   [[nodiscard]] const std::string& source() const { return source_; }
   [[nodiscard]] std::size_t values() const { return pickle_->values(); }
-  // None where the value is no tensor. A tensor that cannot be read (sparse, quantized, complex
+  // None if the value is not a tensor. A tensor that cannot be read (sparse, quantized, complex
   // double) is an Error with its kind.
   [[nodiscard]] std::optional<TorchTensor> tensor(const PickleValue& value) const;
   // The record of a storage.
@@ -64,10 +64,10 @@ class TorchArchive {
   std::unique_ptr<Pickle> pickle_;
 };
 
-// What a torch.size object or a tuple or list of integers says.
+// The integers of a torch.Size object, a tuple or a list.
 std::vector<std::int64_t> integers_of(const PickleValue& value);
-// None, booleans, numbers, strings, and lists, tuples and dicts of them as JSON; what is something
-// else becomes its kind in words, and what goes too far in depth or number "...".
+// None, booleans, numbers, strings, and lists, tuples and dicts of them as JSON. Other values
+// become their kind in words, and values beyond the limits of depth and number become "...".
 class PickleToJson {
  public:
   nlohmann::json convert(const PickleValue& value, int depth = 0);
@@ -80,7 +80,7 @@ class PickleToJson {
 
 // -- Writing
 
-// The pickle of a tensor: the storage `key` of `storage_elements`, row-major from its beginning.
+// The pickle of a tensor: the storage `key` of `elements`, row-major from its beginning.
 void write_tensor(PickleWriter& pickle, const TorchDType& dtype, const std::string& key,
                   std::int64_t elements, const std::vector<std::int64_t>& shape);
 // The records of an archive `folder`/... with this pickle and storages of these sizes.

@@ -12,8 +12,7 @@ namespace tessera::checkpoint::formats {
 
 namespace {
 
-// What torch.optim's groups hold where nobody said otherwise: without all of these keys a group
-// cannot be loaded.
+// The defaults of torch.optim's groups. A group without all of these keys cannot be loaded.
 nlohmann::json adamw_defaults() {
   return {{"lr", 1e-3},
           {"betas", {0.9, 0.999}},
@@ -47,7 +46,7 @@ OptimizerLayout::OptimizerLayout(const Contents& contents) {
     if (tensor.part != Part::optimizer) continue;
     const std::size_t dot = tensor.name.rfind('.');
     TESSERA_CHECK(dot != std::string::npos && dot > 0, ErrorCode::checkpoint,
-                  "the optimizer's tensor {} does not say whose it is", shown(tensor.name));
+                  "the optimizer's tensor {} has no parameter in its name", shown(tensor.name));
     const std::string name = tensor.name.substr(0, dot);
     const std::string key = tensor.name.substr(dot + 1);
     const auto number = numbers.find(name);
@@ -73,7 +72,7 @@ void OptimizerLayout::set_steps(const Contents& contents) {
     if (counts != scalars.end() && counts->is_object() && counts->contains(parameter.name)) {
       const nlohmann::json& count = counts->at(parameter.name);
       TESSERA_CHECK(count.is_number(), ErrorCode::checkpoint,
-                    "the steps done on {} are no number: the checkpoint is damaged",
+                    "the steps done on {} are not a number: the checkpoint is damaged",
                     shown(parameter.name));
       parameter.step = count.get<float>();
     } else {

@@ -23,10 +23,10 @@ class OptimizerLayout {
 
   OptimizerLayout() = default;
   explicit OptimizerLayout(const Contents& contents);
-  // Those with state, in the model's order.
+  // The parameters with state, in the model's order.
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
-  // The groups that the checkpoint came with, or one of PyTorch's defaults with all parameters; a
-  // list of dicts, "betas" to be written as a tuple.
+  // The groups of the checkpoint, or one group with PyTorch's defaults and all parameters: a list
+  // of dicts, whose "betas" are to be written as a tuple.
   [[nodiscard]] const nlohmann::json& groups() const { return groups_; }
 
  private:

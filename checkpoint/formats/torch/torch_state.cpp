@@ -54,7 +54,7 @@ class StateWalker {
     } else if (key.is(PickleKind::integer)) {
       path_.push_back(std::to_string(key.integer()));
     } else {
-      return;  // a key of another kind names nothing of a state dict
+      return;  // a key of another kind is not a name in a state dict
     }
     walk(value);
     path_.pop_back();

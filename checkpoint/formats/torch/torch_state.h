@@ -1,5 +1,5 @@
-// What a torch.save file holds, as a nest of state dicts: its tensors in a PieceStore, its plain
-// values beside them.
+// The contents of a torch.save file as nested state dicts: tensors in a PieceStore, and plain
+// values.
 #pragma once
 
 #include <filesystem>
@@ -11,8 +11,8 @@
 
 namespace tessera::checkpoint::formats {
 
-// Adds what `value` of the archive holds, under `path`. Of plain values, those that an optimizer
-// needs are kept.
+// Adds the contents of `value` of the archive, under `path`. Keeps only the plain values that an
+// optimizer needs.
 void add_state(StateItems& items, PieceStore& store, const TorchArchive& archive,
                const PickleValue& value, const StatePath& path);
 // Adds a tensor of the archive; `what` is its name for errors.
@@ -20,7 +20,7 @@ std::size_t add_torch_tensor(PieceStore& store, const TorchArchive& archive,
                              const TorchTensor& tensor, const std::string& what);
 // The small files of a model in a folder: config.json, the tokenizer's.
 void add_model_files(Contents& contents, const std::filesystem::path& folder);
-// A source of what name_state found.
+// A source of the result of name_state.
 std::unique_ptr<Source> make_source(PieceStore store, NamedState state);
 
 }  // namespace tessera::checkpoint::formats

@@ -1,4 +1,4 @@
-// Reading the central directory of a zip archive, and believing it only where the archive agrees.
+// Reads the central directory of a zip archive, and checks it against the archive.
 #include "checkpoint/formats/torch/zip.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t end_bytes = 22;      // of the end of the central directory
 constexpr std::uint64_t end64_bytes = 56;    // the same of ZIP64
-constexpr std::uint64_t locator_bytes = 20;  // what says where that is
+constexpr std::uint64_t locator_bytes = 20;  // of the locator of the ZIP64 end
 constexpr std::uint64_t central_bytes = 46;  // a record's part of the directory, less its names
 constexpr std::uint64_t local_bytes = 30;    // a record's own header, less its names
 constexpr std::uint64_t comment_limit = 65535;
@@ -32,7 +32,7 @@ std::uint64_t number_at(std::string_view bytes, std::uint64_t at, int width) {
 
 struct DirectoryPlace {
   std::uint64_t offset = 0, bytes = 0, records = 0;
-  std::uint64_t end = 0;  // where the directory and what follows it must not reach
+  std::uint64_t end = 0;  // the directory and the bytes behind it must end before this
 };
 
 struct CentralRecord {
@@ -72,8 +72,8 @@ class DirectoryReader {
 
  private:
   [[noreturn]] void refuse(const std::string& problem) const {
-    fail(ErrorCode::checkpoint, "{} {}: the zip archive is damaged or no torch.save file", source_,
-         problem);
+    fail(ErrorCode::checkpoint, "{} {}: the zip archive is damaged or not a torch.save file",
+         source_, problem);
   }
   void check(bool condition, const char* problem) const {
     if (!condition) refuse(problem);
@@ -87,7 +87,7 @@ class DirectoryReader {
 
   DirectoryPlace find_directory() {
     check(bytes_ >= end_bytes, "is cut short");
-    // Most archives have no comment: a short look first.
+    // Most archives have no comment: try a short read first.
     for (const std::uint64_t look : {std::uint64_t{4096}, end_bytes + comment_limit}) {
       const std::uint64_t length = std::min(bytes_, look);
       tail_ = read(bytes_ - length, length);
@@ -113,7 +113,7 @@ class DirectoryReader {
         check(at <= end - locator_bytes && end - locator_bytes - at >= end64_bytes,
               "has a ZIP64 directory outside of the file");
         const std::string wide = read(at, end64_bytes);
-        check(number_at(wide, 0, 4) == 0x06064b50, "has no ZIP64 directory where it says");
+        check(number_at(wide, 0, 4) == 0x06064b50, "has no ZIP64 directory at the stated place");
         place = {number_at(wide, 48, 8), number_at(wide, 40, 8), number_at(wide, 32, 8), at};
       }
     }
@@ -167,7 +167,7 @@ class DirectoryReader {
     return out;
   }
 
-  // Numbers of 32 bits that say "see below" stand in the ZIP64 field, in this order.
+  // 32-bit numbers of value 0xffffffff stand in the ZIP64 field, in this order.
   void widen(std::string_view extra, std::initializer_list<std::uint64_t*> numbers) const {
     constexpr std::uint64_t see_below = 0xffffffff;
     if (std::none_of(numbers.begin(), numbers.end(),
@@ -228,7 +228,7 @@ void put_number(std::string& out, std::uint64_t value, int width) {
 }
 
 std::uint64_t header_of(const ZipPlan& record) {
-  // What follows the name so that the data begins on a multiple: a field has at least four bytes.
+  // Padding behind the name aligns the data: a field has at least four bytes.
   const std::uint64_t wide = record.bytes >= wide_limit ? 20 : 0;
   return local_bytes + record.name.size() + wide + 4;
 }
@@ -360,7 +360,7 @@ std::uint64_t ZipWriter::missing() const {
   return current_ < records_.size() ? records_[current_].bytes - written_ : 0;
 }
 
-// Records without bytes are complete before they begin.
+// Records without bytes are complete at once.
 void ZipWriter::skip_complete() {
   while (current_ < records_.size() && written_ == records_[current_].bytes) {
     const std::uint64_t local = local_offset_of(records_, current_);

@@ -1,5 +1,5 @@
-// Zip archives of stored records, as torch.save writes them: read by the central directory alone,
-// written with every record's data on a multiple of 64 bytes.
+// Zip archives of stored records, as torch.save writes them. The reader uses the central directory
+// alone; the writer places every record's data on a multiple of 64 bytes.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct ZipRecord {
   std::uint32_t crc = 0;  // 0: the archive has none
 };
 
-// The directory of an archive that is `bytes` long, a file or a part of one. Refused with
+// The directory of an archive that is `bytes` long, a file or a part of one. Refuses these with an
 // Error(checkpoint) that begins with `source`: compression and encryption, records outside of the
 // archive, records that share bytes, a name twice, names with NUL, backslash or "..".
 class ZipDirectory {
@@ -33,7 +33,7 @@ class ZipDirectory {
   std::vector<ZipRecord> records_;
 };
 
-// How large the directory says to be, which is read at once.
+// The stated size of the directory, which is read at once.
 std::uint64_t zip_directory_bytes(const ReadBytes& read, std::uint64_t bytes,
                                   const std::string& source);
 
@@ -44,14 +44,14 @@ struct ZipPlan {
   std::uint64_t offset = 0;  // set by plan_zip: of its data, from the archive's start
 };
 
-// Where the records of an archive go; returns the archive's size.
+// Places the records of an archive; returns the archive's size.
 std::uint64_t plan_zip(std::vector<ZipPlan>& records);
 
-// Writes a planned archive at `base` of a file, its records in order.
+// Writes a planned archive at `base` of a file, with its records in order.
 class ZipWriter {
  public:
   ZipWriter(File& file, std::uint64_t base, std::vector<ZipPlan> records);
-  // The next bytes of the record that is being written; the next record begins when it is whole.
+  // Appends the next bytes of the current record; the next record begins when it is complete.
   void append(const void* data, std::size_t bytes);
   void append(std::string_view data) { append(data.data(), data.size()); }
   // Bytes that the current record still lacks; 0 after the last.

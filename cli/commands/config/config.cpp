@@ -31,21 +31,20 @@ std::optional<std::string> ask_terminal(const std::string& question) {
 }
 
 void write_config(const std::string& path, const std::string& text, bool replaces) {
-  (void)parse_accelerate_config(text, path);  // what is written can be read
+  (void)parse_accelerate_config(text, path);  // the text must be readable
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replaces ? O_TRUNC : O_EXCL);
   const comm::FileDescriptor file(::open(path.c_str(), flags, 0666));
   TESSERA_CHECK(file.get() >= 0 || errno != EEXIST, ErrorCode::configuration,
-                "{} exists and is not written over; name another with --config-file", path);
+                "{} exists and is not overwritten; name another file with --config-file", path);
   TESSERA_CHECK(file.get() >= 0, full_disk_or(errno, ErrorCode::configuration),
                 "{} cannot be written: {}", path, describe_errno("open", errno));
   const ssize_t written = ::write(file.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size())) {
     const int reason = written < 0 ? errno : ENOSPC;
-    if (!replaces) ::unlink(path.c_str());  // half a file would be refused, or believed
+    if (!replaces) ::unlink(path.c_str());  // an incomplete file could be read as a complete one
     fail(full_disk_or_runtime(reason), "{}: {}", path, describe_errno("write", reason));
   }
-  fmt::print("configuration saved at {}; tessera config explain {} says what it does\n", path,
-             path);
+  fmt::print("configuration saved at {}; tessera config explain {} explains it\n", path, path);
 }
 
 int write_by_questions(const std::string& path) {
@@ -55,15 +54,16 @@ int write_by_questions(const std::string& path) {
   const bool exists = std::filesystem::exists(path);
   if (exists) {
     const auto answer =
-        ask_terminal(fmt::format("{} exists. Write over it? (yes, no) [no]: ", path));
+        ask_terminal(fmt::format("{} exists. Overwrite it? (yes, no) [no]: ", path));
     TESSERA_CHECK(answer && (answer->starts_with('y') || answer->starts_with('Y')),
-                  ErrorCode::usage, "{} stays as it is; name another with --config-file", path);
+                  ErrorCode::usage, "{} is not changed; name another file with --config-file",
+                  path);
   }
   write_config(path, config_text(ask_questions(ask_terminal)), exists);
   return 0;
 }
 
-// Reading a file is not all: its settings have to be values that a recipe takes, together.
+// Reading a file is not enough: a recipe must accept its settings together.
 Recipe recipe_for(const AccelerateConfig& config, const std::string& recipe_file,
                   const std::vector<std::string>& overrides, int ranks) {
   const std::string text =
@@ -114,7 +114,7 @@ std::vector<Argument> file_arguments(FileCommand& command) {
            .required = true},
           {.name = "recipe",
            .target = &command.recipe,
-           .help = "A recipe that it goes before",
+           .help = "A recipe that the configuration is applied to",
            .type = "RECIPE"},
           {.name = "--set",
            .target = &command.overrides,
@@ -122,7 +122,7 @@ std::vector<Argument> file_arguments(FileCommand& command) {
            .type = "KEY=VALUE"},
           {.name = "--world-size",
            .target = &command.ranks,
-           .help = "Ranks, where the file's num_processes is not meant",
+           .help = "Ranks, in place of the file's num_processes",
            .least = 1,
            .most = 1 << 16}};
 }
@@ -167,7 +167,7 @@ Command describe_default() {
   return {.arguments = {written_file(&options->file),
                         {.name = "--mixed-precision",
                          .target = &options->mixed_precision,
-                         .help = "What ranks compute in",
+                         .help = "The precision of computation",
                          .type = "no|bf16|fp16",
                          .shows_default = true}},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};
@@ -182,23 +182,24 @@ struct ConfigCommand {
 
 Command describe_config() {
   const auto options = std::make_shared<ConfigCommand>();
-  return {.arguments = {written_file(&options->file),
-                        {.name = "--keys",
-                         .target = &options->keys,
-                         .help = "List Accelerate's keys and what they do here, as Markdown"}},
-          .run =
-              [options](const std::vector<std::string>&) {
-                if (!options->keys) return write_by_questions(options->file);
-                fmt::print("{}", accelerate_reference());
-                return 0;
-              },
-          .footer = "Without a subcommand it asks questions and writes the answers.",
-          .nested = {{"default", "Write a file for this machine without questions",
-                      describe_default, "tessera config default --mixed-precision bf16"},
-                     {"check", "Say what is wrong with a file, or unused", describe_check,
-                      "tessera config check accelerate.yaml"},
-                     {"explain", "Say what each key of a file does, and what it costs a recipe",
-                      describe_explain, "tessera config explain accelerate.yaml recipe.yaml"}}};
+  return {
+      .arguments = {written_file(&options->file),
+                    {.name = "--keys",
+                     .target = &options->keys,
+                     .help = "List Accelerate's keys and their effect here, as Markdown"}},
+      .run =
+          [options](const std::vector<std::string>&) {
+            if (!options->keys) return write_by_questions(options->file);
+            fmt::print("{}", accelerate_reference());
+            return 0;
+          },
+      .footer = "Without a subcommand it asks questions and writes the answers.",
+      .nested = {{"default", "Write a file for this node without questions", describe_default,
+                  "tessera config default --mixed-precision bf16"},
+                 {"check", "Report the errors and the unused keys of a file", describe_check,
+                  "tessera config check accelerate.yaml"},
+                 {"explain", "Explain the effect of each key of a file, and its cost for a recipe",
+                  describe_explain, "tessera config explain accelerate.yaml recipe.yaml"}}};
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// The table of Accelerate's keys and a file's settings, for people.
+// The table of Accelerate's keys and the settings of a file, as text.
 #include "cli/commands/config/explain.h"
 
 #include <fmt/format.h>
@@ -39,8 +39,7 @@ std::string becomes_text(const AccelerateKey& key) {
 
 std::string table(const std::string& group) {
   std::string text =
-      "| key | version | taken | refused | becomes | what it does here "
-      "|\n|---|---|---|---|---|---|\n";
+      "| key | version | accepted | refused | becomes | effect here |\n|---|---|---|---|---|---|\n";
   for (const AccelerateKey& key : accelerate_keys()) {
     if (key.group != group) continue;
     const std::string version = key.version != 0         ? std::to_string(key.version)
@@ -61,7 +60,7 @@ std::string said_value(const YamlNode& value) {
   return describe(value);
 }
 
-// "NO_SHARD: nothing is split", for a value that the key's row explains.
+// "NO_SHARD: nothing is sharded", for a value that the key's row explains.
 std::string meaning_of(const AccelerateKey& key, const YamlNode& value) {
   if (value.kind != YamlNode::Kind::scalar) return "";
   for (const AccelerateExample& example : key.taken) {
@@ -74,7 +73,7 @@ std::string meaning_of(const AccelerateKey& key, const YamlNode& value) {
   return "";
 }
 
-// What the recipe then has, as it was read.
+// The recipe's value, as it was read.
 std::string value_in(const Recipe& recipe, const std::string& name) {
   for (const RecipeKey& key : recipe_keys()) {
     if (key.name != name || !key.write) continue;
@@ -141,7 +140,7 @@ std::string explain_settings(const AccelerateConfig& config, const Recipe& recip
   }
   for (const OuterSetting& setting : config.settings) {
     if (!setting.assumed || setting.where != config.source) continue;
-    text += fmt::format("  (not said)\n      {}: {}\n      {}, where the recipe does not say\n",
+    text += fmt::format("  (not given)\n      {}: {}\n      {}, if the recipe does not set it\n",
                         setting.recipe_key, value_in(recipe, setting.recipe_key), setting.said);
   }
   return text;
@@ -156,7 +155,7 @@ std::string explain_costs(const AccelerateConfig& config, const Recipe& recipe,
   std::string text =
       fmt::format("\non {}, {} rank{}, {}: a rank holds {}, and a step moves {}\n", recipe.source,
                   ranks, ranks == 1 ? "" : "s",
-                  world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
+                  world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one node",
                   bytes_text(whole.plan->total()), bytes_text(whole.plan->moved_bytes()));
   std::vector<std::string> without_difference;
   for (std::size_t i = 0; i < config.settings.size(); ++i) {

@@ -1,4 +1,4 @@
-// What a configuration file does here, and what it costs a recipe.
+// Explains the effect of a configuration file, and its cost for a recipe.
 #pragma once
 
 #include <functional>
@@ -8,10 +8,10 @@
 
 namespace tessera::cli {
 
-// Each key of the file with what it becomes in `recipe`, which was read under it.
+// Each key of the file with the key that it sets in `recipe`, which was read under the file.
 std::string explain_settings(const AccelerateConfig& config, const Recipe& recipe);
 
-// From the plan: what a rank holds and moves under the file, and the difference that each of its
+// From the plan: a rank's memory and traffic under the file, and the difference that each of its
 // settings makes. `recipe_under` reads the recipe under another configuration.
 std::string explain_costs(const AccelerateConfig& config, const Recipe& recipe,
                           const std::function<Recipe(const AccelerateConfig&)>& recipe_under,

@@ -1,4 +1,4 @@
-// Asks in the order in which answers decide about further questions.
+// Asks questions in the order in which answers decide about further questions.
 #include "cli/commands/config/questions.h"
 
 #include <fmt/format.h>
@@ -26,14 +26,14 @@ class Interview {
  public:
   explicit Interview(const Ask& ask) : ask_(ask) {}
 
-  // The answer, which `problem` finds nothing wrong with; `fallback` for an empty line.
+  // An answer in which `problem` finds no error; an empty line means `fallback`.
   std::string text(const std::string& question, const std::string& fallback,
                    const std::function<std::string(const std::string&)>& problem) {
     std::string complaint;
     for (;;) {
       const auto line = ask_(fmt::format("{}{} [{}]: ", complaint, question, fallback));
       TESSERA_CHECK(line.has_value(), ErrorCode::usage,
-                    "the answers ended before the questions; nothing was written");
+                    "the input ended before all questions were answered; nothing was written");
       std::string answer = without_spaces_around(*line);
       if (answer.empty()) return fallback;
       const std::string wrong = problem(answer);
@@ -103,11 +103,12 @@ void ask_sharding(Interview& interview, ConfigAnswers& answers) {
         {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"});
   } else {
     answers.reshard =
-        interview.truth("Give parameters up between forward and backward", answers.reshard);
+        interview.truth("Free parameters between forward and backward", answers.reshard);
   }
   answers.offload =
       interview.truth("Keep parameters, gradients and moments on the host", answers.offload);
-  answers.wrap_policy = interview.choice("What makes a unit", answers.wrap_policy, policies);
+  answers.wrap_policy =
+      interview.choice("How the model is divided into units", answers.wrap_policy, policies);
   if (answers.wrap_policy == policies[0]) {
     const std::string own = "the model's own";
     const std::string names =
@@ -119,9 +120,9 @@ void ask_sharding(Interview& interview, ConfigAnswers& answers) {
         std::to_string(interview.number("Parameters of the smallest unit", usual, usual * 10'000));
   }
   if (first) {
-    answers.backward_prefetch = interview.choice("When the next unit is gathered in the backward",
-                                                 answers.backward_prefetch,
-                                                 {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"});
+    answers.backward_prefetch =
+        interview.choice("Time to gather the next unit in the backward", answers.backward_prefetch,
+                         {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"});
   }
   answers.state_dict_type =
       interview.choice("Checkpoints", first ? "FULL_STATE_DICT" : "SHARDED_STATE_DICT",
@@ -183,8 +184,8 @@ ConfigAnswers ask_questions(const Ask& ask) {
   ConfigAnswers answers = default_answers();
   Interview interview(ask);
   answers.processes =
-      static_cast<int>(interview.number("Ranks on this machine", answers.processes, most_ranks));
-  answers.cpu = interview.truth("Compute on the CPU, whether there is a GPU or not", answers.cpu);
+      static_cast<int>(interview.number("Ranks on this node", answers.processes, most_ranks));
+  answers.cpu = interview.truth("Compute on the CPU, even if there is a GPU", answers.cpu);
   answers.mixed_precision = interview.choice("Mixed precision", "no", {"no", "bf16", "fp16"});
   answers.fsdp = interview.truth("Shard the model over the ranks (FSDP)", true);
   if (answers.fsdp) ask_sharding(interview, answers);

@@ -1,4 +1,4 @@
-// The questions of `tessera config`, and the file that the answers make.
+// The questions of `tessera config`, and the file that is made from the answers.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 
 namespace tessera::cli {
 
-// What a file says; the defaults are those of `tessera config default`.
+// The values of a file; the defaults are those of `tessera config default`.
 struct ConfigAnswers {
   int processes = 1;
   bool cpu = true;
@@ -25,15 +25,15 @@ struct ConfigAnswers {
   bool activation_checkpointing = false;
 };
 
-// For this machine: a rank for each GPU, or on the CPU for each core.
+// For this node: one rank for each GPU, or on the CPU one for each core.
 ConfigAnswers default_answers();
 
-// `ask` prints a question and returns a line; none at the end of the input, which is an
+// `ask` prints a question and returns a line, or nothing at the end of the input, which is an
 // Error(usage). A wrong answer is asked for again.
 using Ask = std::function<std::optional<std::string>(const std::string& question)>;
 ConfigAnswers ask_questions(const Ask& ask);
 
-// YAML as Accelerate reads and writes it: keys in order.
+// YAML as Accelerate reads and writes it: sorted keys.
 std::string config_text(const ConfigAnswers& answers);
 
 }  // namespace tessera::cli

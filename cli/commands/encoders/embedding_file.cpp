@@ -1,4 +1,5 @@
-// Embeddings as .npy and .safetensors. The header's room is the same whatever the number of rows.
+// Embeddings as .npy and .safetensors. The size of the header does not depend on the number of
+// rows.
 #include "cli/commands/encoders/embedding_file.h"
 
 #include <fmt/format.h>
@@ -13,7 +14,8 @@ namespace tessera::cli {
 namespace {
 
 constexpr std::size_t header_bytes = 256;
-static_assert(std::endian::native == std::endian::little, "both formats are written as memory is");
+static_assert(std::endian::native == std::endian::little,
+              "both formats are written from memory without changes");
 
 bool is_npy(const std::filesystem::path& path) {
   return path.extension() == ".npy";
@@ -33,7 +35,7 @@ std::string npy_header(std::int64_t rows, std::int64_t dimension) {
   return header + text;
 }
 
-// The length of the JSON, then the JSON, which may end with spaces.
+// The length of the JSON, then the JSON, padded with spaces.
 std::string safetensors_header(std::int64_t rows, std::int64_t dimension) {
   std::string json = fmt::format(
       R"({{"__metadata__":{{"format":"pt"}},"embeddings":{{"dtype":"F32","shape":[{},{}],)"

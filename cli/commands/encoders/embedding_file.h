@@ -1,5 +1,5 @@
 // A file of embeddings, [rows, dimension] of fp32: NumPy's .npy or .safetensors. Several ranks may
-// write one; its rows come in any order, and how many there are is said at the end.
+// write one file; the rows come in any order, and their number is given at the end.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace tessera::cli {
 
-// It has its name when it is whole: until finish() it is PATH.partial, which goes again with an
-// error.
+// The file gets its name when it is complete: until finish() it is PATH.partial, which is removed
+// after an error.
 class EmbeddingFile {
  public:
-  // Collective. Error(usage) for a name that says no format.
+  // Collective. Error(usage) for a name without a known format.
   EmbeddingFile(std::filesystem::path path, std::int64_t dimension, const Context& context);
   ~EmbeddingFile();
   EmbeddingFile(const EmbeddingFile&) = delete;
@@ -29,7 +29,7 @@ class EmbeddingFile {
   // Collective, once every rank has written its rows.
   void finish(std::int64_t rows);
 
-  // Error(usage) unless the name says a format: for those who have not opened one yet.
+  // Error(usage) unless the name has a known format: for code that has not opened a file yet.
   static void check_name(const std::filesystem::path& path);
   // Whether a file that begins like this was written here.
   static bool is_one(std::string_view beginning);

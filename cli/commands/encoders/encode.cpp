@@ -1,4 +1,4 @@
-// `tessera encode`: the sentences of a file, one a line, as a matrix of embeddings.
+// `tessera encode`: the sentences of a file, one per line, as a matrix of embeddings.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -23,7 +23,7 @@
 namespace tessera::cli {
 namespace {
 
-// Sentences that are sorted by length at a time; what is in memory of a file of any length.
+// Sentences that are sorted by length together; limits the memory for files of any length.
 constexpr std::size_t window_sentences = 16'384;
 
 // A file's lines, or those of stdin.
@@ -36,7 +36,8 @@ class Lines {
                   "{}: cannot be read", path);
   }
 
-  // The next ones, at most `limit`; none at the end. Error(data) for a line that is no sentence.
+  // The next lines, at most `limit`; none at the end. Error(data) for a line that is not a
+  // sentence.
   std::vector<std::string> take(std::size_t limit) {
     std::vector<std::string> lines;
     std::string line;
@@ -151,31 +152,32 @@ int EncodeCommand::run() const {
 
 Command describe_encode() {
   const auto command = std::make_shared<EncodeCommand>();
-  return {.arguments =
-              {{.name = "folder",
-                .target = &command->folder,
-                .help = "A folder of Sentence Transformers, of a BERT or MPNet (pooled by the "
-                        "mean), of a run's steps, or of an adapter",
-                .type = "FOLDER",
-                .required = true},
-               base_argument(command->base),
-               {.name = "--input",
-                .target = &command->input,
-                .help = "The sentences, one a line, UTF-8; - reads stdin",
-                .type = "FILE"},
-               {.name = "--out",
-                .target = &command->out,
-                .help = "Where to write a row of fp32 a sentence: F.npy, or F.safetensors "
-                        "with the tensor `embeddings`",
-                .type = "FILE"},
-               {.name = "--batch-size",
-                .target = &command->batch_size,
-                .help = "Sentences of one forward; no result depends on it",
-                .shows_default = true,
-                .least = 1},
-               {.name = "--normalize", .target = &command->normalize, .help = "Rows of length 1"},
-               encoding_device_argument(command->device),
-               encoding_dtype_argument(command->dtype)},
+  return {.arguments = {{.name = "folder",
+                         .target = &command->folder,
+                         .help = "A folder of Sentence Transformers, of a BERT or MPNet (mean "
+                                 "pooling), of a run's steps, or of an adapter",
+                         .type = "FOLDER",
+                         .required = true},
+                        base_argument(command->base),
+                        {.name = "--input",
+                         .target = &command->input,
+                         .help = "The sentences, one per line, in UTF-8; - reads stdin",
+                         .type = "FILE"},
+                        {.name = "--out",
+                         .target = &command->out,
+                         .help = "The result, one row of fp32 per sentence: F.npy, or "
+                                 "F.safetensors with the tensor `embeddings`",
+                         .type = "FILE"},
+                        {.name = "--batch-size",
+                         .target = &command->batch_size,
+                         .help = "Sentences in one forward; does not change the result",
+                         .shows_default = true,
+                         .least = 1},
+                        {.name = "--normalize",
+                         .target = &command->normalize,
+                         .help = "Scale each row to length 1"},
+                        encoding_device_argument(command->device),
+                        encoding_dtype_argument(command->dtype)},
           .run = [command](const std::vector<std::string>&) { return command->run(); },
           .footer = "Ranks under `tessera launch` share the sentences and write one file."};
 }

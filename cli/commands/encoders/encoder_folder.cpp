@@ -1,4 +1,4 @@
-// Finding, building, sharding and filling a sentence encoder.
+// Finds, builds, shards and loads a sentence encoder.
 #include "cli/commands/encoders/encoder_folder.h"
 
 #include <fmt/format.h>
@@ -51,7 +51,7 @@ DType parse_compute_dtype(const std::string& name) {
 Argument encoding_device_argument(std::string& device) {
   return {.name = "--device",
           .target = &device,
-          .help = "Where to compute; auto takes a GPU where every rank has one",
+          .help = "The device; auto: a GPU if every rank has one",
           .type = "auto|cpu|cuda",
           .shows_default = true};
 }
@@ -59,7 +59,7 @@ Argument encoding_device_argument(std::string& device) {
 Argument encoding_dtype_argument(std::string& dtype) {
   return {.name = "--dtype",
           .target = &dtype,
-          .help = "What to compute in",
+          .help = "The dtype of computation",
           .type = "float32|bfloat16|float16",
           .shows_default = true};
 }
@@ -67,7 +67,7 @@ Argument encoding_dtype_argument(std::string& dtype) {
 Argument base_argument(std::string& base) {
   return {.name = "--base",
           .target = &base,
-          .help = "The base model of an adapter, where it is not where adapter_config.json says",
+          .help = "The base model of an adapter, if it is not at the place in adapter_config.json",
           .type = "FOLDER"};
 }
 
@@ -93,11 +93,11 @@ ShardingOptions sharding_of(const models::Model& model, const Context& context,
   return options;
 }
 
-// SoftmaxLoss's head, as a training run saves it.
+// The head of SoftmaxLoss, as a training run saves it.
 constexpr std::string_view head_weight = "classifier.weight";
 constexpr std::string_view head_bias = "classifier.bias";
 
-// The model's tensor of that name; their number: there is none.
+// The index of the model's tensor with that name, or the number of tensors if there is none.
 std::size_t find_tensor(const std::vector<checkpoint::formats::TensorInfo>& tensors,
                         std::string_view name) {
   const auto it = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
@@ -117,8 +117,8 @@ bool has_sharded_files(const fs::path& step) {
          !fs::exists(step / "model.safetensors.index.json");
 }
 
-// Where a folder's parts are. An adapter's folder may have the tokenizer that it was trained with,
-// as a step does; all else of the model is the base's.
+// The places of a folder's parts. An adapter's folder may have its own tokenizer, as a step does;
+// all other parts of the model are in the base.
 struct ModelPlaces {
   std::string model, adapter, tokenizer;
 };
@@ -131,7 +131,7 @@ ModelPlaces places_of(const fs::path& folder, const std::string& base, comm::Com
   return {std::move(model), found.adapter, std::move(tokenizer)};
 }
 
-// Before anything else is looked for, so that what is missing for the other kind is not.
+// Checked first, so that no parts of the other kind are reported as missing.
 void require_kind(const std::string& folder, models::ModelKind kind) {
   const std::string source = (fs::path(folder) / "config.json").string();
   const nlohmann::json config =
@@ -140,13 +140,13 @@ void require_kind(const std::string& folder, models::ModelKind kind) {
   if (architecture.kind == kind) return;
   if (kind == models::ModelKind::text_encoder) {
     fail(ErrorCode::configuration,
-         "{}: the model is a language model ({}), and an encoder of texts (bert, mpnet) is wanted "
-         "here; tessera generate and tessera evaluate --task perplexity take it",
+         "{}: the model is a language model ({}), but this command needs an encoder of texts "
+         "(bert, mpnet); use tessera generate or tessera evaluate --task perplexity",
          folder, architecture.model_type);
   }
   fail(ErrorCode::configuration,
-       "{}: the model is an encoder of texts ({}), and a language model is wanted here; tessera "
-       "encode and the other tasks of tessera evaluate take it",
+       "{}: the model is an encoder of texts ({}), but this task needs a language model; use "
+       "tessera encode or another task of tessera evaluate",
        folder, architecture.model_type);
 }
 
@@ -193,11 +193,11 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
 
 void LoadedEncoder::load(const fs::path& path, const Context& context,
                          std::vector<checkpoint::LogicalTensor> tensors) const {
-  // A step of SHARDED_STATE_DICT has its tensors in its own files.
+  // A step with SHARDED_STATE_DICT has its tensors in its own files.
   if (has_sharded_files(path)) {
     checkpoint::State state;
     state.model = std::move(tensors);
-    // The head of a loss is there as well, and perhaps a pooler: no parts of an encoder.
+    // A loss's head and perhaps a pooler are there as well; they are not parts of an encoder.
     const auto source = checkpoint::formats::recognise(path).open(path);
     for (const auto& stored : source->contents().tensors) {
       if (stored.part != checkpoint::formats::Part::model || !is_number(stored)) continue;

@@ -1,4 +1,4 @@
-// Folders of sentence encoders and language models, loaded: what `encode` and `evaluate` share.
+// Loads folders of sentence encoders and language models: shared by `encode` and `evaluate`.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +16,7 @@
 
 namespace tessera::cli {
 
-// Every element of a module that is not sharded.
+// The number of elements of a module that is not sharded.
 std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module);
 
 // "float32", "bfloat16" or "float16", also as fp32, bf16 and fp16; Error(usage) for anything else.
@@ -25,21 +25,22 @@ DType parse_compute_dtype(const std::string& name);
 Argument encoding_device_argument(std::string& device);
 Argument encoding_dtype_argument(std::string& dtype);
 Argument base_argument(std::string& base);
-// By its name in sharding/policy/strategy.h, in any case; Error(usage) for anything else.
+// A strategy by its name in sharding/policy/strategy.h, in upper or lower case; Error(usage) for
+// anything else.
 Strategy parse_strategy(const std::string& name);
 
 struct EncoderChoices {
-  DType dtype = float32;  // to compute in
-  // How the ranks share the parameters, which makes forwards collective; unset: each rank has a
-  // model of its own.
+  DType dtype = float32;  // for computation
+  // How the ranks shard the parameters, which makes forwards collective; unset: each rank has its
+  // own whole model.
   std::optional<Strategy> strategy = {};
-  std::string base = {};  // of a folder that has an adapter: models::find_weights()
-  // Whether to spend time now on faster products later (nn::Linear::lay_in_first). Of a whole model
-  // in fp32 on a CPU; others compute as they are.
+  std::string base = {};  // for a folder with an adapter: models::find_weights()
+  // True: spend time now for faster products later (nn::Linear::lay_in_first). Only for a whole
+  // model in fp32 on a CPU; other models are not changed.
   bool many_texts = false;
 };
 
-// An encoder with its weights and its tokenizer, on the context's device, ready to encode.
+// An encoder with its weights and its tokenizer, on the context's device, ready to use.
 class LoadedEncoder {
  public:
   LoadedEncoder(const std::string& folder, const Context& context, const EncoderChoices& choices);
@@ -47,8 +48,8 @@ class LoadedEncoder {
   [[nodiscard]] const models::SentenceEncoder& model() const { return *model_; }
   [[nodiscard]] const tasks::TextTokens& tokens() const { return tokens_; }
   [[nodiscard]] tasks::Encode encode() const;
-  // SoftmaxLoss's head, which a run that trained with it leaves in its steps as `classifier`: fp32,
-  // whole on every rank. Error(checkpoint) where there is none.
+  // The head of SoftmaxLoss, which a training run with this loss saves in its steps as
+  // `classifier`: fp32, whole on every rank. Error(checkpoint) if there is none.
   [[nodiscard]] nn::Linear load_head() const;
 
  private:
@@ -61,8 +62,8 @@ class LoadedEncoder {
   tasks::TextTokens tokens_;
 };
 
-// A language model with its weights and its tokenizer (bytes where the folder has none and the
-// model a vocabulary of 256), sharded over the ranks.
+// A language model with its weights and its tokenizer, sharded over the ranks. The tokenizer is
+// bytes if the folder has none and the model has a vocabulary of 256.
 class LoadedLanguageModel {
  public:
   LoadedLanguageModel(const std::string& folder, const Context& context,

@@ -1,4 +1,4 @@
-// `tessera evaluate`: how good a model is on a data set, on one rank or many.
+// `tessera evaluate`: scores a model on a data set, on one rank or many.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
@@ -29,7 +29,7 @@
 namespace tessera::cli {
 namespace {
 
-// Two texts and a label a row; three texts of triplets.
+// Two texts and a label per row; three texts for triplets.
 constexpr std::size_t pair_columns = 3;
 constexpr const char* evaluation_format = "tessera-evaluation";
 
@@ -38,8 +38,8 @@ const std::vector<std::string>& task_names() {
   return names;
 }
 
-// How far a long evaluation is, on stderr: drawn again and again on a terminal, else a line now and
-// then. Of the first rank, whose batches are as many as the others'.
+// The progress of a long evaluation on stderr: redrawn on a terminal, otherwise a line from time to
+// time. Counts the batches of the first rank; all ranks have the same number.
 class EvaluationProgress {
  public:
   EvaluationProgress(const Context& context, std::int64_t tokens)
@@ -108,7 +108,7 @@ struct EvaluateCommand {
 tasks::SentenceTable EvaluateCommand::open_table(tasks::SentenceEvaluator evaluator,
                                                  std::int64_t classes) const {
   const char* const wanted = task == "triplet"
-                                 ? "those of the anchor, of what is like it and of what is not"
+                                 ? "those of the anchor, of a similar and of a different text"
                                  : "those of the first text, of the second and of the label";
   TESSERA_CHECK(!columns.empty(), ErrorCode::usage,
                 "--task {} needs --columns, {}, by number from 1 or by name, as in --columns 6,7,5",
@@ -131,8 +131,8 @@ EvaluateCommand::Result EvaluateCommand::similarity(const Context& context) cons
       tasks::read_pairs(open_table(tasks::SentenceEvaluator::similarity));
   const auto [low, high] = std::minmax_element(pairs.labels.begin(), pairs.labels.end());
   TESSERA_CHECK(pairs.size() > 0 && *low < *high, ErrorCode::data,
-                "{}: all labels are alike in {}; there is nothing to correlate",
-                fmt::join(data, ", "), counted(pairs.size(), "row"));
+                "{}: all labels are equal in {}; correlation is not defined", fmt::join(data, ", "),
+                counted(pairs.size(), "row"));
   const LoadedEncoder encoder(folder, context, choices());
   const auto scores = tasks::evaluate_similarity(
       pairs, encoder.encode(), {.tokens = encoder.tokens(), .batch_size = batch_size}, context);
@@ -207,7 +207,7 @@ int EvaluateCommand::run() const {
                 did_you_mean(task, task_names()));
   TESSERA_CHECK(labels.empty() || task == "accuracy", ErrorCode::usage,
                 "--labels: --task {} has no classes; leave it out", task);
-  TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give what to evaluate on as --data FILE");
+  TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give the data to evaluate on as --data FILE");
   (void)choices();
   const comm::World world = comm::world_from_environment();
   const Context context = init(choose_device(device, world));
@@ -219,12 +219,12 @@ int EvaluateCommand::run() const {
       {"format", evaluation_format}, {"task", task}, {"samples", result.samples}};
   fmt::print("{}, {}\n", task, counted(result.samples, "sample"));
   for (const auto& [name, value] : result.scores) {
-    if (name == "tokens") {  // a number of things
+    if (name == "tokens") {  // a count
       report[name] = static_cast<std::int64_t>(value);
       fmt::print("  {:<20} {:.0f}\n", name, value);
       continue;
     }
-    report[name] = value;  // what is not defined is null
+    report[name] = value;  // an undefined value is null
     fmt::print("  {:<20} {:.6f}\n", name, value);
   }
   if (!json.empty()) write_output(what, json, report.dump(2) + "\n");
@@ -257,42 +257,44 @@ Command describe_evaluate() {
             .separator = ','},
            {.name = "--task",
             .target = &command->task,
-            .help = "What to find out",
+            .help = "The task",
             .type = "similarity|accuracy|triplet|perplexity",
             .shows_default = true},
            {.name = "--labels",
             .target = &command->labels,
-            .help = "Of accuracy: the names of the classes in the order of training's `labels`; "
-                    "without, labels are their numbers from 0",
+            .help = "For accuracy: the names of the classes in the order of training's `labels`; "
+                    "without it, labels are numbers from 0",
             .type = "NAMES",
             .separator = ','},
            {.name = "--label-scale",
             .target = &command->label_scale,
-            .help = "What labels are divided by",
+            .help = "Labels are divided by this number",
             .shows_default = true},
            {.name = "--json",
             .target = &command->json,
-            .help = "Write the results there as well",
+            .help = "Write the results as JSON to this file",
             .type = "FILE"},
            {.name = "--batch-size",
             .target = &command->batch_size,
-            .help = "Sentences, or sequences, of one forward",
+            .help = "Sentences, or sequences, in one forward",
             .shows_default = true,
             .least = 1},
            {.name = "--seq-len",
             .target = &command->seq_len,
-            .help = "Tokens of a sequence for perplexity; 0: as many as the model takes",
+            .help = "Tokens of a sequence for perplexity; 0: the most that the model takes",
             .shows_default = true,
             .least = 0},
            {.name = "--sharding-strategy",
             .target = &command->strategy,
-            .help = "How ranks share the parameters; no result depends on it",
+            .help = "How ranks shard the parameters; does not change the result",
             .type = strategy_names("|"),
             .shows_default = true},
            encoding_device_argument(command->device),
            encoding_dtype_argument(command->dtype)},
       .run = [command](const std::vector<std::string>&) { return command->run(); },
-      .footer = "Ranks under `tessera launch` share the samples; the numbers are the same on any."};
+      .footer =
+          "Ranks under `tessera launch` share the samples; the result does not depend on their "
+          "number."};
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// MPI's life, tags, and what lets it move while nobody calls it.
+// MPI's life, its tags, and the thread that lets MPI make progress while no call does.
 #include "comm/hosts/mpi/mpi_network.h"
 
 #include <chrono>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int hello_tag = 0;
 constexpr std::chrono::milliseconds pause_between_looks{1};
-// MPI need not move what it has taken over until it is called again, and a rank may go on to wait
-// for what is no message of MPI's: for a rank of its host that waits for what was not moved.
+// MPI may move a message only during calls, and a rank may continue to a wait that is not for MPI:
+// for a rank of its node that waits for the message that MPI has not moved.
 constexpr std::chrono::milliseconds pause_between_pushes{2};
 
 }  // namespace
@@ -91,14 +91,14 @@ void MpiNetwork::say(int rank, const Hello& hello, const Look& look) {
     try {
       look();
     } catch (...) {
-      mpi_.give_up();  // the message's memory goes
+      mpi_.give_up();  // the message's memory is freed
       throw;
     }
     std::this_thread::sleep_for(pause_between_looks);
   }
 }
 
-// Whoever speaks of another channel is kept for the thread that opens it.
+// A hello for another channel is kept for the thread that opens that channel.
 int MpiNetwork::hear(std::uint64_t channel, const Peer& peer, std::chrono::milliseconds timeout,
                      const Look& look) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -109,7 +109,7 @@ int MpiNetwork::hear(std::uint64_t channel, const Peer& peer, std::chrono::milli
         Hello hello;
         mpi_.take(&hello, sizeof(hello), peer.rank, hello_tag, copy_);
         TESSERA_CHECK(hello.magic == Hello::magic_number, ErrorCode::rank_failed,
-                      "what {} sent by MPI is no message of this job", peer.name);
+                      "{} sent a message by MPI that is not of this job", peer.name);
         announced_[{peer.rank, hello.channel}] = hello.tag;
       }
       const auto found = announced_.find({peer.rank, channel});
@@ -148,9 +148,9 @@ void MpiNetwork::push_on() {
   while (!changed_.wait_for(lock, pause_between_pushes, [this] { return ending_; })) {
     lock.unlock();
     try {
-      (void)mpi_.is_there(world_.rank, hello_tag, copy_);  // never: but MPI moves what it can
+      (void)mpi_.is_there(world_.rank, hello_tag, copy_);  // false, but MPI makes progress
     } catch (const Error&) {
-      return;  // whoever waits for messages finds out
+      return;  // a wait for messages reports it
     }
     lock.lock();
   }
@@ -169,7 +169,7 @@ void MpiNetwork::give_up() noexcept {
   mpi_.give_up();
 }
 
-// MPI_Finalize waits for all ranks and cannot be told not to: they meet first.
+// MPI_Finalize waits for all ranks and cannot be interrupted, so the ranks meet first.
 void MpiNetwork::leave(const Look& look) {
   if (!pusher_.joinable()) return;
   mpi_.meet(look);

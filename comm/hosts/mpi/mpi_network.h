@@ -1,7 +1,8 @@
-// Data between hosts by MPI, for programs that mpirun or srun started: MPI's ranks are the world's.
+// Data between nodes through MPI, for programs that mpirun or srun started: MPI's ranks are the
+// world's.
 //
-// Each communicator of ours has a tag of its own for each pair of ranks, over a copy of MPI's world
-// that nobody else uses. The lower rank of a pair chooses it and says so in a message.
+// Each of our communicators has its own tag for each pair of ranks, over a private copy of MPI's
+// world. The lower rank of a pair chooses the tag and sends it in a message.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +19,7 @@ namespace tessera::comm {
 
 class MpiNetwork final : public Network {
  public:
-  // Loads MPI. Where the ranks meet by MPI as well, it is initialised here.
+  // Loads MPI. When the ranks also find each other through MPI, the constructor initialises it.
   explicit MpiNetwork(const World& world);
   ~MpiNetwork() override;
 

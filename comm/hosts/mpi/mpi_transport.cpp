@@ -1,4 +1,4 @@
-// Queues of messages, of which MPI is told a few pieces at a time.
+// Queues of messages; MPI gets a few pieces at a time.
 #include "comm/hosts/mpi/mpi_transport.h"
 
 #include <fmt/format.h>
@@ -11,11 +11,12 @@
 namespace tessera::comm {
 namespace {
 
-// Of one direction of a link: enough that the next is under way when one is done.
+// Pieces at once in one direction of a link: enough that the next is under way when one is done.
 constexpr std::size_t mpi_pieces_at_once = 8;
 
-// MPI has no wait with a time limit, so that whoever waits looks again and again: at once for a
-// while, then after an eighth of what it has waited for. A wait becomes at most that much longer.
+// MPI has no wait with a time limit, so a waiting thread looks again and again: without a pause at
+// first, then after pauses of an eighth of its waiting time. So a wait becomes longer by at most
+// that.
 constexpr std::chrono::microseconds eager_time{50};
 constexpr std::chrono::microseconds longest_rest{500};
 
@@ -27,7 +28,7 @@ MpiTransport::MpiTransport(Mpi& mpi, Mpi::Communicator over, std::map<int, Peer>
   for (auto& entry : peers) links_[entry.first].peer = std::move(entry.second);
 }
 
-// What is under way is of a collective that failed, and its memory may go.
+// Messages still under way belong to a collective that failed, and their memory may be freed.
 MpiTransport::~MpiTransport() {
   const bool under_way = std::any_of(links_.begin(), links_.end(), [](const auto& entry) {
     return !entry.second.out.pieces.empty() || !entry.second.in.pieces.empty();
@@ -37,13 +38,13 @@ MpiTransport::~MpiTransport() {
 
 MpiTransport::Link& MpiTransport::link_to(int peer) {
   const auto found = links_.find(peer);
-  TESSERA_REQUIRE(found != links_.end(), "there is no link to rank {}", peer);
+  TESSERA_REQUIRE(found != links_.end(), "no link to rank {}", peer);
   return found->second;
 }
 
 const MpiTransport::Link& MpiTransport::link_to(int peer) const {
   const auto found = links_.find(peer);
-  TESSERA_REQUIRE(found != links_.end(), "there is no link to rank {}", peer);
+  TESSERA_REQUIRE(found != links_.end(), "no link to rank {}", peer);
   return found->second;
 }
 
@@ -78,8 +79,8 @@ void MpiTransport::broken(const Link& link, const std::string& how) {
                    fmt::format("messages to and from {} broke: {}", link.peer.name, how));
 }
 
-// Both ends cut messages in the same way. Those of no bytes are done when it is their turn, and
-// nothing is sent of them.
+// Both ends cut messages in the same way. An empty message is done when its turn comes, and nothing
+// is sent for it.
 void MpiTransport::post(Link& link, bool out) {
   Queue& queue = out ? link.out : link.in;
   while (!queue.messages.empty() && queue.pieces.size() < mpi_pieces_at_once) {
@@ -99,7 +100,7 @@ void MpiTransport::post(Link& link, bool out) {
   }
 }
 
-// In their order, whatever the order in which MPI ends them.
+// Completes pieces in their order, whatever the order in which MPI ends them.
 bool MpiTransport::collect(Link& link, bool out) {
   Queue& queue = out ? link.out : link.in;
   bool moved = false;
@@ -108,7 +109,7 @@ bool MpiTransport::collect(Link& link, bool out) {
     std::size_t came = first.bytes;
     if (first.bytes > 0 && !mpi_.test(first.request, out ? nullptr : &came)) break;
     const Piece piece = first;
-    queue.pieces.pop_front();  // also when it is wrong: MPI is done with it
+    queue.pieces.pop_front();  // even a wrong one: MPI is done with it
     if (came != piece.bytes) {
       broken(link, fmt::format("{} bytes came where {} were expected", came, piece.bytes));
     }

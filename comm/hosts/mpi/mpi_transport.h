@@ -1,5 +1,5 @@
-// Messages between hosts by MPI's nonblocking calls, which are looked at and never waited in: a
-// wait inside of MPI does not end when a peer has stopped.
+// Messages between nodes through MPI's nonblocking calls. The transport tests them and never waits
+// inside of MPI: such a wait does not end when a peer has stopped.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@ class MpiTransport final : public Transport {
     int tag = 0;       // of all messages to and from it, and of no other transport's
     std::string name;  // for errors
   };
-  // A message goes in pieces of this much: MPI counts bytes in an int, and says nothing of a
-  // message until all of it has come, while a rank to which bytes come has to show it.
+  // The size of the pieces of a message. MPI counts bytes in an int, and it reports a message only
+  // when all of it has arrived, while a rank that receives bytes must show progress.
   static constexpr std::size_t default_piece = std::size_t{4} << 20;
 
   MpiTransport(Mpi& mpi, Mpi::Communicator over, std::map<int, Peer> peers,
@@ -40,7 +40,7 @@ class MpiTransport final : public Transport {
   using Clock = std::chrono::steady_clock;
   struct Message {
     std::byte* memory;
-    std::size_t bytes;  // that MPI was not told of
+    std::size_t bytes;  // not yet passed to MPI
   };
   struct Piece {
     Mpi::Request request;
@@ -72,7 +72,7 @@ class MpiTransport final : public Transport {
   const std::size_t piece_;
   std::map<int, Link> links_;
   std::size_t under_way_ = 0;                  // messages
-  Clock::time_point moved_at_ = Clock::now();  // or begun to wait
+  Clock::time_point moved_at_ = Clock::now();  // or the begin of waiting
 };
 
 }  // namespace tessera::comm

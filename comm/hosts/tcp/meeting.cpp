@@ -1,4 +1,4 @@
-// Listening, calling, and telling ranks from strangers.
+// Listening, calling, and rejecting connections of other programs.
 #include "comm/hosts/tcp/meeting.h"
 
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr std::chrono::milliseconds look_interval{20};
-// Whoever connects says at once who it is.
+// A caller sends its hello at once.
 constexpr std::chrono::seconds hello_time{10};
 constexpr std::size_t most_guests = 256;
 
@@ -39,7 +39,7 @@ Contact::Secret random_secret() {
   return secret;
 }
 
-// In a time that does not tell where they differ.
+// Takes the same time wherever they differ.
 bool equal_secrets(const Contact::Secret& a, const Contact::Secret& b) {
   std::uint64_t difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
@@ -51,7 +51,7 @@ sockaddr_in socket_address(const std::string& address, int port) {
   result.sin_family = AF_INET;
   result.sin_port = htons(static_cast<std::uint16_t>(port));
   TESSERA_CHECK(inet_pton(AF_INET, address.c_str(), &result.sin_addr) == 1,
-                ErrorCode::configuration, "'{}' is no IPv4 address", address);
+                ErrorCode::configuration, "'{}' is not an IPv4 address", address);
   return result;
 }
 
@@ -163,7 +163,7 @@ FileDescriptor Meeting::call(std::uint64_t channel, const Peer& peer, Clock::tim
     if (error == 0) {
       const Hello hello{
           .channel = channel, .from = rank_, .to = peer.rank, .secret = contact.callers};
-      // It fits into the empty buffer of a new connection; what fails shows in the answer.
+      // The hello fits into the empty buffer of a new connection; a failure shows in the answer.
       (void)::send(socket.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
       return socket;
     }
@@ -198,7 +198,7 @@ void Meeting::await_answer(int socket, const Peer& peer, Clock::time_point deadl
     (void)poll_one(socket, POLLIN);
   }
   TESSERA_CHECK(equal_secrets(answer, peer.contact.answer), ErrorCode::rank_failed,
-                "what listens in the place of {} is another program", peer.name);
+                "another program listens at the address of {}", peer.name);
 }
 
 std::optional<FileDescriptor> Meeting::take_arrived(std::uint64_t channel, int rank) {
@@ -211,7 +211,8 @@ std::optional<FileDescriptor> Meeting::take_arrived(std::uint64_t channel, int r
   return socket;
 }
 
-// The mutex is held. Whoever comes for another channel is kept for the thread that opens it.
+// The caller holds the mutex. A connection for another channel is kept for the thread that opens
+// that channel.
 void Meeting::receive_guests() {
   while (guests_.size() < most_guests) {
     FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -240,9 +241,9 @@ void Meeting::hear(Guest& guest) {
   const Hello& hello = guest.hello;
   if (hello.magic != Hello::magic_number || hello.to != rank_ ||
       !equal_secrets(hello.secret, contact_.callers)) {
-    return;  // a stranger
+    return;  // another program
   }
-  // It fits into the empty buffer; a caller that is gone is noticed later.
+  // The answer fits into the empty buffer; later code notices a caller that is gone.
   (void)send(guest.socket.get(), contact_.answer.data(), sizeof(contact_.answer), MSG_NOSIGNAL);
   arrived_[{hello.channel, hello.from}] = std::move(guest.socket);
 }

@@ -1,6 +1,6 @@
-// How ranks of different hosts open connections to each other: each listens at a port of its own,
-// and tells the others over the control plane, which knows who belongs to the job, where that is
-// and by which secrets they recognise each other.
+// How ranks of different nodes open connections to each other: each rank listens at its own port
+// and sends its contact over the control plane, which knows the ranks of the job. The contact has
+// the address and the secrets by which ranks recognise each other.
 #pragma once
 
 #include <array>
@@ -20,19 +20,19 @@
 
 namespace tessera::comm {
 
-// Where a rank can be reached.
+// How a rank can be reached.
 struct Contact {
   using Secret = std::array<std::uint64_t, 4>;
-  std::string machine;  // ranks that say the same one reach each other at 127.0.0.1
+  std::string machine;  // ranks with the same value reach each other at 127.0.0.1
   std::string address;
   std::int32_t port = 0;
-  Secret callers{};  // what callers show
-  Secret answer{};   // what a caller is answered
+  Secret callers{};  // sent by callers
+  Secret answer{};   // sent back to a caller
 };
 std::string encode(const Contact& contact);
 Contact decode_contact(std::string_view text);
 
-// One rank's; thread-safe.
+// One rank's meeting; thread-safe.
 class Meeting {
  public:
   explicit Meeting(const World& world);
@@ -45,15 +45,15 @@ class Meeting {
     std::string name;
   };
   // Collective over this rank and `peers`: a connection to each, in their order. `channel` is a
-  // number that no other call of the job has. `look` is called now and then, and throws when there
-  // is no need to wait any longer. Strangers are turned away and not waited for.
+  // number that no other call of the job has. `look` is called regularly and throws when there is
+  // no need to wait any longer. Connections without the secret are rejected and delay no rank.
   std::vector<FileDescriptor> connect(std::uint64_t channel, const std::vector<Peer>& peers,
                                       std::chrono::milliseconds timeout,
                                       const std::function<void()>& look);
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Hello {                                                       // what a caller says
+  struct Hello {                                                       // a caller's message
     static constexpr std::uint64_t magic_number = 0x31617461646c7374;  // "tsldata1" in memory
     std::uint64_t magic = magic_number;
     std::uint64_t channel = 0;
@@ -61,7 +61,7 @@ class Meeting {
     std::int32_t to = 0;
     Contact::Secret secret{};
   };
-  struct Guest {  // connected, and has not said hello
+  struct Guest {  // connected, its hello is incomplete
     FileDescriptor socket;
     Clock::time_point since;
     Hello hello{};

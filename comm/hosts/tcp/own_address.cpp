@@ -1,4 +1,4 @@
-// What the kernel says of this host.
+// The kernel's information about this node.
 #include "comm/hosts/tcp/own_address.h"
 
 #include <arpa/inet.h>
@@ -67,7 +67,7 @@ std::string own_machine() {
   std::getline(file, boot);
   struct stat name_space {};
   const bool known = stat("/proc/self/ns/net", &name_space) == 0;
-  if (boot.empty()) {  // without /proc the name has to do
+  if (boot.empty()) {  // without /proc the name must suffice
     char host[256]{};
     TESSERA_SYSTEM(gethostname(host, sizeof(host) - 1));
     boot = host;
@@ -76,7 +76,8 @@ std::string own_machine() {
 }
 
 std::string own_host(const World& world) {
-  // Who numbers no hosts (mpirun) need not place ranks host by host, nor as many on each.
+  // A launcher that does not number nodes (mpirun) need not assign ranks node by node, nor equally
+  // many to each.
   if (!world.node_is_known) return own_machine();
   return fmt::format("{}/{}", world.node_rank, own_machine());
 }
@@ -86,7 +87,7 @@ std::string own_address(const std::string& destination) {
   if (named != nullptr && *named != '\0') {
     in_addr address{};
     TESSERA_CHECK(inet_pton(AF_INET, named, &address) == 1, ErrorCode::configuration,
-                  "TESSERA_HOST_ADDRESS is '{}': an IPv4 address of this host wanted", named);
+                  "TESSERA_HOST_ADDRESS is '{}': use an IPv4 address of this host", named);
     return named;
   }
   const std::optional<in_addr> towards = address_towards(destination);

@@ -1,4 +1,4 @@
-// Data between hosts over TCP connections that ranks open to each other (meeting.h).
+// Data between nodes over TCP connections that ranks open to each other (meeting.h).
 #pragma once
 
 #include "comm/hosts/network.h"
@@ -18,7 +18,7 @@ class TcpNetwork final : public Network {
                                                 const std::vector<Peer>& peers,
                                                 std::chrono::milliseconds timeout,
                                                 const Look& look) override;
-  void give_up() noexcept override {}  // nobody but this process moves its bytes
+  void give_up() noexcept override {}  // only this process moves its bytes
   void leave(const Look& /*look*/) override {}
 
  private:

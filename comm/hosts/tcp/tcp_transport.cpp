@@ -1,4 +1,4 @@
-// Queues of messages, written and read as far as the kernel takes and has them.
+// Queues of messages; each call writes and reads as much as the kernel can take and has.
 #include "comm/hosts/tcp/tcp_transport.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr std::size_t parts_at_once = 16;
-// What one direction of a link moves before the others have their turn.
+// The most that one direction of a link moves before the others have their turn.
 constexpr std::size_t bytes_at_once = std::size_t{4} << 20;
 
 bool would_wait() {
@@ -36,8 +36,8 @@ TcpTransport::TcpTransport(std::map<int, Peer> peers) {
   }
 }
 
-// No TCP_USER_TIMEOUT: it would end the connection to a rank that is alive and late, whose window
-// stays shut. But what nobody waits for any more need not be offered to a host that is gone.
+// No TCP_USER_TIMEOUT: it would end the connection to a rank that is alive but late, whose window
+// stays closed. But data that no rank waits for any more need not be sent to a node that is gone.
 TcpTransport::~TcpTransport() {
   for (const auto& entry : links_) {
     const Link& link = entry.second;
@@ -49,13 +49,13 @@ TcpTransport::~TcpTransport() {
 
 TcpTransport::Link& TcpTransport::link_to(int peer) {
   const auto found = links_.find(peer);
-  TESSERA_REQUIRE(found != links_.end(), "there is no connection to rank {}", peer);
+  TESSERA_REQUIRE(found != links_.end(), "no connection to rank {}", peer);
   return found->second;
 }
 
 const TcpTransport::Link& TcpTransport::link_to(int peer) const {
   const auto found = links_.find(peer);
-  TESSERA_REQUIRE(found != links_.end(), "there is no connection to rank {}", peer);
+  TESSERA_REQUIRE(found != links_.end(), "no connection to rank {}", peer);
   return found->second;
 }
 
@@ -147,7 +147,7 @@ bool TcpTransport::move(std::chrono::milliseconds patience) {
   bool moved = false;
   for (auto& entry : links_) {
     Link& link = entry.second;
-    // Messages of no bytes are done when it is their turn.
+    // An empty message is done when its turn comes.
     for (Queue* queue : {&link.out, &link.in}) take(*queue, 0);
     moved |= write(link);
     moved |= read(link);

@@ -1,4 +1,4 @@
-// Messages between hosts over TCP connections of their own, with poll(2).
+// Messages between nodes over their own TCP connections, with poll(2).
 #pragma once
 
 #include <deque>
@@ -19,8 +19,8 @@ class TcpTransport final : public Transport {
     std::string name;  // for errors
   };
   explicit TcpTransport(std::map<int, Peer> peers);
-  // Where messages are under way, their connections end at once on both sides; else what was sent
-  // still arrives.
+  // When messages are under way, their connections end at once on both sides; else sent data still
+  // arrives.
   ~TcpTransport() override;
   TcpTransport(const TcpTransport&) = delete;
   TcpTransport& operator=(const TcpTransport&) = delete;

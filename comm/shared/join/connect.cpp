@@ -1,4 +1,4 @@
-// Ranks that are processes of one host: from a world to its job's memory.
+// Connects ranks that are processes of one node to their job's memory.
 #include "comm/shared/join/connect.h"
 
 #include <fcntl.h>
@@ -69,7 +69,7 @@ JobHandles make_job(const World& world, std::chrono::milliseconds timeout) {
                          [block](int rank, int pid) { block->rank(rank).pid = pid; });
 }
 
-// The job of this rank's host; with a pulse unless the ranks are watched from outside.
+// The job of this rank's node; with a heartbeat unless the ranks are watched from outside.
 JoinedJob join(const World& world, const ConnectOptions& options, std::chrono::milliseconds timeout,
                bool with_pulse, Surroundings around) {
   check_world(world);

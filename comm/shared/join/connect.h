@@ -1,4 +1,4 @@
-// Ranks that are processes of one host, over memory that they share (backend `shm`).
+// Ranks that are processes of one node, over shared memory (backend `shm`).
 #pragma once
 
 #include <chrono>
@@ -11,11 +11,11 @@
 
 namespace tessera::comm {
 
-// As connect() (world.h) says; every rank of the world is on this host.
+// As connect() (world.h); every rank of the world is on this node.
 std::shared_ptr<Communicator> connect_shared(const World& world, const ConnectOptions& options);
 
-// The same, as a part of a larger world: `timeout` is a collective's, and `around` says what of
-// that world the job has to know. No rank's pulse is watched.
+// The same, as a part of a larger world: `timeout` is a collective's, and `around` describes that
+// world. No rank's heartbeat is watched.
 struct JoinedJob {
   std::shared_ptr<Job> job;
   std::uint64_t world_group = 0;  // for make_world()

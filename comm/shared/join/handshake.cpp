@@ -43,7 +43,7 @@ Hello hello_of(const World& world) {
 }
 
 MeetingAddress meeting_address(const World& world) {
-  // The readable part helps whoever looks at `ss -x`; the fingerprint holds what may be long.
+  // The readable part helps a user of `ss -x`; the fingerprint covers parts of any length.
   const std::string name = fmt::format("tessera.{}.{}.{:016x}", getuid(), world.master_port,
                                        fingerprint(fmt::format("{}\n{}\n{}", world.master_address,
                                                                world.master_port, world.run_id)));

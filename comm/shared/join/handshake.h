@@ -30,7 +30,7 @@ struct Hello {
 // A rank's own hello.
 Hello hello_of(const World& world);
 
-// Where the ranks of a world meet: an abstract name, which is gone when its socket is.
+// The address where the ranks of a world meet: an abstract name, which disappears with its socket.
 struct MeetingAddress {
   sockaddr_un address{};
   socklen_t length = 0;
@@ -44,17 +44,17 @@ struct Peer {
 };
 Peer peer_of(int socket);
 
-// Rank 0's answer: handles when `refusal` is empty.
+// Rank 0's answer: it has handles when `refusal` is empty.
 struct Answer {
   std::string refusal;
   int error_code = 0;
   std::vector<FileDescriptor> handles;
 };
-// Best effort: a peer that is gone is noticed elsewhere.
+// Best effort: other code notices a peer that is gone.
 void send_refusal(int socket, int error_code, std::string_view reason);
 void send_handles(int socket, const std::vector<int>& handles);
-// Blocks until the answer is there or the socket's receive time-out ends; an empty handle list and
-// an empty refusal mean that rank 0 closed the connection or was silent for too long.
+// Blocks until the answer arrives or the socket's receive timeout ends; an empty handle list and an
+// empty refusal mean that rank 0 closed the connection or was silent for too long.
 Answer receive_answer(int socket);
 
 }  // namespace tessera::comm

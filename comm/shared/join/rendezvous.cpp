@@ -1,4 +1,4 @@
-// Rank 0's table of who has come, and the other ranks' way to it.
+// Rank 0's table of the ranks that have come, and the connection of the other ranks to it.
 #include "comm/shared/join/rendezvous.h"
 
 #include <fmt/format.h>
@@ -43,7 +43,7 @@ std::string list(const std::vector<int>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
 
-// Rank 0's side: it listens until every rank has said hello.
+// Rank 0's side: it listens until every rank has sent its hello.
 class Host {
  public:
   Host(const World& world, std::chrono::milliseconds timeout)
@@ -68,14 +68,14 @@ class Host {
     try {
       while (!missing().empty()) step();
     } catch (const Error& error) {
-      refuse_everybody(error);
+      refuse_all(error);
       throw;
     }
-    listener_.reset();  // before anybody goes on: the next job at this port is another one
+    listener_.reset();  // before any rank continues: the next job may use the address
     strangers_.clear();
   }
 
-  void refuse_everybody(const Error& error) const {
+  void refuse_all(const Error& error) const {
     for (const Member& member : members_) {
       if (member.socket.get() >= 0) {
         send_refusal(member.socket.get(), static_cast<int>(error.code()), error.what());
@@ -99,7 +99,7 @@ class Host {
     FileDescriptor socket;
     int pid = 0;
   };
-  struct Stranger {  // connected, and has not said hello
+  struct Stranger {  // connected, its hello is still missing
     FileDescriptor socket;
     Peer peer;
   };
@@ -116,7 +116,7 @@ class Host {
     return FileDescriptor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   }
 
-  // Waits for whatever happens next, and takes it in.
+  // Waits for the next event and handles it.
   void step() {
     std::vector<pollfd> watched{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
     for (const Member& member : members_) {
@@ -164,7 +164,7 @@ class Host {
     if (Clock::now() < deadline_) return;
     std::string strangers;
     if (turned_away_ > 0 || !strangers_.empty()) {
-      strangers = fmt::format("; {} connections came from something that is no rank",
+      strangers = fmt::format("; {} connections came from other programs",
                               turned_away_ + strangers_.size());
     }
     fail(ErrorCode::rank_failed,
@@ -175,8 +175,8 @@ class Host {
          std::chrono::duration<double>(timeout_).count(), strangers);
   }
 
-  // Takes a stranger's hello. What is no hello at all is turned away, and the job goes on without
-  // it; a rank that does not fit is the user's mistake, and ends it.
+  // Receives a stranger's hello. A message that is not a hello is rejected, and the job continues;
+  // a rank that does not fit is the user's mistake and ends the job.
   void welcome(Stranger stranger) {
     Hello hello;
     const ssize_t bytes = recv(stranger.socket.get(), &hello, sizeof(hello), MSG_TRUNC);
@@ -185,11 +185,11 @@ class Host {
         hello.magic != Hello::magic_number) {
       ++turned_away_;
       send_refusal(stranger.socket.get(), static_cast<int>(ErrorCode::configuration),
-                   "this is the meeting place of a Tessera job; what was said is no rank's hello");
+                   "this socket belongs to a Tessera job; the message is not a rank's handshake");
       return;
     }
     const Hello own = hello_of(world_);
-    strangers_.push_back(std::move(stranger));  // so that it hears of a refusal
+    strangers_.push_back(std::move(stranger));  // so that it receives a refusal
     hello.library[sizeof(hello.library) - 1] = '\0';
     TESSERA_CHECK(hello.protocol == own.protocol && std::strcmp(hello.library, own.library) == 0 &&
                       bytes == static_cast<ssize_t>(sizeof(hello)),
@@ -211,7 +211,7 @@ class Host {
     const int earlier = hello.rank == 0 ? getpid() : member.pid;
     TESSERA_CHECK(
         earlier == 0, ErrorCode::configuration,
-        "rank {} is there twice: pid {} and pid {} have RANK={}; give each process its own RANK",
+        "there are two ranks {}: pid {} and pid {} have RANK={}; give each process its own RANK",
         hello.rank, earlier, caller, hello.rank);
     TESSERA_CHECK(
         caller > 0, ErrorCode::configuration,
@@ -277,7 +277,7 @@ JobHandles host_rendezvous(const World& world, std::chrono::milliseconds timeout
     }
     for (int rank = 1; rank < world.size; ++rank) send_handles(host.socket_of(rank), numbers);
   } catch (const Error& error) {
-    host.refuse_everybody(error);
+    host.refuse_all(error);
     throw;
   }
   return handles;
@@ -294,7 +294,7 @@ JobHandles join_rendezvous(const World& world, std::chrono::milliseconds timeout
                 host.pid, host.uid, world.master_address, world.master_port);
   const Hello hello = hello_of(world);
   send(socket.get(), &hello, sizeof(hello), MSG_NOSIGNAL);  // a failure shows in the answer
-  // Rank 0 knows better who is missing: it gets the chance to say so first.
+  // Rank 0 knows which ranks are missing, so it may report first.
   const Clock::time_point patience = deadline + std::chrono::seconds(2);
   pollfd watched{.fd = socket.get(), .events = POLLIN, .revents = 0};
   int ready = 0;

@@ -19,7 +19,7 @@
 namespace tessera::comm {
 namespace {
 
-// The first exception of any rank; what the others throw then follows from it.
+// The first exception of any rank; later exceptions of the others follow from it.
 class FirstException {
  public:
   void keep(std::exception_ptr exception) {
@@ -35,7 +35,7 @@ class FirstException {
   std::exception_ptr exception_;
 };
 
-// Threads that are ranks share the cores, unless the environment says how many a rank has.
+// Threads that are ranks share the cores, unless the environment sets the threads of a rank.
 int compute_threads_of_a_rank(int ranks) {
   const bool named =
       std::getenv("TESSERA_NUM_THREADS") != nullptr || std::getenv("OMP_NUM_THREADS") != nullptr;
@@ -49,14 +49,14 @@ void run_rank(const SingleProcess& process, const std::shared_ptr<Job>& job,
     backend_of(device.type).bind_thread(device);
     set_default_device(device);
     fn(process.world_of(job));
-    current_queue(device).synchronize();  // throws what a kernel has met
+    current_queue(device).synchronize();  // throws the error of a kernel
     job->leave();
   } catch (const std::exception& exception) {
     first.keep(std::current_exception());
     job->abort(exception.what());
   } catch (...) {
     first.keep(std::current_exception());
-    job->abort("an exception that is no std::exception");
+    job->abort("an exception other than std::exception");
   }
 }
 
@@ -78,10 +78,9 @@ void run_local(int ranks, const std::function<void(const std::shared_ptr<Communi
         run_rank(process, job, fn, options.device, first);
       });
     }
-  } catch (
-      const std::system_error& error) {  // the ranks that run must not wait for one that cannot
+  } catch (const std::system_error& error) {  // running ranks must not wait for one that cannot run
     first.keep(std::current_exception());
-    jobs[threads.size()]->abort(fmt::format("its thread does not start: {}", error.what()));
+    jobs[threads.size()]->abort(fmt::format("its thread did not start: {}", error.what()));
   }
   threads.clear();  // joins
   first.rethrow();

@@ -15,7 +15,7 @@ class SingleProcess {
   // Ranks share options.device when it is a GPU.
   SingleProcess(int ranks, const ConnectOptions& options);
 
-  // Each rank takes its job once, and then, on its own thread, its communicator of all ranks.
+  // Each rank takes its job once and then, on its own thread, its communicator of all ranks.
   [[nodiscard]] std::shared_ptr<Job> job_of(int rank) const;
   [[nodiscard]] std::shared_ptr<Communicator> world_of(const std::shared_ptr<Job>& job) const;
 
@@ -29,8 +29,8 @@ class SingleProcess {
   std::shared_ptr<Pulse> pulse_;
 };
 
-// The communicator of all ranks of a job whose block names the group's place. Called on the rank's
-// own thread.
+// The communicator of all ranks of a job; `world_group` is the group's place, which the job's block
+// stores. Called on the rank's own thread.
 std::shared_ptr<Communicator> make_world(const std::shared_ptr<Job>& job,
                                          std::uint64_t world_group);
 

@@ -1,5 +1,5 @@
-// Attention backward: probabilities are computed anew from the log-sum-exps, tile by tile. One task
-// owns a key head with its query heads, so that its key and value gradients are summed in one fixed
+// Attention backward: recomputes the probabilities from the log-sum-exps, tile by tile. One task
+// owns a key head with its query heads, so its key and value gradients are summed in one fixed
 // order.
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-// Keys to a tile: two tiles of scores and two of operands stay in the second-level cache.
+// Keys per tile: two tiles of scores and two of operands stay in the second-level cache.
 constexpr std::int64_t kTileColumns = 256;
 static_assert(kTileColumns <= kMostTileColumns);
 
@@ -72,7 +72,7 @@ class BackwardHead {
     const C* const saved = static_cast<const C*>(arguments_.log_sum_exp) +
                            (batch_ * s.heads + head) * s.query_length + first;
     for (std::int64_t r = 0; r < rows; ++r) {
-      // e^(score - inf) = 0 for every key of a row that sees nothing.
+      // e^(score - inf) = 0 for every key of a row without visible keys.
       constexpr C infinity = std::numeric_limits<C>::infinity();
       log_sum_exp_[r] = saved[r] == -infinity ? infinity : saved[r];
     }
@@ -145,7 +145,7 @@ class BackwardHead {
   BackwardScratch& scratch_;
   std::int64_t batch_, key_head_;
   HeadRows q_{}, k_{}, v_{}, dout_{};
-  HeadRows out_{}, narrow_dout_{};  // as the tensors are
+  HeadRows out_{}, narrow_dout_{};  // in the tensors' type
   const void* bias_ = nullptr;
   C* scores_ = nullptr;
   C* gradients_ = nullptr;

@@ -1,5 +1,5 @@
-// Attention forward: for a block of queries the keys pass by in tiles, with a running maximum and
-// sum, so that only a tile of scores ever exists.
+// Attention forward: for each block of queries it processes the keys in tiles, with a running
+// maximum and sum, so only one tile of scores exists at a time.
 #include <cmath>
 #include <limits>
 
@@ -15,13 +15,13 @@ struct ForwardScratch {
   ScratchBuffer q, k, v, bias, scores, probabilities, sums, maximum, sum, factor;
 };
 
-// Turns running maxima and sums into log-sum-exps, and `factor` into what the sums of values are
-// divided by.
+// Turns running maxima and sums into log-sum-exps, and `factor` into the divisor of the sums of
+// values.
 template <class C>
 void finish_statistics(C* maximum, const C* sum, C* factor, double kept_scale, std::int64_t rows) {
   for (std::int64_t r = 0; r < rows; ++r) {
     factor[r] = sum[r] == C{0} ? C{0} : static_cast<C>(kept_scale) / sum[r];
-    maximum[r] += std::log(sum[r]);  // a row that sees nothing keeps -inf
+    maximum[r] += std::log(sum[r]);  // a row without visible keys keeps -inf
   }
 }
 

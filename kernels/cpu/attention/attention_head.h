@@ -1,5 +1,5 @@
-// What attention's forward and backward share: where a head's rows lie, the types that its tiles
-// are computed in, and the products between tiles.
+// Code shared by attention's forward and backward: the memory of a head's rows, the types of its
+// tiles, and the products between tiles.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace tessera::kernels::cpu {
 
-// Queries whose scores are worked on at once. A causal tile on the diagonal computes half of its
-// products for nothing, so that fewer rows waste less; fewer than these make the products slow.
+// Queries whose scores are computed together. Half of the products of a causal tile on the diagonal
+// are wasted, so fewer rows waste less; with fewer rows than this the products become slow.
 inline constexpr std::int64_t kQueryRows = 64;
 
 // Rows of one head, `stride` elements apart.
@@ -29,9 +29,8 @@ class AttentionPlan {
   AttentionPlan(const AttentionShape& shape, const char* kernel);
 
   const AttentionShape& shape;
-  std::int64_t group;  // query heads to a key head
-  DType
-      operand;  // of what the tiles' products multiply: the tensors' type, or float32 in its place
+  std::int64_t group;  // query heads per key head
+  DType operand;  // of the operands of the tiles' products: the tensors' type, or float32 instead
   DType compute;  // of scores, statistics and sums
 
   [[nodiscard]] HeadRows queries(const void* base, std::int64_t stride, std::int64_t batch,
@@ -39,7 +38,7 @@ class AttentionPlan {
   [[nodiscard]] HeadRows keys(const void* base, std::int64_t stride, std::int64_t batch,
                               std::int64_t key_head) const;
 
-  // Rows from `row` on of the head after this one, in each of the tensors, as far as there are any.
+  // A tensor of which rows_of_next_head() fetches the rows from `row` on, if there is a next head.
   struct Tensor {
     const void* base;
     std::int64_t row_stride;
@@ -52,7 +51,7 @@ class AttentionPlan {
   // The same rows in the operands' type: in place, or widened into `buffer`.
   [[nodiscard]] HeadRows widened(HeadRows rows, std::int64_t count, ScratchBuffer& buffer) const;
 
-  // Keys that any of the queries [first, first + rows) sees: [0, keys_seen).
+  // The keys that any of the queries [first_query, first_query + rows) sees: [0, keys_seen).
   [[nodiscard]] std::int64_t keys_seen(std::int64_t first_query, std::int64_t rows) const;
 
   // The tile of `rows` queries from first_query on and `columns` keys from first_key on.
@@ -63,7 +62,7 @@ class AttentionPlan {
   // 0 or -inf for each key of a sample, or null without a mask.
   [[nodiscard]] const void* key_bias(std::int64_t batch, ScratchBuffer& buffer) const;
 
-  // Sums of the compute type, dense, into rows of a tensor.
+  // Writes dense sums of the compute type into rows of a tensor.
   void write_rows(const void* sums, void* base, std::int64_t offset, std::int64_t stride,
                   std::int64_t rows) const;
 
@@ -71,7 +70,7 @@ class AttentionPlan {
   std::uint32_t dropout_threshold_;
 };
 
-// c[m, n] (+)= op(a) * op(b) of operands, c of the compute type; each given by its rows as stored.
+// c[m, n] (+)= op(a) * op(b) of operands; c has the compute type. The rows are as stored.
 struct TileProduct {
   HeadRows a, b;
   void* c;

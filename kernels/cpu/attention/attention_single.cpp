@@ -1,5 +1,5 @@
-// Attention of a single query: scores of all heads of a key at a time, softmax, then sums of values
-// likewise.
+// Attention of a single query: for each key the scores of all heads, then softmax, then for each
+// value the sums of all heads.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention/attention_single.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -34,7 +34,7 @@ HWY_INLINE Compute<T> ScoreOf(const T* q, const T* k, std::int64_t dim) {
   return LaneSum(sum);
 }
 
-// scores = e^(scores - their largest) / the sum of these.
+// scores = e^(scores - maximum) / the sum of these.
 template <class C>
 HWY_INLINE void SoftmaxInPlace(C* scores, std::int64_t count) {
   C largest = -std::numeric_limits<C>::infinity();

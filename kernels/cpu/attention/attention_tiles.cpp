@@ -40,7 +40,7 @@ HWY_INLINE void FetchUpcoming(const cpu::UpcomingRows& upcoming, std::int64_t ro
   }
 }
 
-// `value` where the draw keeps, zero elsewhere.
+// `value` where the draw keeps it, zero elsewhere.
 HWY_INLINE FloatVec Keep(FloatVec value, const std::uint32_t* draws, std::uint32_t threshold) {
   const BitsTag d;
   const auto dropped = hn::Lt(hn::LoadU(d, draws), hn::Set(d, threshold));
@@ -114,7 +114,7 @@ HWY_NOINLINE void SoftmaxRows(const AttentionTile& tile, const Compute<E>* score
     const C now = std::max(before, LargestScore<C>(row, visible));
     if (now == -kInfinity<C>) {
       factor[r] = 1;
-      // Nothing is seen, unless the largest score hid NaNs, which must reach the output.
+      // No key is visible, unless the largest score hid NaNs, which must reach the output.
       if (std::isnan(ScoreTotal<C>(row, visible))) sum[r] = std::numeric_limits<C>::quiet_NaN();
       Zero(out, 0, tile.columns);
       continue;
@@ -175,7 +175,7 @@ HWY_NOINLINE void GradientRows(const AttentionTile& tile, const Compute<E>* scor
   }
 }
 
-// Calls body.template operator()<bias, dropout>() for what the tile has.
+// Calls body.template operator()<bias, dropout>() with the tile's options.
 template <class Body>
 void ForTileOptions(const AttentionTile& tile, Body&& body) {
   const bool dropout = tile.dropout_threshold != 0;

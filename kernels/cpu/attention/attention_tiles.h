@@ -1,6 +1,6 @@
-// What happens to a tile of attention scores between its matrix products: the softmax and its
-// gradient, vectorised. Scores and statistics are float (double for float64); the operands of the
-// next product are of the tile's type.
+// Work on a tile of attention scores between its matrix products: the softmax and its gradient,
+// vectorised. Scores and statistics are float (double for float64); the operands of the next
+// product have the tile's type.
 #pragma once
 
 #include <array>
@@ -12,12 +12,12 @@
 
 namespace tessera::kernels::cpu {
 
-// Most columns of a tile.
+// The largest number of columns of a tile.
 inline constexpr std::int64_t kMostTileColumns = 512;
 
-// Rows of tensors that the next head will read, one a row of the tile, fetched into the cache
-// beside the arithmetic: a head's rows lie far apart, where the processor does not fetch ahead by
-// itself.
+// Rows of tensors that the next head will read, one for each row of the tile. They are fetched into
+// the cache during the arithmetic: a head's rows are far apart, and the processor does not prefetch
+// them.
 struct UpcomingRows {
   static constexpr int kMostTensors = 5;
   std::array<const std::byte*, kMostTensors> first{};
@@ -26,12 +26,12 @@ struct UpcomingRows {
   std::int64_t bytes = 0;  // of a head in a row
 };
 
-// A tile holds the scores of some rows (queries) and columns (keys) of one head, `columns` elements
-// a row.
+// A tile holds the scores of some rows (queries) and columns (keys) of one head, with `columns`
+// elements per row.
 struct AttentionTile {
   std::int64_t rows, columns;
-  // The first row sees this many columns of the tile (none if negative), each later row one more;
-  // of a tile that is not causal every row sees all.
+  // The first row sees this many columns of the tile (none if negative), each later row one more.
+  // In a tile that is not causal every row sees all columns.
   std::int64_t visible = 0;
   bool causal = false;
   double scale = 1;
@@ -45,30 +45,30 @@ struct AttentionTile {
   UpcomingRows upcoming{};
 };
 
-// The running softmax of rows whose keys come tile by tile; arrays of one element a row.
+// The running softmax of rows whose keys come tile by tile; arrays of one element per row.
 struct RowStatistics {
   void* maximum;  // largest scaled score so far, -inf before the first
   void* sum;      // of e^(score - maximum)
-  void* factor;   // by which what was summed over earlier tiles must be scaled
+  void* factor;   // factor for the sums over earlier tiles
 };
 
-// probabilities = e^(score - maximum), dropped where dropout says so (kept_scale is left to whoever
-// divides by the sum); zero where a row does not see the key.
+// probabilities = e^(score - maximum), zero where dropout drops them or where a row does not see
+// the key. The caller must apply kept_scale when it divides by the sum.
 void softmax_tile(const AttentionTile& tile, DType operand, const void* scores,
                   const RowStatistics& rows, void* probabilities);
 
-// The backward of one tile: `scores` and `gradients` (of the dropped probabilities) give the
+// The backward of one tile. `scores` and `gradients` (of the dropped probabilities) become the
 // dropped and scaled probabilities and the gradient of the unscaled scores. log_sum_exp is +inf for
-// a row that sees nothing; delta is the product of a row's output with its gradient.
+// a row without visible keys; delta is the product of a row's output with its gradient.
 void softmax_gradient_tile(const AttentionTile& tile, DType operand, const void* scores,
                            const void* gradients, const void* log_sum_exp, const void* delta,
                            void* probabilities, void* score_gradients);
 
-// row r of `values` [rows, columns] is scaled by factor[r]; both of the scores' type.
+// Scales row r of `values` [rows, columns] by factor[r]; both have the scores' type.
 void scale_rows(DType operand, void* values, const void* factor, std::int64_t rows,
                 std::int64_t columns);
 
-// delta[r] = sum over columns of out * gradient, which are of type `dtype`; delta of its compute
+// delta[r] = sum over columns of out * gradient, which have type `dtype`; delta has its compute
 // type.
 void row_products(DType dtype, const void* out, std::int64_t out_stride, const void* gradient,
                   std::int64_t gradient_stride, void* delta, std::int64_t rows,

@@ -1,6 +1,6 @@
-// Attention of short sequences to themselves. One task owns one head of one sequence: its rows are
-// copied to where they lie densely in the compute type, and all products are computed there. With a
-// gradient of the relative bias, which sums over sequences, one task owns a head of all of them.
+// Attention within short sequences. One task owns one head of one sequence: its rows are copied to
+// dense memory in the compute type, and all products are computed there. With a gradient of the
+// relative bias, which sums over sequences, one task owns a head of all sequences.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention/sequence_attention.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -30,13 +30,13 @@ constexpr std::int64_t kSequenceQueries = 64;
 // Draws that are made at once.
 constexpr std::int64_t kSequenceDraws = 256;
 
-// A thread's memory, of the compute type.
+// A thread's scratch memory, of the compute type.
 struct SequenceScratch {
   cpu::ScratchBuffer q, k, v, k_columns, v_columns, dout, out, scores, gradients, bias,
       probabilities, dq, dk, dv, bias_gradient;
 };
 
-// What forward and backward of one head of one sequence share.
+// Code shared by forward and backward of one head of one sequence.
 template <class T>
 class SequenceHead {
  public:
@@ -103,7 +103,7 @@ class SequenceHead {
     return bias_ == nullptr ? nullptr : bias_ + length_ - 1 - query;
   }
 
-  // Zeroes what dropout drops of a query's values, and scales what it keeps.
+  // Zeroes the dropped values of a query, and scales the kept ones.
   void Drop(std::int64_t query, C* values) const {
     const auto threshold = static_cast<std::uint32_t>(shape_.dropout * 0x1p32);
     const auto kept = static_cast<C>(1.0 / (1.0 - static_cast<double>(shape_.dropout)));
@@ -167,7 +167,7 @@ class SequenceForward : public SequenceHead<T> {
   }
 
  private:
-  // Probabilities in the scores' place; their log-sum-exp.
+  // Replaces scores by probabilities; returns their log-sum-exp.
   C Softmax(std::int64_t query, C* scores) const {
     const Tag<C> d;
     const C* const bias = this->BiasOf(query);
@@ -262,7 +262,7 @@ class SequenceBackward : public SequenceHead<T> {
       access.Store(hn::Mul(access.Load(values + i), scale), values + i);
     });
   }
-  // Scores become probabilities as dropout leaves them; gradients of probabilities those of the
+  // Turns scores into probabilities after dropout, and gradients of probabilities into those of the
   // scaled scores.
   void Gradients(std::int64_t query, C log_sum_exp, C delta, C* scores, C* gradients,
                  C* probabilities) const {

@@ -53,12 +53,12 @@ void BiasGeluBackwardRow(const T* dout, const T* x, const T* bias, T* dx, T* out
     auto input = access.Load(x + i);
     if (bias != nullptr) input = hn::Add(input, access.Load(bias + i));
     access.Store(hn::Mul(access.Load(dout + i), GeluDerivative<exact>(input)), dx + i);
-    // The forward's own expression: with recomputation or without, the bits are the same.
+    // The forward's own expression: the bits are the same with and without recomputation.
     if (out != nullptr) access.Store(Gelu<exact>(input), out + i);
   });
 }
 
-// Without a bias rows do not matter: the array is one run of elements.
+// Without a bias rows do not matter, so the array is one run of elements.
 template <class Arguments, class Row>
 void ForRows(const Arguments& a, bool has_bias, Row&& row) {
   if (has_bias) {
@@ -127,7 +127,7 @@ struct SwiGluBackwardRow {
       const auto g = access.Load(gate + i);
       const auto u = access.Load(up + i);
       const auto d = access.Load(dout + i);
-      // The forward's own expression: with recomputation or without, the bits are the same.
+      // The forward's own expression: the bits are the same with and without recomputation.
       const auto silu = Silu(g);
       access.Store(hn::Mul(hn::Mul(d, u), SiluDerivative(g)), dgate + i);
       access.Store(hn::Mul(d, silu), dup + i);

@@ -56,7 +56,7 @@ void BinaryRows(const Binary& args) {
     });
     return;
   }
-  // Short rows would be mostly tails: b is written out several times, to rows of at least 256.
+  // Short rows would be mostly tails, so b is repeated to rows of at least 256 elements.
   std::vector<T> repeated;
   std::int64_t width = args.inner;
   if (width > 0 && width < 256) {

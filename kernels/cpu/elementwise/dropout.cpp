@@ -26,8 +26,7 @@ namespace {
 // Draws are made for this many elements at a time, in the first-level cache.
 constexpr std::int64_t kTile = 256;
 
-// Asks for the next tile before this one's draws are made, so that memory works while the draws
-// keep the core busy.
+// Prefetches the next tile before the draws of this one, so that memory works during the draws.
 template <class T>
 HWY_INLINE void PrefetchNext(const T* x, const T* out) {
   constexpr std::int64_t kLine = 64 / sizeof(T);

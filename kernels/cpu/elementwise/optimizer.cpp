@@ -21,8 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// Products and sums are not fused, so that a processor without fused instructions takes the same
-// steps.
+// Products and sums are not fused, so processors without fused instructions compute the same steps.
 
 // The scalars of AdamW in the parameter's type T, and one vector's step.
 template <class T>
@@ -64,7 +63,7 @@ struct SgdVectors {
         weight_decay(hn::Set(d, static_cast<T>(a.weight_decay))) {}
 };
 
-// In place of a copy's type where there is none.
+// Stands for the type of a missing copy.
 struct NoCopy {};
 
 // `copy` is null when Copy is NoCopy.
@@ -124,7 +123,7 @@ HWY_INLINE void StepTyped(const SgdStep& a, const Grad* grad, Copy* copy, std::i
   SgdTyped<T>(a, grad, copy, first, last);
 }
 
-// fp32 parameters: the gradient and the copy are of any type that is computed in float.
+// fp32 parameters: the gradient and the copy may have any type that is computed in float.
 template <class Grad, class Step>
 void StepFloatGrad(const Step& a, std::int64_t first, std::int64_t last) {
   const Grad* grad = static_cast<const Grad*>(a.grad) + first;
@@ -151,7 +150,7 @@ void NarrowTile(const double* from, std::int64_t first, std::int64_t count, void
   for (std::int64_t i = 0; i < count; ++i) x[i] = from_float<Narrow>(static_cast<float>(from[i]));
 }
 
-// fp64 parameters, which only checks of gradients and of convergence use: narrower gradients and
+// fp64 parameters, which are only for checks of gradients and convergence: narrower gradients and
 // copies pass through a tile.
 template <class Step>
 void StepDouble(const Step& a, std::int64_t begin, std::int64_t end) {
@@ -240,7 +239,7 @@ void require_types(const char* kernel, const Step& a) {
                   kernel, name_of(a.copy_dtype), name_of(a.dtype));
 }
 
-// Calls body(step, first, last) for the parts of [first, last) that decay alike.
+// Calls body(step, first, last) for each part of [first, last) with uniform decay.
 template <class Step, class Body>
 void for_decay_ranges(const Step& a, std::int64_t first, std::int64_t last, Body&& body) {
   if (a.decay.edges == nullptr) return body(a, first, last);

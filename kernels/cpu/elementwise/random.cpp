@@ -1,4 +1,4 @@
-// Philox for a single block, and the filling of tensors with uniform and normal draws.
+// Philox for a single block, and tensors filled with uniform and normal draws.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/random.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -22,9 +22,8 @@ namespace {
 
 constexpr std::int64_t kTile = 512;
 
-// Everything below is additions, multiplications, divisions and square roots of doubles in one
-// order, so that every processor draws the same bits, which a C library's log and cos do not
-// promise.
+// Everything below uses additions, multiplications, divisions and square roots of doubles in one
+// order, so every processor draws the same bits. A C library's log and cos do not guarantee that.
 using DoubleTag = hn::ScalableTag<double>;
 using DoubleVec = hn::Vec<DoubleTag>;
 using BlockVec = hn::Vec<BlockTag>;
@@ -48,7 +47,7 @@ HWY_INLINE DoubleVec Polynomial(DoubleVec x, const double (&coefficients)[kTerms
 }
 
 // log(x * 2^-32) for x in [1, 2^32]: x = 2^k * m with m in [sqrt(1/2), sqrt(2)), and the series of
-// log(m) = 2*atanh((m-1)/(m+1)), whose first term left out is below 2^-50 of the sum.
+// log(m) = 2*atanh((m-1)/(m+1)). The first omitted term is below 2^-50 of the sum.
 HWY_INLINE DoubleVec LogOfFraction(DoubleVec x) {
   constexpr double kSeries[] = {2.0,      2.0 / 3,  2.0 / 5,  2.0 / 7, 2.0 / 9,
                                 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17};
@@ -68,7 +67,7 @@ HWY_INLINE DoubleVec LogOfFraction(DoubleVec x) {
   return hn::Add(hn::Mul(k, hn::Set(d, kLog2)), log_m);
 }
 
-// Cosine and sine of the angle turn/2^32 of a full circle: the quarter is split off exactly.
+// Cosine and sine of the angle turn/2^32 of a full circle. The quarter is split off exactly.
 struct CosSin {
   DoubleVec cosine, sine;
 };

@@ -1,4 +1,4 @@
-// Rotary positions: pairs (i, i + head_dim/2) of every head turned by its row's angles.
+// Rotary positions: rotates pairs (i, i + head_dim/2) of every head by its row's angles.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/rotary.cpp"
 #include "kernels/cpu/simd/simd_targets.h"

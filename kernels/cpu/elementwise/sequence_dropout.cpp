@@ -1,4 +1,4 @@
-// Dropout of rows that are numbered one by one.
+// Dropout of rows that are numbered individually.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/sequence_dropout.cpp"
 #include "kernels/cpu/simd/simd_targets.h"

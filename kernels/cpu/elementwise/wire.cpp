@@ -1,5 +1,5 @@
-// Encoding, decoding and rounding of what travels in fewer bits. The loops over a block are plain:
-// the compiler makes vectors of them for each instruction set.
+// Encodes, decodes and rounds numbers for formats of fewer bits. The loops over a block are plain:
+// the compiler vectorises them for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/wire.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -31,7 +31,7 @@ HWY_INLINE void LoadWireNumbers(const void* in, std::int64_t first, std::int64_t
                             HWY_ATTR { access.Store(access.Load(from + i), block.value + i); });
 }
 
-// Elements [first, first + count) as fp32, zeros behind them.
+// Loads elements [first, first + count) as fp32, with zeros behind them.
 HWY_INLINE void LoadWireBlock(const void* in, DType dtype, std::int64_t first, std::int64_t count,
                               WireNumbers& block) {
   std::fill(block.value + count, block.value + wire_block, 0.0f);
@@ -91,7 +91,7 @@ HWY_INLINE void DecodeWireBlock(const std::uint8_t* codes, std::uint8_t scale, W
   }
 }
 
-// Blocks [first, last).
+// Processes blocks [first, last).
 template <WireFormat format>
 HWY_NOINLINE void WireBlocks(const Wire& a, std::int64_t first, std::int64_t last) {
   auto* const payload = static_cast<std::uint8_t*>(a.payload);
@@ -119,7 +119,7 @@ HWY_NOINLINE void WireBlocks(const Wire& a, std::int64_t first, std::int64_t las
   }
 }
 
-// Without scales.
+// Processes blocks of bf16, which has no scales.
 HWY_NOINLINE void WireBFloat16(const Wire& a, std::int64_t first, std::int64_t last) {
   for (std::int64_t b = first; b < last; ++b) {
     const std::int64_t at = b * wire_block;
@@ -172,7 +172,7 @@ void cpu::wire(const Wire& a, Queue) {
   const auto travels = [](DType dtype) { return is_floating(dtype) && dtype != float64; };
   TESSERA_REQUIRE(
       a.format != WireFormat::same && travels(a.in_dtype) && travels(a.out_dtype),
-      "wire: {} to {} as {}; fp32 and the 16-bit types travel in another format than theirs",
+      "wire: {} to {} as {}; fp32 and the 16-bit types need a wire format other than their own",
       name_of(a.in_dtype), name_of(a.out_dtype), name_of(a.format));
   const std::int64_t blocks = (a.n + wire_block - 1) / wire_block;
   parallel_for(0, blocks, parallel_grain / wire_block, [&](std::int64_t first, std::int64_t last) {

@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix. One core reads memory fastest from several places at a
-// time, so that the matrix is read as eight streams of rows.
+// Products of a few rows with a matrix. One core reads memory fastest from several places at once,
+// so the matrix is read as eight streams of rows.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul/gemv.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -23,7 +23,7 @@ namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 inline constexpr std::int64_t gemv_streams = 8;
-// Columns whose sums lie in the first cache meanwhile.
+// Columns whose sums stay in the first-level cache.
 inline constexpr std::int64_t gemv_columns = 4096;
 
 template <class T>
@@ -141,7 +141,7 @@ void cpu::gemv(const Gemv& a, Queue) {
   TESSERA_REQUIRE(is_floating(a.dtype), "gemv: {} is not a floating type", name_of(a.dtype));
   TESSERA_REQUIRE(a.rows >= 0 && a.n >= 0 && a.k >= 0, "gemv: sizes {}, {} and {}", a.rows, a.n,
                   a.k);
-  // Of 64 columns: a share begins at a cache line's boundary where the matrix does.
+  // In units of 64 columns: a thread's share begins at a cache line if the matrix does.
   constexpr std::int64_t block = 64;
   const std::int64_t grain =
       std::max<std::int64_t>(1, (std::int64_t{1} << 17) / std::max<std::int64_t>(1, block * a.k));

@@ -20,15 +20,15 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-// dnnl_sgemm takes other kernels, with other roundings, for fewer rows than this and for a single
-// column.
+// For fewer rows than this, and for a single column, dnnl_sgemm uses other kernels with other
+// rounding.
 constexpr std::int64_t kFewestRows = 16;
 constexpr std::int64_t kFewestColumns = 2;
 
-// The same for oneDNN's bfloat16 products, which leave AMX for small ones.
+// The same for oneDNN's bfloat16 products, which do not use AMX for small sizes.
 constexpr std::int64_t kFewestRowsBFloat16 = 48;
 
-// Elements of a widened operand that are worked on at once: with the block of the other operand and
+// Elements of a widened operand that are processed at once. With the block of the other operand and
 // of the result, a thread's scratch memory for 16-bit products is some 20 MiB.
 constexpr std::int64_t kWidenedElements = std::int64_t{1} << 21;
 
@@ -47,7 +47,7 @@ void check(const Matmul& p) {
   needs(p.ldc >= p.n, "c's rows overlap");
 }
 
-// What a product over no elements leaves: alpha * 0 (+ c) (+ bias).
+// The result of a product over zero elements: alpha * 0 (+ c) (+ bias).
 void fill_with_bias(float* c, std::int64_t ldc, const float* bias, std::int64_t rows,
                     std::int64_t columns, bool accumulate) {
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -71,7 +71,7 @@ void copy_rows(const void* in, std::int64_t in_stride, void* out, std::int64_t o
   }
 }
 
-// A copy without gaps between rows, with zeros to the right and below.
+// Copies without gaps between rows, with zeros to the right and below.
 void* dense_copy(ScratchBuffer& buffer, const void* in, std::int64_t stride, std::int64_t rows,
                  std::int64_t columns, std::int64_t padded_rows, std::int64_t padded_columns,
                  DType dtype) {
@@ -85,8 +85,8 @@ void* dense_copy(ScratchBuffer& buffer, const void* in, std::int64_t stride, std
   return out;
 }
 
-// Runs `product` on copies without gaps, of at least `rows` x `columns`: the size from which `run`
-// rounds every row alike. An operand that is so already is used where it lies.
+// Runs `product` on copies without gaps, of at least `rows` x `columns`: from this size on, `run`
+// rounds every row alike. An operand that already fits is used in place.
 template <class Run>
 void run_dense(const Matmul& product, std::int64_t rows, std::int64_t columns, Run&& run) {
   static thread_local ScratchBuffer a_buffer, b_buffer, c_buffer, bias_buffer;
@@ -136,9 +136,9 @@ void matmul_fp32(const Matmul& product) {
   }
 }
 
-// One block of a 16-bit product: rows [row, row+rows) against the columns that `block.b` already
-// holds widened. `block` is the float32 product of the block; `product` the 16-bit one that it is
-// cut from.
+// One block of a 16-bit product: rows [row, row+rows) times the columns that `block.b` already
+// holds in widened form. `block` is the float32 product of the block; `product` is the whole 16-bit
+// one.
 void widened_block(const Matmul& product, Matmul block, std::int64_t row, std::int64_t column) {
   static thread_local ScratchBuffer a_buffer, c_buffer;
   const std::int64_t a_rows = product.transpose_a ? product.k : block.m;
@@ -165,7 +165,7 @@ void widened_block(const Matmul& product, Matmul block, std::int64_t row, std::i
   narrow_matrix(wide, block.n, c, product.dtype, product.ldc, block.m, block.n);
 }
 
-// 16-bit operands widened to float32, multiplied there and rounded once.
+// Widens 16-bit operands to float32, multiplies there and rounds once.
 void matmul_widened(const Matmul& product) {
   static thread_local ScratchBuffer b_buffer, bias_buffer;
   const std::int64_t k = std::max<std::int64_t>(product.k, 1);
@@ -200,7 +200,7 @@ void matmul_bf16(const Matmul& product) {
   if (product.k == 0 || !has_bfloat16_products()) return matmul_widened(product);
   if (has_amx_products()) return amx_matmul(product);
   bool done = true;
-  // oneDNN has fast kernels for operands without gaps only.
+  // oneDNN has fast kernels only for operands without gaps.
   run_dense(product, kFewestRowsBFloat16, 1,
             [&done](const Matmul& dense) { done = onednn_bfloat16(dense); });
   if (!done) matmul_widened(product);
@@ -224,7 +224,7 @@ void one_product(const Matmul& product) {
 void matmul(const Matmul& arguments, Queue) {
   check(arguments);
   if (arguments.m == 0 || arguments.n == 0) return;
-  // Many small products run side by side; a few, or large ones, run one after the other on all
+  // Many small products run in parallel; a few, or large ones, run one after the other on all
   // threads.
   const std::int64_t threads = compute_threads();
   const bool side_by_side =

@@ -1,6 +1,5 @@
-// bfloat16 products on AMX: b is packed into tiles chunk by chunk, and 32 x 32 blocks of c are
-// summed in the unit's registers (four of its eight tiles), the others holding two tiles each of a
-// and b.
+// bfloat16 products on AMX: b is packed into tiles chunk by chunk. 32 x 32 blocks of c are summed
+// in four of the unit's eight tile registers; the others hold two tiles each of a and b.
 #include "kernels/cpu/matmul/matmul_amx.h"
 
 #include "base/error.h"
@@ -21,7 +20,7 @@
 #include "kernels/cpu/matmul/matmul_onednn.h"
 #include "kernels/cpu/matmul/matmul_scratch.h"
 
-// GCC 12 takes the deliberately undefined vectors inside its own intrinsics for mistakes.
+// GCC 12 reports the deliberately undefined vectors inside its own intrinsics as mistakes.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -71,7 +70,7 @@ struct alignas(64) TileConfiguration {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Tiles are configured while work lasts: left configured, they would slow every context switch.
+// Tiles stay configured only during work: otherwise they would slow every context switch.
 class ConfiguredTiles {
  public:
   TESSERA_AMX ConfiguredTiles() {
@@ -110,7 +109,7 @@ class Product {
   [[nodiscard]] std::int64_t depths(std::int64_t depth) const {
     return std::min(depth_chunk_, p_.k - depth);
   }
-  // Packed b: chunk of k by chunk, and panel by panel within.
+  // Packed b: one chunk of k after another, and inside a chunk one panel after another.
   [[nodiscard]] std::uint16_t* panel_of_b(std::int64_t depth, std::int64_t panel) const {
     return packed_b_ + kBlock * (depth * panels_ + round_up(depths(depth), kDepth) * panel);
   }
@@ -119,7 +118,7 @@ class Product {
     const auto* const b = static_cast<const std::uint16_t*>(p_.b);
     const std::int64_t grain = std::max<std::int64_t>(1, (1 << 16) / (padded_depth_ * kBlock));
     parallel_for(0, panels_, grain, [&](std::int64_t first, std::int64_t last) {
-      // Along a row of memory first, which the processor's prefetching follows.
+      // Goes along a row of memory first, which the processor's prefetcher follows.
       const std::int64_t step = p_.transpose_b ? depth_chunk_ : kDepth;
       for (std::int64_t depth = 0; depth < p_.k; depth += step) {
         const std::int64_t chunk = depth / depth_chunk_ * depth_chunk_;
@@ -135,7 +134,7 @@ class Product {
     });
   }
 
-  // Threads share the rows, or the columns where rows are few.
+  // Threads split the rows, or the columns if there are few rows.
   void multiply() const {
     const std::int64_t row_blocks = round_up(p_.m, kBlock) / kBlock;
     const std::int64_t blocks_worth_a_thread = 1 + (1 << 22) / (kBlock * kBlock * padded_depth_);
@@ -185,8 +184,8 @@ class Product {
   struct RowOfBlocks {
     std::int64_t row, depth;
     BlockRows a;
-    bool in_place;   // a lies where the tensor is
-    float* partial;  // sums between chunks of k, or null where there is one chunk
+    bool in_place;   // a is read from the tensor
+    float* partial;  // sums between chunks of k, or null with one chunk
     std::int64_t first_panel, last_panel;
   };
 
@@ -210,7 +209,7 @@ class Product {
                        std::min(blocks * kBlock, p_.m - row), depths(depth), packed);
   }
 
-  // Block by block; one's sums are finished while those of its right neighbour are made.
+  // Block by block; the sums of one are finished while those of its right neighbour are computed.
   void multiply_row(const RowOfBlocks& r) const {
     alignas(64) float own[2][kBlock * kBlock];
     alignas(64) float start[kBlock * kBlock];
@@ -264,7 +263,7 @@ class Product {
             std::min(kBlock, p_.m - row)};
   }
 
-  // The rows of a that follow are shared out among the panels of this row of blocks.
+  // The next rows of a are divided among the panels of this row of blocks.
   [[nodiscard]] UpcomingRows upcoming_a(const RowOfBlocks& r, std::int64_t panel) const {
     const std::int64_t panels = r.last_panel - r.first_panel;
     const std::int64_t each = (kBlock + panels - 1) / panels;
@@ -275,8 +274,9 @@ class Product {
   }
 
   const Matmul& p_;
-  // c is nothing but sums, which start from what it holds and may be made in it. The options decide
-  // where sums start and never a block's place, so that an edge rounds as the interior does.
+  // True if c is only sums, which start from its contents and may be computed in it. The options
+  // decide where sums start, but never depend on a block's place, so an edge rounds like the
+  // interior.
   bool plain_;
   std::int64_t depth_chunks_, depth_chunk_, padded_depth_;
   std::int64_t first_column_ = 0, panels_ = 0;

@@ -1,5 +1,5 @@
-// One block of 32 x 32 sums on AMX: the products themselves, and what goes on beside them while the
-// unit works. Included on x86 only.
+// One block of 32 x 32 sums on AMX: the products, and the work in parallel to the matrix unit.
+// Included on x86 only.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,7 @@
 #include "kernels/cpu/matmul/matmul_amx_pack.h"
 #include "kernels/matmul.h"
 
-// GCC 12 takes the deliberately undefined vectors inside its own intrinsics for mistakes.
+// GCC 12 reports the deliberately undefined vectors inside its own intrinsics as mistakes.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -18,13 +18,13 @@
 
 namespace tessera::kernels::cpu::amx {
 
-// Sums of a block on their way to c.
+// Sums of a block that still have to be written to c.
 struct FinishedBlock {
   const float* sums = nullptr;
   std::int64_t stride = 0, row = 0, column = 0, rows = 0, columns = 0;
 };
 
-// c = alpha * sums (+ c) (+ bias), for some rows of a block that may reach over c's edges.
+// c = alpha * sums (+ c) (+ bias), for some rows of a block that may extend past c's edges.
 TESSERA_AMX inline void finish_rows(const Matmul& p, const FinishedBlock& block, bool add_c,
                                     std::int64_t first, std::int64_t last) {
   const __m512 alpha = _mm512_set1_ps(p.alpha);
@@ -62,16 +62,15 @@ struct BlockRows {
   std::int64_t step;       // elements between the tiles of consecutive k
 };
 
-// Rows that will be needed soon and are fetched a few lines at a time while the matrix unit works;
-// all at once they would hold up the loads of the tiles.
+// Rows that will be needed soon. A few lines at a time are fetched while the matrix unit works; all
+// at once they would delay the loads of the tiles.
 struct UpcomingRows {
   const char* data = nullptr;
   std::int64_t stride = 0;  // bytes between rows
   std::int64_t rows = 0;
 };
 
-// Finishes one block while the matrix unit sums the next: the unit works on its own once it has
-// been told to.
+// Finishes one block while the matrix unit sums the next: the unit works asynchronously.
 class Finisher {
  public:
   Finisher(const Matmul& product, bool add_c) : p_(product), add_c_(add_c) {}
@@ -99,7 +98,7 @@ class Finisher {
   std::int64_t next_ = 0, per_step_ = 0;
 };
 
-// What goes on beside the sums of a block.
+// The work in parallel to the sums of a block.
 struct Background {
   Finisher finisher;
   UpcomingRows next_c;  // the block of c to the right: its rows in turn
@@ -118,7 +117,7 @@ struct Background {
   }
 };
 
-// Where a block's sums start from (zero if null) and are left.
+// Where a block's sums start (zero if null) and are stored.
 struct BlockSums {
   const float* start;
   std::int64_t start_stride;
@@ -165,7 +164,7 @@ TESSERA_AMX inline void multiply_block(const BlockRows& a, const std::uint16_t* 
   _tile_stored(3, c.sums + 16 * c.stride + 16, bytes);
 }
 
-// A block of c, with zeros beyond c's edges.
+// Loads a block of c, with zeros beyond c's edges.
 TESSERA_AMX inline void load_block(const Matmul& p, float* out, std::int64_t row,
                                    std::int64_t column, std::int64_t rows, std::int64_t columns) {
   for (std::int64_t r = 0; r < kBlock; ++r) {

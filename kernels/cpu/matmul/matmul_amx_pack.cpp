@@ -1,12 +1,12 @@
-// Copies matrices of bfloat16 into the tiles that AMX multiplies. Two consecutive k are one 32-bit
-// element of a tile; what lies the other way round in memory is transposed as such elements.
+// Copies bfloat16 matrices into the tiles that AMX multiplies. Two consecutive k form one 32-bit
+// element of a tile; a matrix with the other memory order is transposed in such elements.
 #if defined(__x86_64__) && defined(__linux__)
 
 #include "kernels/cpu/matmul/matmul_amx_pack.h"
 
 #include <algorithm>
 
-// GCC 12 takes the deliberately undefined vectors inside its own intrinsics for mistakes.
+// GCC 12 reports the deliberately undefined vectors inside its own intrinsics as mistakes.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -15,7 +15,7 @@
 namespace tessera::kernels::cpu::amx {
 namespace {
 
-// Elements ahead in a row to fetch. The processor by itself does not keep up with as many rows as a
+// Elements ahead to prefetch in a row. The processor's prefetcher cannot follow as many rows as a
 // tile has.
 constexpr std::int64_t kAhead = 256;
 

@@ -1,12 +1,12 @@
-// Copies matrices of bfloat16 into the tiles that AMX multiplies. Included on x86 only.
+// Copies bfloat16 matrices into the tiles that AMX multiplies. Included on x86 only.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-// A function that may use AMX and the AVX-512 that comes with it, in a file compiled for older
-// processors.
+// Marks a function that may use AMX and the AVX-512 that comes with it, in a file compiled for
+// older processors.
 #define TESSERA_AMX \
   __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
@@ -20,7 +20,7 @@ TESSERA_AMX inline __m512 widen(__m256i values) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }
 
-// To nearest even, as to_bfloat16() rounds; results too small for a normal number become zero.
+// Rounds to nearest even, like to_bfloat16(); results too small for a normal number become zero.
 TESSERA_AMX inline __m256i narrow(__m512 values) {
   return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
 }
@@ -33,12 +33,12 @@ struct Operand {
   bool transposed;
 };
 
-// b[depths, columns] with columns <= 32: for each 32 of k two tiles of 16 columns, in which a row
-// holds two consecutive k of every column. Zeros beyond the edges.
+// Packs b[depths, columns] with columns <= 32: two tiles of 16 columns for each 32 of k. A row of a
+// tile holds two consecutive k of every column. Zeros beyond the edges.
 void pack_b_panel(const Operand& b, std::int64_t depths, std::int64_t columns, std::uint16_t* out);
 
-// a[rows, depths]: blocks of 32 rows one after the other, in each for every 32 of k two tiles of 16
-// rows.
+// Packs a[rows, depths]: one block of 32 rows after another, with two tiles of 16 rows for each 32
+// of k.
 void pack_a_blocks(const Operand& a, std::int64_t rows, std::int64_t depths, std::uint16_t* out);
 
 }  // namespace tessera::kernels::cpu::amx

@@ -1,4 +1,4 @@
-// Matrices between 16-bit storage and single precision, vectorised.
+// Converts matrices between 16-bit storage and single precision, vectorised.
 #include "kernels/cpu/matmul/matmul_convert.h"
 
 #include "base/error.h"
@@ -61,7 +61,7 @@ namespace cpu {
 
 void widen_matrix(const void* in, DType dtype, std::int64_t in_stride, float* out,
                   std::int64_t out_stride, std::int64_t rows, std::int64_t columns) {
-  TESSERA_REQUIRE(dtype == bfloat16 || dtype == float16, "widen_matrix: {} is no 16-bit type",
+  TESSERA_REQUIRE(dtype == bfloat16 || dtype == float16, "widen_matrix: {} is not a 16-bit type",
                   name_of(dtype));
   parallel_for(0, rows, 64, [&](std::int64_t first, std::int64_t last) {
     const auto* const from = static_cast<const std::uint16_t*>(in) + first * in_stride;
@@ -76,7 +76,7 @@ void widen_matrix(const void* in, DType dtype, std::int64_t in_stride, float* ou
 
 void narrow_matrix(const float* in, std::int64_t in_stride, void* out, DType dtype,
                    std::int64_t out_stride, std::int64_t rows, std::int64_t columns) {
-  TESSERA_REQUIRE(dtype == bfloat16 || dtype == float16, "narrow_matrix: {} is no 16-bit type",
+  TESSERA_REQUIRE(dtype == bfloat16 || dtype == float16, "narrow_matrix: {} is not a 16-bit type",
                   name_of(dtype));
   parallel_for(0, rows, 64, [&](std::int64_t first, std::int64_t last) {
     const float* const from = in + first * in_stride;

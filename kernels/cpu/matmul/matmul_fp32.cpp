@@ -33,10 +33,10 @@ std::int64_t TileColumns() {
   return kTileVectors * static_cast<std::int64_t>(LaneCount<float>());
 }
 
-// Panels of [depth, kTileRows], one after the other: `rows` rows of a from `row` on, elements [k,
-// k+depth) of each; zeros below. A transposed a is read along its own rows, all panels at once: one
-// panel at a time would fetch each of its lines again for every panel, and where its rows are a
-// power of two apart, from behind the second cache.
+// Packs panels of [depth, kTileRows], one after the other: `rows` rows of a from `row` on, elements
+// [k, k+depth) of each, with zeros below. A transposed a is read along its own rows, all panels at
+// once. One panel at a time would fetch each line again for every panel, and from beyond the
+// second-level cache if the distance of rows is a power of two.
 void PackA(const Matmul& product, std::int64_t row, std::int64_t rows, std::int64_t k,
            std::int64_t depth, float* out) {
   const auto* a = static_cast<const float*>(product.a);
@@ -66,9 +66,9 @@ void PackA(const Matmul& product, std::int64_t row, std::int64_t rows, std::int6
   }
 }
 
-// [depth, columns of a tile]: columns of b from `column` on; zeros to the right. A transposed b is
-// read a line of each of its rows at a time, so that lines in one set of the first cache, where its
-// rows are a power of two apart, need not stay there.
+// Packs [depth, columns of a tile]: columns of b from `column` on, with zeros to the right. A
+// transposed b is read one line of each row at a time: if the distance of its rows is a power of
+// two, the lines share a set of the first-level cache and need not stay there.
 void PackB(const Matmul& product, std::int64_t column, std::int64_t columns, std::int64_t k,
            std::int64_t depth, float* out) {
   const auto* b = static_cast<const float*>(product.b);
@@ -145,7 +145,7 @@ void RunRows(std::int64_t rows, const float* a, const float* b, std::int64_t dep
   }
 }
 
-// A tile at c's right edge: computed beside it, whole.
+// A tile at c's right edge: computed completely in a separate buffer.
 void RunEdge(std::int64_t rows, std::int64_t columns, const float* a, const float* b,
              std::int64_t depth, bool add, float* c, std::int64_t ldc) {
   HWY_ALIGN float tile[kTileRows * kTileVectors * HWY_MAX_BYTES / sizeof(float)] = {};
@@ -158,7 +158,7 @@ void RunEdge(std::int64_t rows, std::int64_t columns, const float* a, const floa
 
 }  // namespace
 
-// Rows [first_row, last_row) and columns [first_column, last_column) of c.
+// Computes rows [first_row, last_row) and columns [first_column, last_column) of c.
 void RegionFp32(const Matmul& product, std::int64_t first_row, std::int64_t last_row,
                 std::int64_t first_column, std::int64_t last_column) {
   static thread_local cpu::ScratchBuffer a_buffer, b_buffer;
@@ -211,8 +211,8 @@ HWY_EXPORT(TileColumnsFp32);
 namespace cpu {
 
 void matmul_fp32_in_order(const Matmul& product) {
-  // Each thread packs what it needs, so the longer side is cut: what is packed twice is the
-  // shorter.
+  // Each thread packs its own operands, so the longer side is split: only the shorter side is
+  // packed more than once.
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(TileColumnsFp32)();
   constexpr std::int64_t row_grain = 48;
   if (product.n >= product.m) {

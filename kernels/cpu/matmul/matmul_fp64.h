@@ -5,8 +5,8 @@
 
 namespace tessera::kernels::cpu {
 
-// One product (batch excepted) with every option of Matmul. Each element of c sums over k in
-// ascending order in one accumulator, so that no shape and no number of threads changes a bit.
+// One product (without batch) with every option of Matmul. Each element of c sums over k in
+// ascending order in one accumulator, so neither shapes nor the number of threads change a bit.
 void matmul_fp64(const Matmul& product);
 
 }  // namespace tessera::kernels::cpu

@@ -18,7 +18,7 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-// What decides the code of a primitive; equal keys may share one.
+// The properties that determine a primitive's code; equal keys may share a primitive.
 struct PrimitiveKey {
   std::int64_t m, n, k, lda, ldb, ldc;
   std::uint32_t alpha_bits;
@@ -63,9 +63,9 @@ struct CachedPrimitive {
   }
 };
 
-// Everything that a thread needs to run products. The primitives are few (a model has a few dozen
-// shapes); a program that keeps changing shapes, such as one that generates text, starts over at
-// the bound.
+// The state of a thread for its products. There are few primitives (a model has a few dozen
+// shapes). A program that keeps changing shapes, such as one that generates text, clears the cache
+// at the bound.
 class ThreadPrimitives {
  public:
   static ThreadPrimitives& of_this_thread() {
@@ -121,7 +121,7 @@ std::unique_ptr<CachedPrimitive> ThreadPrimitives::create(const Matmul& product)
   const auto c = matrix(product.m, product.n, out_type, product.ldc, false);
   const memory::desc bias({1, product.n}, bf16, memory::dims{product.n, 1});
 
-  // The bias must not be scaled by alpha, nor c: alpha comes first among the operations on the sum.
+  // alpha must scale neither the bias nor c, so it comes first among the operations on the sum.
   const bool bias_after_alpha = product.bias != nullptr && product.alpha != 1.0f;
   dnnl::post_ops operations;
   if (product.alpha != 1.0f) onednn::append_factor(operations, product.alpha);
@@ -136,8 +136,7 @@ std::unique_ptr<CachedPrimitive> ThreadPrimitives::create(const Matmul& product)
     const bool bias_first = product.bias != nullptr && !bias_after_alpha;
     const auto chosen =
         onednn::describe_matmul(engine_, a, b, bias_first ? &bias : nullptr, c, attributes);
-    // "brg" are the kernels that use the processor's instructions; the others are several times
-    // slower.
+    // "brg" kernels use the processor's matrix instructions; the others are several times slower.
     cached->fast = std::string_view(chosen.impl_info_str()).starts_with("brg");
     if (!cached->fast) return cached;
     cached->primitive = dnnl::matmul(chosen);
@@ -166,7 +165,7 @@ std::unique_ptr<CachedPrimitive> ThreadPrimitives::create(const Matmul& product)
   return cached;
 }
 
-// oneDNN runs on one thread inside a parallel region, and cuts a primitive's work when it is
+// oneDNN runs on one thread inside a parallel region, and splits a primitive's work when it is
 // created.
 int threads_of_this_call() {
   return inside_parallel_for() ? 1 : compute_threads();
@@ -187,13 +186,13 @@ void fail_onednn(const char* call, dnnl_status_t status, const Matmul& product) 
        name_of(product.dtype), product.transpose_a ? ", a transposed" : "",
        product.transpose_b ? ", b transposed" : "", product.lda, product.ldb, product.ldc,
        status == dnnl_out_of_memory ? "use a smaller batch"
-                                    : "set DNNL_VERBOSE=1 to see what oneDNN makes of it");
+                                    : "set DNNL_VERBOSE=1 to see what oneDNN does");
 }
 
 bool onednn_uses(dnnl_cpu_isa_t instructions) {
   static const auto used = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
   const auto needed = static_cast<unsigned>(instructions);
-  return (used & needed) == needed;  // a set's number holds the bits of those that it includes
+  return (used & needed) == needed;  // a set's number has the bits of the sets that it includes
 }
 
 bool has_bfloat16_products() {

@@ -1,5 +1,5 @@
-// Memory that a kernel needs while it runs: grows to the largest request and is kept by its owner,
-// a thread.
+// Memory that a kernel needs while it runs. It grows to the largest request, and its owner, a
+// thread, keeps it.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace tessera::kernels::cpu {
 
 class ScratchBuffer {
  public:
-  // `count` elements aligned to a cache line; what earlier calls wrote is lost.
+  // `count` elements aligned to a cache line; earlier contents are lost.
   template <class T>
   T* get(std::int64_t count) {
     const auto bytes = static_cast<std::size_t>(count) * sizeof(T);
     if (bytes > bytes_) {
-      memory_.reset();  // first, so that the old and the new never exist together
+      memory_.reset();  // first, so that the old and the new block never exist together
       bytes_ = 0;
       memory_.reset(
           static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64}, std::nothrow)));

@@ -1,13 +1,13 @@
-// What oneDNN 2 and oneDNN 3 write differently. Everywhere else they are one library.
+// The differences between the interfaces of oneDNN 2 and oneDNN 3.
 #pragma once
 
 #include <dnnl.hpp>
 
 namespace tessera::kernels::cpu::onednn {
 
-// How a matrix product is to be computed: operations and attributes are given, the kernel is
-// chosen. Without a bias, `bias` is null. Where oneDNN has no kernel at all the result is empty
-// when `may_be_empty` is true, and dnnl::error is thrown otherwise.
+// Describes the computation of a matrix product: operations and attributes are given, the kernel is
+// chosen. `bias` is null without a bias. If oneDNN has no kernel, the result is empty if
+// `may_be_empty` is true; otherwise dnnl::error is thrown.
 inline dnnl::matmul::primitive_desc describe_matmul(
     const dnnl::engine& engine, const dnnl::memory::desc& a, const dnnl::memory::desc& b,
     const dnnl::memory::desc* bias, const dnnl::memory::desc& c,
@@ -21,7 +21,7 @@ inline dnnl::matmul::primitive_desc describe_matmul(
 #endif
 }
 
-// Multiplies what a primitive has computed so far by `factor`.
+// Multiplies the result so far of a primitive by `factor`.
 inline void append_factor(dnnl::post_ops& operations, float factor) {
 #if DNNL_VERSION_MAJOR >= 3
   operations.append_eltwise(dnnl::algorithm::eltwise_linear, factor, 0.0f);
@@ -30,7 +30,7 @@ inline void append_factor(dnnl::post_ops& operations, float factor) {
 #endif
 }
 
-// The name of the instruction sets that oneDNN uses, or null when it is none that we know.
+// The name of the instruction sets that oneDNN uses, or null if it is unknown here.
 inline const char* name_of(dnnl_cpu_isa_t instructions) {
   switch (instructions) {
 #if DNNL_VERSION_MAJOR >= 3

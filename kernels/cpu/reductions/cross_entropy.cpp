@@ -50,7 +50,7 @@ HWY_INLINE Compute<T> LoadOne(const T* p) {
   return hn::GetLane(LoadPartial(p, 1));
 }
 
-// Two parts of a row. One that adds nothing (-Inf alone) has no shift of its own.
+// Merges two parts of a row. A part that adds nothing (only -Inf) has no shift of its own.
 template <class C>
 ExponentialSum<C> Merge(const ExponentialSum<C>& left, const ExponentialSum<C>& right) {
   if (left.sum == 0) return right;
@@ -79,11 +79,11 @@ void ForwardRow(const CrossEntropyForward& a, std::int64_t row) {
   }
   const C log_sum = std::log(sum.sum);
   log_sum_exp = sum.shift + log_sum;
-  // The difference to the shift first: it is exact or nearly so where the loss is small.
+  // Takes the difference to the shift first: it is exact or nearly so if the loss is small.
   loss = target == ignored_row ? C{0} : (sum.shift - loss) + log_sum;
 }
 
-// Gradients are rounded to Out; lanes are those of T's arithmetic.
+// Gradients are rounded to Out; T's arithmetic determines the lanes.
 template <class T, class Out>
 void BackwardRow(const CrossEntropyBackward& a, std::int64_t row) {
   using C = Compute<T>;
@@ -101,7 +101,7 @@ void BackwardRow(const CrossEntropyBackward& a, std::int64_t row) {
   const auto scale = hn::Set(d, static_cast<C>(factor));
   const std::int64_t here = target - a.first;
   const bool in_block = here >= 0 && here < a.columns;
-  // Before the loop, which may overwrite the logit.
+  // Read before the loop, which may overwrite the logit.
   const auto logit = in_block ? LoadPartial(logits + here, 1) : shift;
   const auto at_target =
       hn::Mul(scale, hn::Sub(ExpOfNegative(hn::Sub(logit, shift)), hn::Set(d, C{1})));

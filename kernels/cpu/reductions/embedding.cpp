@@ -21,7 +21,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Row numbers grouped by id, ascending inside a group: those of id e are rows[start[e]] up to
+// Row numbers grouped by id, ascending inside a group. Rows of id e are rows[start[e]] up to
 // rows[start[e + 1]].
 struct RowsOfIds {
   std::vector<std::int64_t> start;
@@ -125,7 +125,7 @@ void with_ids(const char* kernel, const void* ids, DType dtype, Use&& use) {
   }
 }
 
-// Before anything is written, so that a bad batch leaves no trace.
+// Checks before anything is written, so that a bad batch changes nothing.
 template <class Id>
 void check_ids(const char* kernel, const Id* ids, std::int64_t rows, std::int64_t entries) {
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -147,7 +147,7 @@ RowsOfIds sort_by_id(const Id* ids, std::int64_t rows, std::int64_t entries) {
   std::int64_t before = 0;
   for (std::int64_t& start : order.start) {
     before += start;
-    start = before;  // the group's end, which the descending pass below moves to its beginning
+    start = before;  // the group's end; the descending pass below moves it to the beginning
   }
   for (std::int64_t r = rows; r-- > 0;) {
     order.rows[static_cast<std::size_t>(--order.start[static_cast<std::size_t>(ids[r])])] = r;
@@ -180,8 +180,8 @@ void cpu::embedding_backward(const EmbeddingBackward& a, Queue) {
   with_ids("embedding_backward", a.ids, a.id_dtype, [&](const auto* ids) {
     check_ids("embedding_backward", ids, a.rows, a.entries);
     const RowsOfIds order = sort_by_id(ids, a.rows, a.entries);
-    // Threads share every id's columns: a token that fills half of a batch slows none of them more
-    // than others.
+    // Threads split the columns of every id, so a token that fills half of a batch slows all
+    // threads equally.
     constexpr std::int64_t kColumns = 64;
     parallel_for(0, a.dim, kColumns, [&](std::int64_t first, std::int64_t last) {
       HWY_DYNAMIC_DISPATCH(BackwardColumns)(a, order, first, last);

@@ -61,7 +61,7 @@ double ExactSum::value() const {
   if (top < 0) return 0.0;
   if (top >= limbs - 2) return std::numeric_limits<double>::infinity();  // 2^1024 and above
 
-  // The leading 64 bits of the sum, and whether anything lies below them.
+  // The leading 64 bits of the sum, and whether lower bits are set.
   const auto limb_at = [&](int i) {
     return i >= 0 ? static_cast<std::uint64_t>(sum.limb[i]) : std::uint64_t{0};
   };
@@ -72,7 +72,7 @@ double ExactSum::value() const {
   bool below = (third & ((std::uint64_t{1} << top_bits) - 1)) != 0;
   for (int i = top - 3; i >= 0 && !below; --i) below = sum.limb[i] != 0;
 
-  // Round half to even at the last bit that the type keeps: 53 bits, fewer where subnormal.
+  // Rounds half to even at the last bit of the type: 53 bits, fewer if subnormal.
   const int lowest_exponent = 32 * top + top_bits - 64 - kExactSumBias;  // of `leading`'s last bit
   const int dropped = std::max(64 - (kMantissaBits + 1), kSubnormalExponent - lowest_exponent);
   if (dropped > 63) return 0.0;  // sums of doubles are multiples of 2^-1074 and never lead here

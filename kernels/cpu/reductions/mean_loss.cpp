@@ -24,7 +24,7 @@ void cpu::mean_loss(const MeanLoss& a, Queue queue) {
   const std::int64_t counted =
       a.target_dtype == int32 ? count_targets<std::int32_t>(a) : count_targets<std::int64_t>(a);
   *a.inverse_count = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
-  // Ignored rows have a loss of 0: the sum over all rows is that over those that count.
+  // Ignored rows have a loss of 0, so the sum over all rows equals the sum over the counted ones.
   cpu::sum_all({a.losses, a.mean, a.rows, a.dtype, *a.inverse_count}, queue);
 }
 

@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm, forward and backward. A row stays in the first-level cache while the
-// passes over it run: statistics, then the output.
+// LayerNorm and RMSNorm, forward and backward. A row stays in the first-level cache during the
+// passes over it: statistics, then the output.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/reductions/normalization.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -19,8 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// A row's input: x itself, or x + residual rounded to T, which is stored in `sum`. Returns the sum
-// of what the norm reads (of its squares for RMS).
+// Reads a row's input: x itself, or x + residual rounded to T, which is stored in `sum`. Returns
+// the sum of the values that the norm reads (of their squares for RMS).
 template <bool rms, class T>
 Compute<T> FirstPass(const T* x, const T* residual, T* sum, std::int64_t n) {
   return LaneSum(SumTerms<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
@@ -28,7 +28,7 @@ Compute<T> FirstPass(const T* x, const T* residual, T* sum, std::int64_t n) {
     if (residual != nullptr) {
       value = hn::Add(value, access.Load(residual + i));
       access.Store(value, sum + i);
-      if constexpr (is_16_bit<T>) value = access.Load(sum + i);  // as rounded
+      if constexpr (is_16_bit<T>) value = access.Load(sum + i);  // the rounded value
     }
     if constexpr (rms) value = hn::Mul(value, value);
     return value;
@@ -138,8 +138,8 @@ struct NormBackwardRow {
     return gradient;
   }
 
-  // Sums of the inner gradient and of its product with the normalised value; dgamma and dbeta on
-  // the way.
+  // Sums of the inner gradient and of its product with the normalised value; adds to dgamma and
+  // dbeta in the same pass.
   template <bool has_gamma, bool sums>
   HWY_INLINE std::pair<C, C> Statistics() const {
     const Tag<T> d;
@@ -256,7 +256,7 @@ HWY_EXPORT(NormBackwardVectors);
 void cpu::norm_forward(const NormForward& a, Queue) {
   TESSERA_REQUIRE(!a.rms || a.beta == nullptr, "norm_forward: RMSNorm takes no beta");
   TESSERA_REQUIRE((a.residual == nullptr) == (a.sum == nullptr),
-                  "norm_forward: residual and sum come together, or neither does");
+                  "norm_forward: give both residual and sum, or neither");
   HWY_DYNAMIC_DISPATCH(NormForwardVectors)(a);
 }
 void cpu::norm_backward(const NormBackward& a, Queue) {

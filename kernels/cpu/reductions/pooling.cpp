@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// By what a sequence's sum is multiplied.
+// The factor of a sequence's sum.
 template <class C>
 C PoolFactor(PoolingMode mode, std::int64_t length) {
   const auto n = static_cast<C>(length);
@@ -25,7 +25,7 @@ C PoolFactor(PoolingMode mode, std::int64_t length) {
   return mode == PoolingMode::mean_sqrt_length ? C{1} / std::sqrt(n) : C{1};
 }
 
-// The larger of both, or the NaN.
+// The larger of the two, or the NaN.
 template <class V>
 HWY_INLINE V LargerOrNaN(V largest, V value) {
   return hn::IfThenElse(hn::Or(hn::Gt(value, largest), hn::IsNaN(value)), value, largest);
@@ -55,7 +55,7 @@ void PoolSequence(const PoolForward& a, std::int64_t sequence) {
   });
 }
 
-// The gradient of the maximum: all of it to the first row that has it.
+// The gradient of the maximum goes to the first row that has it.
 template <class T>
 void MaximumGradient(const PoolBackward& a, std::int64_t sequence) {
   using C = Compute<T>;
@@ -131,7 +131,7 @@ void NormalizeOneRow(const NormalizeRows& a, std::int64_t row) {
     return hn::Mul(value, value);
   })));
   static_cast<C*>(a.norms)[row] = norm;
-  // A NaN stays one.
+  // A NaN remains a NaN.
   const auto divisor =
       hn::Set(Tag<T>(), norm < static_cast<C>(a.eps) ? static_cast<C>(a.eps) : norm);
   ForEach<T>(a.dim, [&](std::int64_t i, auto access)
@@ -147,7 +147,7 @@ void NormalizeRowGradient(const NormalizeRowsBackward& a, std::int64_t row) {
   const C norm = static_cast<const C*>(a.norms)[row];
   const bool small = norm < static_cast<C>(a.eps);
   const C inverse = C{1} / (small ? static_cast<C>(a.eps) : norm);
-  C along = 0;  // of the gradient, in units of x
+  C along = 0;  // component of the gradient along x
   if (!small) {
     along =
         inverse * inverse * LaneSum(SumTerms<T>(a.dim, [&](std::int64_t i, auto access) HWY_ATTR {

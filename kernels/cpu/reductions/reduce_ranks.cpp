@@ -1,5 +1,5 @@
-// The sum over ranks in a fixed binary tree: a reduce-scatter's inner loop over shared memory. The
-// tree is evaluated vector by vector in registers, so that every input is read once and the output
+// The sum over ranks in a fixed binary tree: the inner loop of a reduce-scatter over shared memory.
+// The tree is evaluated vector by vector in registers, so every input is read once and the output
 // written once.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/reductions/reduce_ranks.cpp"
@@ -28,7 +28,7 @@
 namespace tessera::kernels {
 namespace {
 
-// A tree over 2^31 ranks of which groups take a part leaves fewer sums waiting than this.
+// A tree over 2^31 ranks, with groups of any size, has fewer waiting sums than this.
 constexpr int kMaxWaiting = 40;
 
 }  // namespace
@@ -112,7 +112,7 @@ HWY_INLINE void ReduceVectors(const ReduceRanks& a, std::span<const TreeStep> st
   }
 }
 
-// Elements [first, last) to `out` and on, where sums and output have the same compute type. With
+// Reduces elements [first, last) to `out`, if sums and output have the same compute type. With
 // kStream `out` is aligned to a vector.
 template <class In, class Out, bool kStream>
 HWY_NOINLINE void ReduceRange(const ReduceRanks& a, std::span<const TreeStep> steps, Out* out,
@@ -133,9 +133,9 @@ HWY_NOINLINE void ReduceRange(const ReduceRanks& a, std::span<const TreeStep> st
   if constexpr (kStream) hwy::FlushStream();
 }
 
-// Writing past the caches saves reading the lines that are overwritten, and pays where the output
-// would not stay in a cache anyway: measured 1.45 times as fast at 64 MiB, but up to a quarter
-// slower at 16 MiB and less.
+// Stores that bypass the caches need not read the overwritten lines. This pays if the output would
+// not stay in a cache anyway: measured 1.45 times as fast at 64 MiB, but up to a quarter slower at
+// 16 MiB and less.
 constexpr std::int64_t kStreamBytes = std::int64_t{32} << 20;
 
 template <class In, class Out>
@@ -157,7 +157,7 @@ void ReduceSameCompute(const ReduceRanks& a, std::span<const TreeStep> steps, st
   ReduceRange<In, Out, false>(a, steps, out, first, last);
 }
 
-// fp32 sums into fp64 or fp64 sums into fp32: by way of a small buffer of sums.
+// fp32 sums into fp64 or fp64 sums into fp32, through a small buffer of sums.
 template <class In, class Out>
 void ReduceAcross(const ReduceRanks& a, std::span<const TreeStep> steps, std::int64_t first,
                   std::int64_t last) {

@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// The exponentials are computed again for the output: it may be narrower than they are, and may be
+// Computes the exponentials again for the output, which may be narrower than they are, and may be
 // x.
 template <class T>
 void SoftmaxRow(const T* x, T* out, std::int64_t n) {

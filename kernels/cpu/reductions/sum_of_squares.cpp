@@ -40,7 +40,7 @@ HWY_INLINE double SumInHalves(D d, hn::Vec<D> value) {
   }
 }
 
-// The sum over a block whose squares `square(i)` gives, a vector of elements i and up.
+// The sum over a block; `square(i)` gives the squares of a vector of elements from i on.
 template <class Square>
 HWY_INLINE double BlockSum(Square&& square) {
   constexpr std::size_t kLanes = hn::MaxLanes(ColumnTag());
@@ -83,8 +83,8 @@ HWY_INLINE double SumOfBlock(const T* x, float scale) {
   return SumOfBlock(wide, scale);
 }
 
-// Bytes between what is summed and what is asked for: enough to cover the pauses in which block
-// sums are added.
+// Bytes between the summed data and the prefetched data: enough for the pauses in which block sums
+// are added.
 constexpr std::int64_t kAhead = 2048;
 
 template <class T>

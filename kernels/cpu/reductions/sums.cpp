@@ -18,8 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// sums[i] += the columns of rows [first, last); four rows at a time, so that sums are seldom
-// touched.
+// sums[i] += the columns of rows [first, last), four rows at a time to reduce accesses to sums.
 template <class T>
 void AddRows(const T* x, std::int64_t first, std::int64_t last, std::int64_t inner,
              Compute<T>* sums) {
@@ -44,13 +43,12 @@ void AddRows(const T* x, std::int64_t first, std::int64_t last, std::int64_t inn
 template <class T>
 void SumRowsOf(const SumRows& a) {
   const auto* x = static_cast<const T*>(a.x);
-  // Short rows would be mostly tails: several are summed side by side as one row, then folded.
+  // Short rows would be mostly tails, so several are summed side by side as one row, then folded.
   const std::int64_t fold = a.inner < 128 ? (256 + a.inner - 1) / a.inner : 1;
   const std::int64_t wide_rows = a.rows / fold;
   const std::int64_t width = a.inner * fold;
   const cpu::RowChunks chunks(wide_rows);
-  const std::int64_t spare =
-      fold > 1 ? 1 : 0;  // one more row of sums, for what does not fill a row
+  const std::int64_t spare = fold > 1 ? 1 : 0;  // one more row of sums, for the remainder
   const cpu::PartialSums<Compute<T>> sums(chunks.count + spare, width);
   const std::int64_t grain = std::max<std::int64_t>(
       1, cpu::parallel_grain / std::max<std::int64_t>(1, chunks.chunk_rows * width));

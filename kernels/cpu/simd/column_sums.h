@@ -1,5 +1,5 @@
-// How sums over rows are cut: into chunks that depend on the number of rows alone, so that the sums
-// of the chunks, added in their order, never depend on the number of threads.
+// Splits rows into chunks whose number depends only on the number of rows. The sums of the chunks,
+// added in order, therefore never depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ struct RowChunks {
   std::int64_t chunk_rows;
   std::int64_t count;
 
-  // Chunks of 64 rows, or of more where that would be over 64 chunks: the partial sums stay small.
+  // Chunks have 64 rows, or more if that gave over 64 chunks, so the partial sums stay small.
   explicit RowChunks(std::int64_t rows_in_all)
       : rows(rows_in_all),
         chunk_rows(std::max<std::int64_t>(64, (rows_in_all + 63) / 64)),

@@ -1,4 +1,4 @@
-// From a DType at run time to a storage type at compile time.
+// Maps a DType at run time to a storage type at compile time.
 #pragma once
 
 #include <algorithm>
@@ -33,10 +33,10 @@ void for_floating(DType dtype, const char* kernel, Body&& body) {
   misuse("{}: {} is not a floating dtype; cast the tensor first", kernel, name_of(dtype));
 }
 
-// Elements of work below which another thread costs more than it brings.
+// Elements of work below which another thread costs more than it saves.
 inline constexpr std::int64_t parallel_grain = 16384;
 
-// Rows to a thread at least, for rows of `dim` elements.
+// The least number of rows per thread, for rows of `dim` elements.
 inline std::int64_t rows_grain(std::int64_t dim) {
   return std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(1, dim));
 }

@@ -1,4 +1,4 @@
-// A vector with the elements dropped whose draws say so. Included by kernels once per instruction
+// Drops elements of a vector according to their draws. Included by kernels once per instruction
 // set, after simd-inl.h.
 #if defined(TESSERA_KERNELS_CPU_DROPOUT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_KERNELS_CPU_DROPOUT_INL_H_
@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 
-// Zero where the element's draw lies below the threshold.
+// Zero where the element's draw is below the threshold.
 HWY_INLINE FloatVec Drop(FloatVec value, const std::uint32_t* draws, std::uint32_t threshold) {
   const BitsTag d;
   const auto dropped = hn::Lt(hn::LoadU(d, draws), hn::Set(d, threshold));

@@ -1,4 +1,4 @@
-// The address of an element whose type is known at run time alone.
+// The address of an element whose type is known only at run time.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// From double to a storage type with one rounding.
+// Converts double to a storage type with one rounding.
 #pragma once
 
 #include <bit>
@@ -11,9 +11,8 @@
 
 namespace tessera::kernels::cpu {
 
-// The float that rounds to the same 16-bit number as `value` does: truncated, its last bit set when
-// anything was cut off (round to odd), so that a second rounding sees on which side of a tie it
-// lies.
+// A float that rounds to the same 16-bit number as `value`: truncated, with the last bit set if
+// anything was cut off (round to odd). A second rounding then sees on which side of a tie it is.
 inline float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;

@@ -1,5 +1,5 @@
-// Philox4x32-10 for a run of blocks at once, one block a 64-bit lane. Included by kernels once per
-// instruction set, after simd-inl.h.
+// Philox4x32-10 for a run of blocks at once, one block per 64-bit lane. Included by kernels once
+// per instruction set, after simd-inl.h.
 #if defined(TESSERA_KERNELS_CPU_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_KERNELS_CPU_PHILOX_INL_H_
 #undef TESSERA_KERNELS_CPU_PHILOX_INL_H_
@@ -19,13 +19,13 @@ namespace tessera::kernels::HWY_NAMESPACE {
 using BlockTag = hn::ScalableTag<std::uint64_t>;
 using WordTag = hn::Repartition<std::uint32_t, BlockTag>;
 
-// Blocks are made this many at a time.
+// Number of blocks that are made at once.
 HWY_INLINE std::int64_t PhiloxBatch() {
   return static_cast<std::int64_t>(hn::Lanes(BlockTag()));
 }
 
-// Writes the words of one batch of blocks from `first` on. A lane's lower half holds a word; its
-// upper half may hold anything between rounds, because the 32-bit multiply does not read it.
+// Writes the words of one batch of blocks from `first` on. A lane's lower half holds a word. Its
+// upper half is arbitrary between rounds, because the 32-bit multiply does not read it.
 HWY_INLINE void PhiloxBatchWords(RandomKey key, std::uint64_t first, std::uint32_t* words) {
   const BlockTag d;
   const WordTag dw;
@@ -77,8 +77,8 @@ class PhiloxWords {
   }
 
  private:
-  // Room for a first and a last block of which elements use a part, for a batch that is rounded up,
-  // and for the whole vector that is read where the last elements are.
+  // Room for a partly used first and last block, for a batch that is rounded up, and for the whole
+  // vector that is read at the last elements.
   static constexpr std::int64_t kSlack =
       4 * 2 * static_cast<std::int64_t>(hn::MaxLanes(BlockTag())) + 32;
   HWY_ALIGN std::uint32_t words_[kCapacity + kSlack];

@@ -1,7 +1,7 @@
 // Vector exp, log, tanh, sigmoid and the normal distribution, compiled once per instruction set.
 // float: polynomials, within a few units in the last place, NaN kept. double: the standard
-// library's functions lane by lane, because fp64 is there for gradient checks, where exactness is
-// what counts. Polynomials are minimax fits; each names its relative error before rounding.
+// library's functions lane by lane, because fp64 is only for gradient checks, which need accuracy.
+// Polynomials are minimax fits; each names its relative error before rounding.
 #if defined(TESSERA_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_KERNELS_CPU_SIMD_MATH_INL_H_
 #undef TESSERA_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -46,18 +46,18 @@ HWY_INLINE V Polynomial(V x, double c, Rest... rest) {
 
 namespace detail {
 
-// x = n log(2) + r, |r| <= log(2)/2, with 2^(n + bias - 127) beside: bias 127 gives 2^n.
+// x = n log(2) + r, |r| <= log(2)/2, together with 2^(n + bias - 127): bias 127 gives 2^n.
 struct ReducedExponent {
   FloatVec r;
   FloatVec scale;
 };
 
 HWY_INLINE ReducedExponent ReduceExponent(FloatVec x, double bias) {
-  // Adding 1.5*2^23 leaves round(x/log 2) in the low bits, the exponent's bias added on the way.
+  // Adding 1.5*2^23 leaves round(x/log 2) in the low bits, with the exponent's bias added.
   const auto magic = Constant<FloatVec>(0x1.8p23 + bias);
   const auto biased = hn::MulAdd(x, Constant<FloatVec>(1.4426950408889634), magic);
   const auto n = hn::Sub(biased, magic);
-  // log(2) in two parts, the first of so few bits that n times it is exact.
+  // log(2) in two parts; the first has so few bits that n times it is exact.
   auto r = hn::NegMulAdd(n, Constant<FloatVec>(0x1.62e4p-1), x);
   r = hn::NegMulAdd(n, Constant<FloatVec>(1.428606820309417e-6), r);
   return {r, hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(BitsTag(), biased)))};
@@ -66,7 +66,8 @@ HWY_INLINE ReducedExponent ReduceExponent(FloatVec x, double bias) {
 // e^x for x in [-87.3, 89]: 0 below -87, Inf above 88.72.
 HWY_INLINE FloatVec ExpInRange(FloatVec x) {
   const ReducedExponent reduced = ReduceExponent(x, 126.0);
-  // 2 e^r, 3.1e-9; doubled, as the scale is 2^(n-1): 2^n is no float for the largest x.
+  // 2 e^r, 3.1e-9. It is doubled because the scale is 2^(n-1): 2^n is not a float for the largest
+  // x.
   const auto twice = Polynomial(reduced.r, 2.0, 2.0, 0.999999867504, 0.333330390498,
                                 0.0833368008184, 0.0167377021238, 0.00276287247838);
   return hn::Mul(twice, reduced.scale);
@@ -240,7 +241,7 @@ HWY_INLINE V GeluTanhDerivative(V x) {
   return hn::MulAdd(bell, hn::Mul(bounded, inner_slope), s.value);
 }
 
-// GELU proper: x times the normal distribution's function.
+// Exact GELU: x times the normal distribution's function.
 template <class V>
 HWY_INLINE V GeluErf(V x) {
   return hn::Mul(x, NormalDistribution(x).cumulative);

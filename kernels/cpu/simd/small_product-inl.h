@@ -1,5 +1,6 @@
-// Matrix products that are too small for a library's: both operands in the caches, the result's
-// columns padded to whole vectors. Included by kernels once per instruction set, after simd-inl.h.
+// Matrix products that are too small for a library: both operands are in the caches, and the
+// result's columns are padded to whole vectors. Included by kernels once per instruction set, after
+// simd-inl.h.
 #if defined(TESSERA_KERNELS_CPU_SMALL_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_KERNELS_CPU_SMALL_PRODUCT_INL_H_
 #undef TESSERA_KERNELS_CPU_SMALL_PRODUCT_INL_H_
@@ -14,8 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 
-// c[i, j] (+)= sum over k of a[i, k] * b[k, j], in ascending k: each element of c is one chain of
-// multiplications and additions, so that no size but k can change its bits.
+// c[i, j] (+)= sum over k of a[i, k] * b[k, j], in ascending k. Each element of c is one chain of
+// multiplications and additions, so only k affects its bits.
 template <class C>
 struct SmallProduct {
   const C* a;

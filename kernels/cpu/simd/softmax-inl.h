@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 
-// The sum of e^(x - shift) over a row; shift is the row's maximum, or 0 where that is not finite.
+// The sum of e^(x - shift) over a row; shift is the row's maximum, or 0 if that is not finite.
 template <class C>
 struct ExponentialSum {
   C sum;
@@ -43,8 +43,8 @@ HWY_INLINE Compute<T> RowMaximum(const T* x, std::int64_t n) {
   return LaneMax(hn::Max(hn::Max(max0, max1), hn::Max(max2, max3)));
 }
 
-// One pass over memory: the row is taken in blocks that stay in the first-level cache, and the sum
-// so far is rescaled when a block brings a new maximum.
+// One pass over memory: the row is processed in blocks that stay in the first-level cache, and the
+// sum so far is rescaled when a block has a new maximum.
 template <class T>
 ExponentialSum<Compute<T>> SumOfExponentials(const T* x, std::int64_t n) {
   using C = Compute<T>;
@@ -52,7 +52,7 @@ ExponentialSum<Compute<T>> SumOfExponentials(const T* x, std::int64_t n) {
   constexpr std::int64_t block = 4096;
   C maximum = -std::numeric_limits<C>::infinity();
   C sum = 0;
-  // A NaN need not show in the maximum: it reaches the sum. Blocks of -Inf alone add nothing.
+  // A NaN may not appear in the maximum, but it reaches the sum. Blocks with only -Inf add nothing.
   const auto finite = [](C value) { return std::isfinite(value) ? value : C{0}; };
   for (std::int64_t start = 0; start < n; start += block) {
     const T* values = x + start;

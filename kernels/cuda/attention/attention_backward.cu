@@ -1,7 +1,7 @@
-// Attention backward: the products of the output's rows with their gradients, which every later
-// kernel reads, and then the kernels on tensor cores or the general ones. Keys' and queries'
-// gradients have a kernel each, which both compute the probabilities anew: so every sum has one
-// owner and one order, and there is nothing to add atomically.
+// Attention backward: first the products of the output's rows with their gradients, which every
+// later kernel reads, and then the kernels on tensor cores or the general ones. Keys' and queries'
+// gradients have a kernel each, and both recompute the probabilities. Every sum therefore has one
+// owner and one order, without atomic additions.
 #include "kernels/cuda/attention/attention_tiles.h"
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/registry.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int row_product_threads = 128;
 
-// A warp for each row of a head.
+// One warp per row of a head.
 template <class T>
 __global__ void __launch_bounds__(row_product_threads)
     row_product_kernel(AttentionShape shape, const T* out, const T* dout,
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(row_product_threads)
   const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * warps;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  // Neighbouring warps have neighbouring heads of a query, which lie side by side.
+  // Neighbouring warps have neighbouring heads of a query, which are adjacent in memory.
   for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp_size;
        row < rows; row += step) {
     const std::int64_t position = row / shape.heads;

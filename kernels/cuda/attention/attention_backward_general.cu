@@ -1,6 +1,7 @@
 // Attention backward for every floating type, head size and stride, on ordinary cores. A block has
-// 32 queries (or keys) of one head and a panel of their gradients' columns; attention_query_
-// gradients.h and attention_key_gradients.h have the formulas and the order of sums.
+// 32 queries (or keys) of one head and a panel of their gradients' columns;
+// attention_query_gradients.h and attention_key_gradients.h have the formulas and the order of
+// sums.
 #include "kernels/cuda/attention/attention_general.h"
 
 namespace tessera::kernels::cuda {
@@ -29,7 +30,7 @@ __device__ __forceinline__ Operands<T> operands_of(const AttentionBackward& a,
       rows_of<T>(a.v, s.key_length, s.v_stride, at.batch, at.first_key, key_head, s.head_dim)};
 }
 
-// The probabilities of a tile, as dropout leaves them, and the gradients of its scores.
+// Computes the probabilities of a tile after dropout, and the gradients of its scores.
 template <class T>
 __device__ __forceinline__ void make_gradients(
     const AttentionBackward& a, const Compute<T>* row_products, const AttentionDropout& dropout,

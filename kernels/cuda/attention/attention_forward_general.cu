@@ -1,5 +1,5 @@
 // Attention forward for every floating type, head size and stride, on ordinary cores. A block has
-// 32 queries of one head and a panel of the output's columns; tiles of 32 keys pass by under a
+// 32 queries of one head and a panel of the output's columns; it processes tiles of 32 keys with a
 // running softmax.
 #include "kernels/cuda/attention/attention_general.h"
 
@@ -38,7 +38,7 @@ __device__ __forceinline__ void drop(const AttentionShape& shape, std::uint32_t 
   }
 }
 
-// Divides by the sums of probabilities; writes the log-sum-exps if they are wanted.
+// Divides by the sums of probabilities; writes the log-sum-exps if requested.
 template <class C>
 __device__ __forceinline__ void finish(const AttentionShape& shape, const HeadTile& queries,
                                        const SoftmaxRows<C>& rows, C kept_scale, Panel<C>& panel,
@@ -52,7 +52,7 @@ __device__ __forceinline__ void finish(const AttentionShape& shape, const HeadTi
     const int r = of_thread * row() + i;
     if (log_sum_exp != nullptr && column() == 0 && r < queries.rows) {
       log_sum_exp[statistic_index(shape, queries.batch, queries.head, queries.first + r)] =
-          rows.maximum[i] + log(sum);  // -inf for a row that sees nothing
+          rows.maximum[i] + log(sum);  // -inf for a row without visible keys
     }
   }
 }

@@ -1,7 +1,7 @@
-// Attention forward on tensor cores, for 16-bit types. A block has 64 queries of one head; tiles of
-// 64 keys and values pass by, copied to shared memory while the tile before is computed on. Scores,
-// running maxima and sums, and the sums of values are fp32 in registers; the probabilities of a
-// tile are rounded to the 16-bit type as the second product's operand.
+// Attention forward on tensor cores, for 16-bit types. A block has 64 queries of one head. It
+// processes tiles of 64 keys and values; each is copied to shared memory during the computation on
+// the previous one. Scores, running maxima and sums, and the sums of values are fp32 in registers;
+// the probabilities of a tile are rounded to the 16-bit type as the second product's operand.
 //
 // Device memory read: q once, k and v once for each tile of queries (they stay in the L2 cache).
 #pragma once
@@ -14,19 +14,19 @@ inline constexpr int forward_keys = 64;
 
 template <class T, int head_size>
 struct AttentionForwardMemory {
-  Tile<T, attention_rows, head_size> q;  // at the end the output, on its way out
+  Tile<T, attention_rows, head_size> q;  // at the end it holds the output before the store
   Tile<T, forward_keys, head_size> k[2];
   Tile<T, forward_keys, head_size> v[2];
 };
 
-// The running softmax of a lane's two rows. `sum` holds the lane's own columns only.
+// The running softmax of a lane's two rows. `sum` covers only the lane's own columns.
 struct SoftmaxRows {
   float maximum[2];
   float sum[2];
 };
 
-// Takes a tile of scaled scores, -inf where a key is not seen, into the running softmax: they
-// become e^(score - maximum), and what was summed over earlier tiles is scaled to the new maximum.
+// Adds a tile of scaled scores, -inf where a key is not visible, to the running softmax. The scores
+// become e^(score - maximum), and the sums over earlier tiles are scaled to the new maximum.
 template <int score_tiles, int value_tiles>
 __device__ __forceinline__ void softmax_step(SoftmaxRows& rows, float (&scores)[score_tiles][4],
                                              float (&sums)[value_tiles][4]) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void softmax_step(SoftmaxRows& rows, float (&scores)[
     }
     maximum = fmaxf(maximum, __shfl_xor_sync(whole_warp, maximum, 1));
     maximum = fmaxf(maximum, __shfl_xor_sync(whole_warp, maximum, 2));
-    // While a row has seen nothing, any finite shift does: e^(-inf) = 0. NaNs stay NaNs.
+    // For a row without visible keys so far, any finite shift works: e^(-inf) = 0. NaNs stay NaNs.
     const float shift = maximum == -INFINITY ? 0.0f : maximum * log2_of_e;
     const float factor = exp2f(fmaf(rows.maximum[row], log2_of_e, -shift));
     float total = 0.0f;
@@ -74,12 +74,12 @@ struct AttentionForwardWarp {
   SoftmaxRows rows{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
   float sums[head_size / 8][4] = {};
 
-  // The lane's first query; the other is 8 below.
+  // The lane's first query; its second is 8 below.
   __device__ __forceinline__ int query() const {
     return tile.first + first_row + static_cast<int>(threadIdx.x) % warp_size / 4;
   }
 
-  // The tile of keys from first_key on, which is in stage `stage`.
+  // Adds the tile of keys from first_key on, which is in stage `stage`.
   __device__ __forceinline__ void add(int stage, int first_key) {
     const AttentionShape& shape = arguments.shape;
     float scores[score_tiles][4] = {};
@@ -134,7 +134,7 @@ struct AttentionForwardWarp {
       if (arguments.log_sum_exp != nullptr && threadIdx.x % 4 == 0 && at < tile.first + tile.rows) {
         static_cast<float*>(
             arguments.log_sum_exp)[statistic_index(shape, tile.batch, tile.head, at)] =
-            rows.maximum[row] + logf(sum);  // -inf for a row that sees nothing
+            rows.maximum[row] + logf(sum);  // -inf for a row without visible keys
       }
     }
     T* const out = head_rows(static_cast<T*>(arguments.out), shape.query_length, shape.out_stride,
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(attention_threads)
   int stage = 0;
   for (int key = 0; key < keys; key += forward_keys) {
     copy_async_wait<0>();
-    __syncthreads();  // the tile is there, and all warps are done with the one before
+    __syncthreads();  // the tile has arrived, and all warps are done with the previous one
     if (key + forward_keys < keys) {
       source.copy(key + forward_keys, memory.k[1 - stage], memory.v[1 - stage]);
       copy_async_commit();

@@ -1,10 +1,9 @@
-// Parts of the general attention kernels, which take every floating type, head size and stride:
+// Parts of the general attention kernels, which support every floating type, head size and stride:
 // products of tiles on ordinary cores, in fp32 (fp64 for fp64). A block of 64 threads computes a
 // tile of 32 x 32 scores; a thread has 4 x 4 of them.
 //
-// Results have at most panel_columns<C> columns a block; wider heads take several blocks, each of
-// which computes the scores for itself. So shared memory and registers are bounded for every head
-// size.
+// Results have at most panel_columns<C> columns per block. Wider heads take several blocks, each of
+// which computes the scores itself. This bounds shared memory and registers for every head size.
 #pragma once
 
 #include "kernels/cuda/attention/attention_tiles.h"
@@ -16,8 +15,8 @@ inline constexpr int tile = 32;  // queries, keys, and elements of a head at a t
 inline constexpr int of_thread = 4;
 inline constexpr int lanes = tile / of_thread;
 inline constexpr int threads = lanes * lanes;
-// Blocks that share a multiprocessor, at least: each thread may then have all the registers that an
-// instruction can name, where the compiler by itself would rather spill a few.
+// The least number of blocks per multiprocessor. Each thread may then have all the registers that
+// an instruction can name; without it the compiler spills a few.
 inline constexpr int least_blocks = 4;
 
 template <class C>
@@ -39,7 +38,7 @@ __device__ __forceinline__ int column() {
   return static_cast<int>(threadIdx.x) % lanes;
 }
 
-// One column more than there are keeps the threads of a column in different banks.
+// One extra column keeps the threads of a column in different banks.
 template <class C>
 struct Square {
   C value[tile][tile + 1];
@@ -49,7 +48,7 @@ template <class C>
 struct Memory {
   Square<C> left, right;            // parts of the rows whose products are scores
   Square<C> weights;                // a tile of probabilities or of scores' gradients
-  C panel[tile][panel_columns<C>];  // what they weigh
+  C panel[tile][panel_columns<C>];  // the rows that they weight
 };
 
 // Rows of a head in global memory.
@@ -102,8 +101,8 @@ __device__ __forceinline__ void add_products(Scores<Compute<T>>& scores, Rows<T>
   }
 }
 
-// Hands a tile to the threads that weigh rows with it: as it is, or with rows and columns swapped.
-// Its users have a barrier before they read, and must be done with the tile before.
+// Gives a tile to the threads that weight rows with it, either unchanged or transposed. Users need
+// a barrier before they read, and must be done with the previous tile.
 template <bool transposed, class C>
 __device__ __forceinline__ void store_weights(const Scores<C>& scores, Memory<C>& memory) {
 #pragma unroll
@@ -158,14 +157,14 @@ __device__ __forceinline__ void store_panel(const Panel<Compute<T>>& panel, Comp
   }
 }
 
-// The running softmax of a thread's rows; `sum` holds the thread's own columns only.
+// The running softmax of a thread's rows; `sum` covers only the thread's own columns.
 template <class C>
 struct SoftmaxRows {
   C maximum[of_thread];
   C sum[of_thread];
 };
 
-// Over the threads of a row, which are neighbouring lanes.
+// Reduces over the threads of a row, which are neighbouring lanes.
 template <class C, class Operation>
 __device__ __forceinline__ C reduce_row(C value, Operation operation) {
 #pragma unroll
@@ -175,7 +174,7 @@ __device__ __forceinline__ C reduce_row(C value, Operation operation) {
   return value;
 }
 
-// Takes a tile of scaled scores, -inf where a key is not seen, into the running softmax: they
+// Adds a tile of scaled scores, -inf where a key is not visible, to the running softmax. The scores
 // become e^(score - maximum), and the panel is scaled to the new maximum.
 template <class C>
 __device__ __forceinline__ void softmax_step(SoftmaxRows<C>& rows, Scores<C>& scores,
@@ -186,7 +185,7 @@ __device__ __forceinline__ void softmax_step(SoftmaxRows<C>& rows, Scores<C>& sc
 #pragma unroll
     for (int j = 0; j < of_thread; ++j) maximum = fmax(maximum, scores[i][j]);
     maximum = reduce_row(maximum, [](C a, C b) { return fmax(a, b); });
-    // While a row has seen nothing, any finite shift does: e^(-inf) = 0. NaNs stay NaNs.
+    // For a row without visible keys so far, any finite shift works: e^(-inf) = 0. NaNs stay NaNs.
     const C shift = maximum == -static_cast<C>(INFINITY) ? C{0} : maximum;
     const C factor = exponential(rows.maximum[i] - shift);
     C total = 0;
@@ -202,7 +201,7 @@ __device__ __forceinline__ void softmax_step(SoftmaxRows<C>& rows, Scores<C>& sc
   }
 }
 
-// Whether `query` sees `key`; either may lie beyond the last.
+// True if `query` sees `key`; either may be beyond the last.
 __device__ __forceinline__ bool sees(const AttentionShape& shape, const std::uint8_t* mask,
                                      int query, int key) {
   return query < shape.query_length && key < shape.key_length &&

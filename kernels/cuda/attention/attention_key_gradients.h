@@ -1,7 +1,7 @@
 // Attention's key and value gradients on tensor cores, for 16-bit types. A block has 64 keys of one
-// key head; the queries of the group's heads, and the gradients of their outputs, pass by in tiles,
-// heads and queries in ascending order, so that the sums always have the same order. Tiles are held
-// transposed, their rows being keys, which makes them the left operands of the last products. With
+// key head. It processes the queries of the group's heads, and the gradients of their outputs, in
+// tiles, with heads and queries in ascending order, so the sums always have the same order. Tiles
+// are transposed, with keys as rows, which makes them the left operands of the last products. With
 // the names of attention_query_gradients.h:
 //   dv = keep(P)^T dout,   dk = scale dS^T q.
 // P and dS of a tile are rounded to the 16-bit type as operands.
@@ -11,19 +11,19 @@
 
 namespace tessera::kernels::cuda {
 
-// A lane for each query of a tile. More would leave too few registers beside the two gradients.
+// One lane per query of a tile. More would leave too few registers beside the two gradients.
 inline constexpr int gradient_queries = warp_size;
 
 template <class T, int head_size>
 struct KeyGradientMemory {
-  Tile<T, attention_rows, head_size> k, v;  // at the end the gradients, on their way out
+  Tile<T, attention_rows, head_size> k, v;  // at the end they hold the gradients before the store
   Tile<T, gradient_queries, head_size> q[2];
   Tile<T, gradient_queries, head_size> dout[2];
-  float log_sum_exp[2][gradient_queries];  // probability_shift of it
+  float log_sum_exp[2][gradient_queries];  // as probability_shift
   float row_product[2][gradient_queries];
 };
 
-// What passes by: the tiles of queries that see any key of the block's, head by head.
+// The tiles of queries that see any key of the block, head by head.
 struct QueryTiles {
   int first_head, first_query, tiles_of_a_head, count;
 
@@ -53,15 +53,15 @@ struct KeyGradientWarp {
   KeyGradientMemory<T, head_size>& memory;
   HeadTile tile;
   int first_row;      // of the warp in the block
-  bool seen[2] = {};  // the lane's keys, by the mask
+  bool seen[2] = {};  // the lane's keys, according to the mask
   float dk[head_size / 8][4] = {};
   float dv[head_size / 8][4] = {};
 
-  // The lane's first key; the other is 8 below.
+  // The lane's first key; its second is 8 below.
   __device__ __forceinline__ int key() const {
     return tile.first + first_row + static_cast<int>(threadIdx.x) % warp_size / 4;
   }
-  // The lane's query in column e of sums[n], counted from the tile's first.
+  // The lane's query in column e of sums[n], counted from the first query of the tile.
   __device__ __forceinline__ static int column(int n, int e) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4) + e % 2;
   }
@@ -75,7 +75,7 @@ struct KeyGradientWarp {
     }
   }
 
-  // Scores become probabilities, 0 where a key is not seen.
+  // Turns scores into probabilities, 0 where a key is not visible.
   __device__ __forceinline__ void make_probabilities(float (&scores)[score_tiles][4], int stage,
                                                      int first_query) const {
     const float scale = shape.scale * log2_of_e;
@@ -133,7 +133,7 @@ struct KeyGradientWarp {
     }
   }
 
-  // The tile of queries from first_query on, which is in stage `stage`.
+  // Adds the tile of queries from first_query on, which is in stage `stage`.
   __device__ __forceinline__ void add(int stage, int head, int first_query) {
     float probabilities[score_tiles][4] = {};
     multiply_transposed(probabilities, memory.k, first_row, memory.q[stage]);
@@ -165,7 +165,7 @@ struct KeyGradientWarp {
   }
 };
 
-// Begins to copy a tile of queries with what belongs to them into stage `stage`.
+// Begins to copy a tile of queries and their statistics into stage `stage`.
 template <class T, int head_size>
 __device__ __forceinline__ void copy_query_tile(const AttentionBackward& a,
                                                 const float* row_products, int batch, int head,
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(attention_threads)
   for (int index = 0; index < passing.count; ++index) {
     const int stage = index % 2;
     copy_async_wait<0>();
-    __syncthreads();  // the tile is there, and all warps are done with the one before
+    __syncthreads();  // the tile has arrived, and all warps are done with the previous one
     if (index + 1 < passing.count) copy(index + 1, 1 - stage);
     warp.add(stage, passing.head(index), passing.query(index));
   }

@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t largest_head_on_tensor_cores = 128;
 constexpr std::int64_t elements_of_16_bytes = 8;
 
-// Rows of heads then begin on 16 bytes everywhere.
+// True if rows of heads begin at multiples of 16 bytes in all tensors.
 bool rows_of_16_bytes(const AttentionShape& s, std::initializer_list<const void*> tensors) {
   for (const std::int64_t size : {s.head_dim, s.q_stride, s.k_stride, s.v_stride, s.out_stride}) {
     if (size % elements_of_16_bytes != 0) return false;
@@ -24,7 +24,7 @@ bool rows_of_16_bytes(const AttentionShape& s, std::initializer_list<const void*
 }
 
 bool shape_fits_tensor_cores(const Context& context, const AttentionShape& s) {
-  // The kernels' shared memory is at most the 99 KiB that every such device has.
+  // The kernels need at most the 99 KiB of shared memory that every such device has.
   return (s.dtype == bfloat16 || s.dtype == float16) && context.compute_capability >= 80 &&
          s.head_dim <= largest_head_on_tensor_cores;
 }

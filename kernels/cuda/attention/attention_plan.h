@@ -1,4 +1,5 @@
-// The host's part of attention on a GPU: which kernels a call takes, and the memory it touches.
+// The host's part of attention on a GPU: the choice of kernels for a call, and the memory that it
+// uses.
 #pragma once
 
 #include <cstddef>
@@ -9,32 +10,32 @@
 
 namespace tessera::kernels::cuda {
 
-// Dropout of probabilities, ready for the device. A probability whose draw lies below the
-// threshold is dropped; no draws are made when it is 0.
+// Dropout of probabilities, prepared for the device. A probability is dropped if its draw is below
+// the threshold; no draws are made if the threshold is 0.
 struct AttentionDropout {
   std::uint32_t threshold;
   double kept_scale;  // 1 / (1 - dropout)
 };
 AttentionDropout dropout_of(const AttentionShape& shape);
 
-// std::logic_error unless the shape is one that attention is defined for.
+// Throws a std::logic_error if attention is not defined for the shape.
 void check_attention(const AttentionShape& shape, const char* kernel);
 
-// Whether the tensor-core kernels can take the call: bfloat16 or float16 on a device of compute
+// True if the tensor-core kernels support the call: bfloat16 or float16 on a device of compute
 // capability 8.0 or more, heads of at most 128 elements, and rows that can be read 16 bytes at a
-// time. Others go to the general kernels.
+// time. The general kernels take all others.
 bool takes_tensor_cores(const Context& context, const AttentionForward& arguments);
 bool takes_tensor_cores(const Context& context, const AttentionBackward& arguments);
 
-// The memory of `batch * length` rows, from the first element used to the last.
+// The bytes of `batch * length` rows, from the first element used to the last.
 std::size_t query_bytes(const AttentionShape& shape, std::int64_t stride);
 std::size_t key_bytes(const AttentionShape& shape, std::int64_t stride);
 std::size_t mask_bytes(const AttentionShape& shape);
-// Of log_sum_exp, and of the backward's row products.
+// The bytes of log_sum_exp, and of the backward's row products.
 std::size_t statistic_bytes(const AttentionShape& shape);
 
-// Blocks of a grid in which each (sample, head) has one block for each of its tiles of `rows` rows.
-// std::logic_error when a grid cannot have that many.
+// The number of blocks of a grid in which each (sample, head) has one block for each of its tiles
+// of `rows` rows. Throws a std::logic_error if that exceeds the limit of a grid.
 unsigned attention_blocks(const AttentionShape& shape, std::int64_t heads, std::int64_t length,
                           std::int64_t rows, std::int64_t blocks_of_a_tile = 1);
 

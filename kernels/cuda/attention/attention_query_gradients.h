@@ -1,6 +1,6 @@
 // Attention's query gradients on tensor cores, for 16-bit types. As in the forward, a block has 64
-// queries of one head and keys and values pass by in tiles; the probabilities are computed anew
-// from the log-sum-exps. With P the probabilities, D the row products and keep the dropout:
+// queries of one head and processes keys and values in tiles; it recomputes the probabilities from
+// the log-sum-exps. With P the probabilities, D the row products and keep the dropout:
 //   dP = dout v^T,   dS = P (keep(dP) - D),   dq = scale dS k.
 // dS of a tile is rounded to the 16-bit type as the last product's operand.
 #pragma once
@@ -9,13 +9,13 @@
 
 namespace tessera::kernels::cuda {
 
-// Fewer keys a tile where the queries' gradients fill the registers.
+// Tiles have fewer keys if the queries' gradients fill the registers.
 template <int head_size>
 inline constexpr int query_gradient_keys = head_size <= 96 ? 64 : 32;
 
 template <class T, int head_size>
 struct QueryGradientMemory {
-  Tile<T, attention_rows, head_size> q;  // at the end the gradient, on its way out
+  Tile<T, attention_rows, head_size> q;  // at the end it holds the gradient before the store
   Tile<T, attention_rows, head_size> dout;
   Tile<T, query_gradient_keys<head_size>, head_size> k[2];
   Tile<T, query_gradient_keys<head_size>, head_size> v[2];
@@ -36,7 +36,7 @@ struct QueryGradientWarp {
   float row_product[2] = {};
   float sums[head_size / 8][4] = {};
 
-  // The lane's first query; the other is 8 below.
+  // The lane's first query; its second is 8 below.
   __device__ __forceinline__ int query() const {
     return tile.first + first_row + static_cast<int>(threadIdx.x) % warp_size / 4;
   }
@@ -53,7 +53,7 @@ struct QueryGradientWarp {
     }
   }
 
-  // Scores become probabilities, 0 where a key is not seen.
+  // Turns scores into probabilities, 0 where a key is not visible.
   __device__ __forceinline__ void make_probabilities(float (&scores)[score_tiles][4],
                                                      int first_key) const {
     const float scale = shape.scale * log2_of_e;
@@ -75,7 +75,7 @@ struct QueryGradientWarp {
     }
   }
 
-  // Gradients of probabilities pass back through dropout.
+  // Applies dropout to gradients of probabilities.
   __device__ __forceinline__ void drop(float (&gradients)[score_tiles][4], int first_key) const {
     if (dropout.threshold == 0) return;
     const auto kept_scale = static_cast<float>(dropout.kept_scale);
@@ -91,7 +91,7 @@ struct QueryGradientWarp {
     }
   }
 
-  // The tile of keys from first_key on, which is in stage `stage`.
+  // Adds the tile of keys from first_key on, which is in stage `stage`.
   __device__ __forceinline__ void add(int stage, int first_key) {
     float probabilities[score_tiles][4] = {};
     multiply_transposed(probabilities, memory.q, first_row, memory.k[stage]);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(attention_threads)
   int stage = 0;
   for (int key = 0; key < keys; key += keys_of_a_tile) {
     copy_async_wait<0>();
-    __syncthreads();  // the tile is there, and all warps are done with the one before
+    __syncthreads();  // the tile has arrived, and all warps are done with the previous one
     if (key + keys_of_a_tile < keys) {
       source.copy(key + keys_of_a_tile, memory.k[1 - stage], memory.v[1 - stage]);
       copy_async_commit();

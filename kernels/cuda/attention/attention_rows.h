@@ -1,6 +1,6 @@
-// Tiles of scores whose rows are queries, in a warp's registers: the forward's, and those of the
-// backward's query gradients. A warp has 16 queries; a lane holds parts of rows lane / 4 and
-// lane / 4 + 8 of them (tensor_core_tiles.h has the layout).
+// Tiles of scores with queries as rows, in a warp's registers, for the forward and the backward's
+// query gradients. A warp has 16 queries; a lane holds parts of rows lane / 4 and lane / 4 + 8 of
+// them (tensor_core_tiles.h has the layout).
 #pragma once
 
 #include "kernels/cuda/attention/attention_tiles.h"
@@ -41,13 +41,13 @@ struct KeyRows {
   }
 };
 
-// A bit for each key of a tile, for a lane's two rows.
+// One bit for each key of a tile, for a lane's two rows.
 template <int keys>
 struct RowBits {
   static_assert(keys == 32 || keys == 64);
   std::uint32_t word[2][keys / 32];
 
-  // Of the element `e` of sums[n], once shifted to the lane's columns.
+  // The bit of element `e` of sums[n], after the shift to the lane's columns.
   __device__ __forceinline__ bool at(int n, int e) const {
     return (word[e / 2][n / 4] >> (8 * (n % 4) + e % 2) & 1u) != 0;
   }
@@ -61,8 +61,8 @@ struct RowBits {
   }
 };
 
-// The keys of a tile from first_key on that the lane's queries see; `query` is the lane's first.
-// All lanes of a warp call it.
+// The keys of a tile from first_key on that are visible to the lane's queries; `query` is the
+// lane's first. All lanes of a warp call it.
 template <int keys>
 __device__ __forceinline__ RowBits<keys> seen_keys(const AttentionShape& shape,
                                                    const std::uint8_t* mask, int query,
@@ -82,9 +82,9 @@ __device__ __forceinline__ RowBits<keys> seen_keys(const AttentionShape& shape,
   return seen;
 }
 
-// The keys of a tile whose probabilities dropout keeps. tile_draw: the element that the warp's
+// The keys of a tile whose probabilities dropout keeps. tile_draw is the element that the warp's
 // first query draws with the tile's first key. All lanes of a warp call it: two lanes make the
-// draws of a row, whole blocks of words each, and hand them to the lanes that need them.
+// draws of a row, in whole blocks of words, and pass them to the lanes that need them.
 template <int keys>
 __device__ __forceinline__ RowBits<keys> kept_keys(const AttentionShape& shape,
                                                    std::uint64_t tile_draw,

@@ -1,5 +1,5 @@
-// What the attention kernels share on the device: which rows a block works on, which keys a query
-// sees, and which probabilities dropout keeps.
+// Device code shared by the attention kernels: the rows of a block, the keys that a query sees, and
+// the probabilities that dropout keeps.
 #pragma once
 
 #include <type_traits>
@@ -20,7 +20,7 @@ struct HeadTile {
   int batch, head, first, rows;
 };
 
-// The tile that block `index` of attention_blocks() has. Blocks start in ascending order.
+// The tile of block `index` of attention_blocks(). Blocks start in ascending order.
 template <int tile_rows>
 __device__ __forceinline__ HeadTile head_tile(unsigned index, std::int64_t heads,
                                               std::int64_t length) {
@@ -33,8 +33,8 @@ __device__ __forceinline__ HeadTile head_tile(unsigned index, std::int64_t heads
           left < tile_rows ? left : tile_rows};
 }
 
-// The same from the grid's end: under a causal mask a head's last queries see the most keys, so
-// that the grid begins with long tiles and ends with short ones.
+// The same from the grid's end. Under a causal mask a head's last queries see the most keys, so the
+// grid begins with long tiles and ends with short ones.
 template <int tile_rows>
 __device__ __forceinline__ HeadTile head_tile_from_last(unsigned index, std::int64_t heads,
                                                         std::int64_t length) {
@@ -45,31 +45,31 @@ __device__ __forceinline__ int key_head_of(const AttentionShape& shape, int head
   return head / static_cast<int>(shape.heads / shape.key_heads);
 }
 
-// Where rows of a head begin. `length` and `stride` are the tensor's.
+// The beginning of a head's rows. `length` and `stride` are the tensor's.
 template <class T>
 __device__ __forceinline__ T* head_rows(T* base, std::int64_t length, std::int64_t stride,
                                         int batch, int row, int head, std::int64_t head_dim) {
   return base + (batch * length + row) * stride + head * head_dim;
 }
 
-// Of log_sum_exp and the row products.
+// The index into log_sum_exp and the row products.
 __device__ __forceinline__ std::int64_t statistic_index(const AttentionShape& shape, int batch,
                                                         int head, int query) {
   return (batch * shape.heads + head) * shape.query_length + query;
 }
 
-// A row's probabilities are 2^(score * log2(e) - shift), by its log_sum_exp. A row that sees
-// nothing gives e^(score - infinity) = 0 for every key.
+// A row's probabilities are 2^(score * log2(e) - shift), with the shift from its log_sum_exp. A row
+// without visible keys gives e^(score - infinity) = 0 for every key.
 __device__ __forceinline__ float probability_shift(float log_sum_exp) {
   return log_sum_exp == -INFINITY ? INFINITY : log_sum_exp * log2_of_e;
 }
 
-// How far a causal query sees beyond its own number.
+// The number of keys beyond its own number that a causal query sees.
 __device__ __forceinline__ int causal_offset(const AttentionShape& shape) {
   return static_cast<int>(shape.key_length - shape.query_length);
 }
 
-// Keys that any of the queries up to `last_query` sees: [0, keys_seen).
+// The keys that any of the queries up to `last_query` sees: [0, keys_seen).
 __device__ __forceinline__ int keys_seen(const AttentionShape& shape, int last_query) {
   const int keys = static_cast<int>(shape.key_length);
   if (!shape.causal) return keys;
@@ -77,7 +77,7 @@ __device__ __forceinline__ int keys_seen(const AttentionShape& shape, int last_q
   return seen < 0 ? 0 : seen < keys ? seen : keys;
 }
 
-// The first query that sees any key from first_key on; query_length or more when there is none.
+// The first query that sees any key from first_key on; query_length or more if none does.
 __device__ __forceinline__ int first_query_seeing(const AttentionShape& shape, int first_key) {
   if (!shape.causal) return 0;
   const int query = first_key - causal_offset(shape);
@@ -88,7 +88,7 @@ __device__ __forceinline__ const std::uint8_t* mask_of(const AttentionShape& sha
   return shape.key_mask == nullptr ? nullptr : shape.key_mask + batch * shape.key_length;
 }
 
-// Whether every query from first_query on sees all of the keys [first_key, first_key + keys).
+// True if every query from first_query on sees all of the keys [first_key, first_key + keys).
 __device__ __forceinline__ bool all_seen(const AttentionShape& shape, int first_query,
                                          int first_key, int keys) {
   return shape.key_mask == nullptr && first_key + keys <= shape.key_length &&
@@ -101,7 +101,7 @@ __device__ __forceinline__ std::uint32_t low_bits(int count) {
   return count <= 0 ? 0u : (1u << count) - 1u;
 }
 
-// Bit i: key first_key + i is there and the mask lets it be seen. All lanes of a warp call it.
+// Bit i: key first_key + i exists and is not masked. All lanes of a warp call it.
 __device__ __forceinline__ std::uint32_t unmasked_keys(const AttentionShape& shape,
                                                        const std::uint8_t* mask, int first_key) {
   const int key = first_key + static_cast<int>(threadIdx.x) % warp_size;

@@ -1,8 +1,8 @@
-// Attention of sequences to themselves, every floating type and head size, on ordinary cores: the
-// tiles of attention_general.h over sequences that follow each other. A grid has blocks for the
-// longest sequence; those past the end of a shorter one have nothing to do. As in attention's
-// backward, queries' and keys' gradients and the bias's have a kernel each, so that every sum has
-// one owner and one order.
+// Attention within sequences, for every floating type and head size, on ordinary cores. It uses the
+// tiles of attention_general.h on sequences that follow each other. A grid has blocks for the
+// longest sequence; blocks past the end of a shorter one do nothing. As in attention's backward,
+// the gradients of queries, keys and the bias have a kernel each, so every sum has one owner and
+// one order.
 #include "kernels/cuda/attention/attention_general.h"
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/registry.h"
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(threads, least_blocks)
 
 constexpr int sequence_product_threads = 128;
 
-// The products of the output's rows with their gradients: a warp for each row of a head.
+// The products of the output's rows with their gradients: one warp per row of a head.
 template <class T>
 __global__ void __launch_bounds__(sequence_product_threads)
     sequence_product_kernel(SequenceShape s, const T* out, const T* dout, Compute<T>* products) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(sequence_product_threads)
   }
 }
 
-// The probabilities of a tile of queries and keys of one sequence, as dropout leaves them, and the
+// Computes the probabilities of a tile of queries and keys of one sequence after dropout, and the
 // gradients of its scaled scores; zero past the sequence's end.
 template <class T>
 __device__ __forceinline__ void sequence_gradients(
@@ -234,8 +234,8 @@ __host__ __device__ __forceinline__ std::int64_t lowest_distance(std::int64_t re
   return -((reach - 1 + tile - 1) / tile * tile);
 }
 
-// A block sums the gradients at 32 distances of one head, over all sequences: of a tile of queries
-// they lie in two tiles of keys, above and below its diagonal.
+// A block sums the gradients at 32 distances of one head, over all sequences. For a tile of queries
+// these distances are in two tiles of keys, above and below its diagonal.
 template <class T>
 __global__ void __launch_bounds__(threads, least_blocks)
     sequence_bias_kernel(SequenceAttentionBackward a, const Compute<T>* products,
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(threads, least_blocks)
   const int head = static_cast<int>(blockIdx.x % heads);
   const int first_distance =
       static_cast<int>(lowest_distance(s.reach)) + tile * static_cast<int>(blockIdx.x / heads);
-  const int own = static_cast<int>(threadIdx.x);  // of the distances, for the first 32 threads
+  const int own = static_cast<int>(threadIdx.x);  // index of the distance, for the first 32 threads
   C sum = 0;
   for (int sequence = 0; sequence < s.sequences; ++sequence) {
     const SequenceTile at{sequence, head, 0, 0, s.lengths[sequence], s.starts[sequence]};
@@ -296,7 +296,7 @@ AttentionDropout sequence_dropout_of(const SequenceShape& s) {
           .kept_scale = 1.0 / (1.0 - static_cast<double>(s.dropout))};
 }
 
-// Blocks of a grid, with `panels` for each tile; as attention's sizes are checked.
+// The number of blocks of a grid, with `panels` for each tile; sizes are checked as for attention.
 unsigned sequence_blocks(const SequenceShape& s, std::int64_t panels, const char* kernel) {
   AttentionShape shape{};
   shape.batch = s.sequences;

@@ -1,4 +1,4 @@
-// Dropout of rows that are numbered one by one. Masks and results are the CPU kernel's, bit by bit.
+// Dropout of rows that are numbered individually. Masks and results have the CPU kernel's bits.
 #include "kernels/cuda/attention/attention_tiles.h"
 #include "kernels/cuda/device/arithmetic.h"
 #include "kernels/cuda/device/launch.h"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr int row_dropout_threads = 256;
 
-// A thread takes four elements of a row, which draw words of one block or of two. Bytes: read x and
-// slots, write out.
+// A thread processes four elements of a row, which draw words of one block or of two. Bytes: read x
+// and slots, write out.
 template <class T>
 __global__ void __launch_bounds__(row_dropout_threads)
     sequence_dropout_kernel(SequenceDropout a, std::uint32_t threshold, Compute<T> scale) {

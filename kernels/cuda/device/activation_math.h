@@ -1,7 +1,7 @@
 // The nonlinear functions of unary.cu and activation.cu, and their derivatives, in fp32 and fp64.
 // They follow kernels/cpu/simd/simd_math-inl.h: the same formulas and the same bounds, with CUDA's
-// functions in place of polynomials. NaN stays NaN throughout, and no intermediate result
-// overflows where the function has a value.
+// functions in place of polynomials. NaN stays NaN, and no intermediate result overflows if the
+// function has a finite value.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 
 namespace tessera::kernels::cuda {
 
-// x kept within [-limit, limit]; NaN passes, which fminf would drop.
+// Limits x to [-limit, limit]; NaN passes, which fminf would drop.
 template <class C>
 __device__ __forceinline__ C bounded(C x, C limit) {
   return x > limit ? limit : x < -limit ? -limit : x;
@@ -79,7 +79,7 @@ __device__ __forceinline__ C normal_cumulative(C x) {
   return C(0.5) * error_complement(x * C(-0.7071067811865476));
 }
 
-// GELU proper: x times the normal distribution's function.
+// Exact GELU: x times the normal distribution's function.
 template <class C>
 __device__ __forceinline__ C gelu_erf(C x) {
   return x * normal_cumulative(x);

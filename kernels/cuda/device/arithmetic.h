@@ -1,5 +1,5 @@
-// Arithmetic that rounds as on the CPU, for results that must equal the CPU's bit by bit. Sums,
-// differences and quotients do so anyway: nvcc is told neither to approximate nor to flush.
+// Arithmetic that rounds as on the CPU, for results that must equal the CPU's bits. Sums,
+// differences and quotients do so anyway: nvcc's options allow neither approximation nor flushing.
 #pragma once
 
 #include <cmath>
@@ -8,8 +8,8 @@
 
 namespace tessera::kernels::cuda {
 
-// a * b, rounded. nvcc turns a * b + c into one fused operation where it likes, which rounds once
-// instead of twice; it never does so with this product. (The emulator is compiled without fusing.)
+// a * b, rounded. nvcc may turn a * b + c into one fused operation, which rounds once instead of
+// twice; it never does so with this product. (The emulator is compiled without fusing.)
 __device__ __forceinline__ float product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -25,8 +25,8 @@ __device__ __forceinline__ double product(double a, double b) {
 #endif
 }
 
-// a * b + c, rounded once. Said in so many words where two kernels must compute the same bits: else
-// nvcc decides for each.
+// a * b + c, rounded once. Used explicitly where two kernels must compute the same bits: otherwise
+// nvcc decides separately for each.
 __device__ __forceinline__ float fused(float a, float b, float c) {
   return fmaf(a, b, c);
 }
@@ -34,7 +34,7 @@ __device__ __forceinline__ double fused(double a, double b, double c) {
   return fma(a, b, c);
 }
 
-// Correctly rounded, in the argument's type.
+// A correctly rounded square root in the argument's type.
 __device__ __forceinline__ float square_root(float x) {
   return sqrtf(x);
 }

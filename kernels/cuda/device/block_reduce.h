@@ -33,8 +33,8 @@ struct BlockPartials {
   T value[warps];
 };
 
-// Every thread gets the result. All `threads` threads of the block (a multiple of 32) call it;
-// there is a barrier at its end, so that it may be called again at once.
+// Every thread gets the result. All `threads` threads of the block (a multiple of 32) call it; a
+// barrier at its end allows an immediate next call.
 template <class Operation, int threads, class T>
 __device__ __forceinline__ T block_reduce(T value) {
   static_assert(threads % warp_size == 0 && threads <= warp_size * warp_size);
@@ -50,7 +50,7 @@ __device__ __forceinline__ T block_reduce(T value) {
     for (int warp = 1; warp < warps; ++warp) value = Operation{}(value, partials.value[warp]);
     __syncthreads();
   } else {
-    __syncwarp();  // shuffles alone order no memory
+    __syncwarp();  // shuffles alone do not order memory accesses
   }
   return value;
 }

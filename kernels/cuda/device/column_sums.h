@@ -1,5 +1,5 @@
 // Sums over rows, column by column, in two passes: chunks of rows give partial sums, which are
-// added in the chunks' order. The chunks depend on the number of rows alone.
+// added in the order of chunks. The chunks depend only on the number of rows.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace tessera::kernels::cuda {
 
-// Chunks of 32 rows, or of more where that would be over 256 chunks: enough blocks to fill a GPU,
-// and partial sums that are small beside the input.
+// Chunks have 32 rows, or more if that gave over 256 chunks: enough blocks to fill a GPU, with
+// partial sums that are small compared to the input.
 struct RowChunks {
   std::int64_t rows;
   std::int64_t chunk_rows;
@@ -24,7 +24,7 @@ struct RowChunks {
         count((rows_in_all + chunk_rows - 1) / chunk_rows) {}
 };
 
-// A block is `column_warps` warps side by side in the same columns; a lane has one vector of them.
+// A block is `column_warps` warps that work on the same columns; a lane has one vector of them.
 inline constexpr int column_warps = 8;
 
 template <class C, int outputs, int width>
@@ -34,8 +34,8 @@ struct ColumnPartials {
 
 // partials[output, chunk, column] = the sum of the chunk's terms, [outputs, chunks, columns] of
 // Compute<T>. terms.add(row, first, sums) adds the terms of columns [first, first + width) of the
-// row, width a vector's elements of T, to sums[output][k]; terms of columns that do not exist are
-// ignored. Bytes: what the terms read, once; the partial sums.
+// row, with width elements of T in a vector, to sums[output][k]; terms of columns that do not exist
+// are ignored. Bytes: the terms' reads, once; the partial sums.
 template <class T, int outputs, class Terms>
 __global__ void __launch_bounds__(warp_size* column_warps, 2)
     column_sums_kernel(Terms terms, std::int64_t rows, std::int64_t chunk_rows,
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(warp_size* column_warps)
   out[column] = from_compute<T>(accumulate ? to_compute(out[column]) + sum : sum);
 }
 
-// The launches. `accesses` are what the terms read; partials holds outputs * chunks.count *
+// The launches. `accesses` are the reads of the terms; partials holds outputs * chunks.count *
 // columns.
 template <class T, int outputs, class Terms>
 void launch_column_sums(Context& context, const char* kernel, const Terms& terms,

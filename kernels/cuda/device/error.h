@@ -1,5 +1,5 @@
-// Errors of CUDA calls as exceptions. nvcc cannot compile the formatting library: messages are put
-// together in error.cpp.
+// Errors of CUDA calls as exceptions. nvcc cannot compile the formatting library, so error.cpp
+// builds the messages.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,14 +25,14 @@ struct LaunchShape {
 };
 [[noreturn]] void fail_launch(cudaError_t error, const LaunchShape& launch);
 
-// std::logic_error: `kernel` has no form for this dtype.
+// Throws a std::logic_error: `kernel` does not support this dtype.
 [[noreturn]] void unsupported(const char* kernel, DType dtype);
-// std::logic_error: "`kernel`: `problem` (value)".
+// Throws a std::logic_error: "`kernel`: `problem` (value)".
 [[noreturn]] void misuse_of(const char* kernel, const char* problem, std::int64_t value);
 
 }  // namespace tessera::kernels::cuda
 
-// The one check of CUDA calls.
+// Checks a CUDA call. All calls use it.
 #define TESSERA_CUDA(call)                                                            \
   do {                                                                                \
     const cudaError_t tessera_error_ = (call);                                        \

@@ -14,16 +14,16 @@ __device__ __forceinline__ bool is_finite(C value) {
   return value - value == C{0};
 }
 
-// The sum of e^(x - shift) over a row; shift is the row's maximum, or 0 where that is not finite.
+// The sum of e^(x - shift) over a row; shift is the row's maximum, or 0 if that is not finite.
 template <class C>
 struct ExponentialSum {
   C sum;
   C shift;
 };
 
-// Every thread takes its groups with a maximum and a sum of its own, which it scales down when a
-// group brings a new maximum; then the threads' sums meet. A NaN need not show in the maximum: it
-// reaches the sum. All threads of the block call it and get the result. Bytes: the row, once.
+// Every thread processes its groups with its own maximum and sum, and scales the sum when a group
+// has a new maximum; then the threads' sums are combined. A NaN may not appear in the maximum, but
+// it reaches the sum. All threads of the block call it and get the result. Bytes: the row, once.
 template <int threads, class T>
 __device__ __forceinline__ ExponentialSum<Compute<T>> exponential_sum(const T* row,
                                                                       std::int64_t n) {
@@ -51,7 +51,8 @@ __device__ __forceinline__ ExponentialSum<Compute<T>> exponential_sum(const T* r
     sum += group_sum;
   }
   const C largest = block_maximum<threads>(maximum);
-  // A thread that saw -Inf alone, or nothing, has a sum of 0 (or NaN) that fits every shift.
+  // A thread that read only -Inf, or no element, has a sum of 0 (or NaN), which is valid for every
+  // shift.
   if (is_finite(maximum)) sum *= exponential(maximum - largest);
   return {block_sum<threads>(sum), is_finite(largest) ? largest : C{0}};
 }

@@ -1,4 +1,4 @@
-// How a kernel reports bad data.
+// Reports of bad data by kernels.
 #pragma once
 
 #include "kernels/cuda/device/context.h"

@@ -1,10 +1,10 @@
-// The GPU as kernels see it: what every .cu file includes.
+// The GPU as kernels see it. Every .cu file includes this file.
 //
-// nvcc compiles a .cu file for GPUs. Any other C++ compiler compiles the very same file against the
-// emulator (emulator/device), which runs each GPU thread on the host. So kernels use CUDA's own
-// names (threadIdx, __syncthreads, __shfl_xor_sync, atomicAdd, __ldg ...) and, for what has no
-// portable spelling, the functions below. There is no `__shared__` in a kernel: shared memory comes
-// from shared_memory() and dynamic_shared_memory().
+// nvcc compiles a .cu file for GPUs. Any other C++ compiler compiles the same file against the
+// emulator (emulator/device), which runs each GPU thread on the host. Kernels therefore use CUDA's
+// own names (threadIdx, __syncthreads, __shfl_xor_sync, atomicAdd, __ldg ...) and, for constructs
+// without a portable spelling, the functions below. Kernels do not use `__shared__`: shared memory
+// comes from shared_memory() and dynamic_shared_memory().
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ __device__ __forceinline__ T& shared_memory() {
   return *reinterpret_cast<T*>(bytes);
 }
 
-// The block's dynamic shared memory (the launch says how many bytes), 16-byte aligned.
+// The block's dynamic shared memory (its size is set at the launch), 16-byte aligned.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared_memory() {
   extern __shared__ __align__(16) unsigned char tessera_dynamic_shared_memory[];
@@ -48,9 +48,9 @@ TESSERA_MMA_M16N8K16(mma_bfloat16, "bf16")
 TESSERA_MMA_M16N8K16(mma_float16, "f16")
 #undef TESSERA_MMA_M16N8K16
 
-// ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory. Lane l gives the address of
-// row l % 8 of matrix l / 8 (16 bytes, 16-byte aligned); fragment i gets matrix i's elements
-// (l / 4, 2 * (l % 4)) and the next. The transposed form hands out the transposed matrices.
+// ldmatrix: loads four 8 x 8 matrices of 16-bit elements from shared memory. Lane l gives the
+// address of row l % 8 of matrix l / 8 (16 bytes, 16-byte aligned); fragment i gets matrix i's
+// elements (l / 4, 2 * (l % 4)) and the next. The transposed form returns the transposed matrices.
 #define TESSERA_LOAD_MATRIX(name, modifier)                                                   \
   __device__ __forceinline__ void name(std::uint32_t(&fragment)[4], const void* row) {        \
     const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));           \
@@ -63,16 +63,16 @@ TESSERA_LOAD_MATRIX(load_matrix_x4, "")
 TESSERA_LOAD_MATRIX(load_matrix_x4_transposed, ".trans")
 #undef TESSERA_LOAD_MATRIX
 
-// Asynchronous copy of 16 bytes (both 16-byte aligned) from global to shared memory; the last
-// 16 - valid bytes are zeroes (valid 0: the source is not read). Seen by the thread after
-// copy_async_wait, by others after a barrier as well.
+// Asynchronous copy of 16 bytes (both 16-byte aligned) from global to shared memory; the last 16 -
+// valid bytes are zeroes (valid 0: the source is not read). The thread sees the data after
+// copy_async_wait; other threads also need a barrier.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, int valid = 16) {
   __pipeline_memcpy_async(shared, global, 16, static_cast<std::size_t>(16 - valid));
 }
 __device__ __forceinline__ void copy_async_commit() {
   __pipeline_commit();
 }
-// Waits until at most `pending` of the committed groups are under way.
+// Waits until at most `pending` of the committed groups are unfinished.
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
   __pipeline_wait_prior(pending);

@@ -1,5 +1,5 @@
-// Arrays of ids and targets: int32 or int64, told apart at run time, because one more instruction a
-// row is cheaper than twice the kernels.
+// Arrays of ids and targets: int32 or int64, distinguished at run time, because one more
+// instruction per row is cheaper than twice the kernels.
 #pragma once
 
 #include <cstdint>

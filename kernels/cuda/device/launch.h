@@ -1,6 +1,6 @@
-// The one way to start a kernel. Every launch names itself, its sizes and the memory that it reads
-// and writes: the sizes stand in the error of a launch that fails, the memory is what the access
-// checker of the tests compares between streams (emulator/runtime).
+// Starts kernels. Every launch declares its name, its sizes and the memory that it reads and
+// writes. The error of a failed launch contains the sizes; the access checker of the tests compares
+// the memory between streams (emulator/runtime).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace tessera::kernels::cuda {
 
-// Bytes of device memory that a launch touches. Null or empty ones are left out.
+// Bytes of device memory that a launch accesses. Null or empty ones are left out.
 struct Access {
   const void* memory;
   std::size_t bytes;
@@ -43,8 +43,8 @@ struct LaunchConfiguration {
   std::size_t shared_bytes = 0;
 };
 
-// Starts kernel(arguments...) on the context's stream and returns at once. A grid with a zero
-// dimension starts nothing.
+// Starts kernel(arguments...) on the context's stream and returns at once. Has no effect if a grid
+// dimension is zero.
 template <class... Parameters, class... Arguments>
 void launch(Context& context, const LaunchInfo& info, const LaunchConfiguration& configuration,
             void (*kernel)(Parameters...), Arguments&&... arguments) {

@@ -1,12 +1,12 @@
-// How element-wise kernels share arrays among threads.
+// Distributes arrays among the threads of element-wise kernels.
 //
-// An array is cut into groups of `width` neighbouring elements, a group for each thread. Where the
-// arrays' addresses allow it, a group is loaded and stored as vectors of up to 16 bytes; the cut is
-// shifted (`skew`) so that arrays which all begin off the same vector boundary, as segments of flat
-// parameters do, still get vectors. First and last groups that reach past the array, and arrays
-// whose addresses do not fit together, go element by element. Either way a group is brought into
-// registers, computed by the same instructions and written back, so that where an array begins or
-// ends cannot change an element's bits.
+// An array is split into groups of `width` neighbouring elements, one group per thread. If the
+// arrays' addresses allow it, a group is loaded and stored as vectors of up to 16 bytes. The split
+// is shifted (`skew`), so that arrays which all begin at the same offset from a vector boundary,
+// like segments of flat parameters, still use vectors. First and last groups that extend past the
+// array, and arrays whose addresses do not match, are processed element by element. In both cases a
+// group is loaded into registers, computed by the same instructions and written back, so the
+// beginning and end of an array cannot change an element's bits.
 //
 // A kernel looks like this:
 //   template <class T>
@@ -36,13 +36,13 @@ namespace tessera::kernels::cuda {
 // Threads of a block of an element-wise kernel.
 inline constexpr int map_threads = 256;
 
-// Elements of a group such that the narrowest of the types fills 16 bytes; no more than 8, so that
-// what a thread holds of wider types stays small.
+// Elements of a group such that the narrowest of the types fills 16 bytes; at most 8, so that a
+// thread's values of wider types need few registers.
 template <class... T>
 inline constexpr int width_for = std::min(8, 16 / static_cast<int>(std::min({sizeof(T)...})));
 
-// a / b and a % b of numbers that are not negative. Most fit 32 bits, where a division takes a
-// fifth of the instructions.
+// a / b and a % b of non-negative numbers. Most fit 32 bits, where a division takes a fifth of the
+// instructions.
 struct Quotient {
   std::int64_t quotient;
   std::int64_t remainder;
@@ -56,8 +56,8 @@ __device__ __forceinline__ Quotient divide(std::int64_t a, std::int64_t b) {
   return {quotient, a - quotient * b};
 }
 
-// T as it is or widened to U; U as it is or rounded to T. double and the 16-bit types meet by way
-// of float.
+// T unchanged or widened to U; U unchanged or rounded to T. double and the 16-bit types convert
+// through float.
 template <class U, class T>
 __device__ __forceinline__ U widen(T value) {
   if constexpr (std::is_same_v<T, U>) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ T narrow(U value) {
   }
 }
 
-// What one access moves: `width` elements of T, or 16 bytes of them.
+// Elements of one access: `width` elements of T, or 16 bytes of them.
 template <class T, int width>
 inline constexpr int chunk_size = std::min(width, 16 / static_cast<int>(sizeof(T)));
 template <class T, int size>
@@ -88,7 +88,7 @@ using Word = std::conditional_t<
     std::conditional_t<bytes == 8, uint2,
                        std::conditional_t<bytes == 4, std::uint32_t, std::uint16_t>>>;
 
-// `width` neighbouring elements by vectors; the address must be aligned for a chunk.
+// Loads `width` neighbouring elements by vectors; the address must be aligned for a chunk.
 template <int width, class T, class U>
 __device__ __forceinline__ void load_group(const T* from, U (&to)[width]) {
   constexpr int size = chunk_size<T, width>;
@@ -109,26 +109,26 @@ __device__ __forceinline__ void store_group(T* to, const U (&from)[width]) {
 #pragma unroll
     for (int k = 0; k < size; ++k) chunk.value[k] = narrow<T>(from[begin + k]);
     using ChunkWord = Word<size * sizeof(T)>;
-    // Not an assignment: beside element-wise stores of the same values nvcc takes it apart.
+    // Not an assignment: next to element-wise stores of the same values nvcc splits it.
     __stwb(reinterpret_cast<ChunkWord*>(to + begin), std::bit_cast<ChunkWord>(chunk));
   }
 }
 
-// The elements of one thread: index(0) ... index(width - 1), those outside [0, n) left out. Loads
-// give zeroes for these, stores leave them alone.
+// The elements of one thread: index(0) ... index(width - 1), without those outside [0, n). Loads
+// give zeroes for these; stores skip them.
 template <int width>
 struct Place {
   std::int64_t n;
   std::int64_t first;
   int stride;
-  bool whole;  // all elements exist, lie side by side and are aligned for vectors
+  bool whole;  // all elements exist, are adjacent and are aligned for vectors
 
   __device__ __forceinline__ std::int64_t index(int k) const {
     return first + static_cast<std::int64_t>(k) * stride;
   }
   __device__ __forceinline__ bool holds(std::int64_t i) const { return i >= 0 && i < n; }
 
-  // U is T itself, or the type to compute in.
+  // U is T itself, or the compute type.
   template <class T, class U>
   __device__ __forceinline__ void load(const T* from, U (&to)[width]) const {
     if (whole) return load_group<width>(from + first, to);
@@ -186,23 +186,23 @@ struct Place {
   }
 };
 
-// How the groups of an array of n elements lie.
+// The layout of an array's groups, for n elements.
 struct Layout {
   std::int64_t n;
-  int skew = 0;          // group 0 begins so many elements before the array
+  int skew = 0;          // group 0 begins this many elements before the array
   bool vectors = false;  // whole groups are aligned in all arrays
-  // Without vectors the threads of a block take neighbouring elements in turn, so that their
-  // accesses lie side by side. Kernels that need a group's elements together say `grouped`.
+  // Without vectors, neighbouring threads of a block process neighbouring elements, so their
+  // accesses are adjacent. Kernels that need a group's elements together set `grouped`.
   bool grouped = false;
 };
 
-// An array of a kernel; null for none.
+// An array of a kernel; null if absent.
 struct MappedArray {
   const void* memory;
   std::size_t element_bytes;
 };
 
-// Whether groups that begin `skew` elements before the array are aligned for their vectors.
+// True if groups that begin `skew` elements before the array are aligned for their vectors.
 template <int width>
 bool groups_are_aligned(const MappedArray& array, int skew) {
   if (array.memory == nullptr) return true;
@@ -211,7 +211,7 @@ bool groups_are_aligned(const MappedArray& array, int skew) {
   return (address - static_cast<std::size_t>(skew) * array.element_bytes) % vector == 0;
 }
 
-// A layout with vectors if there is one for all of the arrays.
+// A layout with vectors if one suits all arrays.
 template <int width>
 Layout layout_of(std::int64_t n, std::initializer_list<MappedArray> arrays) {
   for (int skew = 0; skew < width; ++skew) {

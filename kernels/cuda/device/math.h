@@ -1,4 +1,4 @@
-// CUDA's functions of one number under one name for fp32 and fp64.
+// CUDA's functions of one argument under one name for fp32 and fp64.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Philox4x32-10 on the device: the words of kernels/random.h's philox(), bit by bit.
+// Philox4x32-10 on the device, with the same bits as kernels/random.h's philox().
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ __device__ __forceinline__ PhiloxBlock philox_block(RandomKey key, std::uint64_t
   return {{x0, x1, x2, x3}};
 }
 
-// A layout whose groups begin where blocks of words do, the array's element 0 drawing word
-// `drawn_first`: with vectors if memory allows it.
+// A layout whose groups begin at blocks of words; the array's element 0 draws word `drawn_first`.
+// Uses vectors if memory allows it.
 template <int width>
 Layout layout_of_draws(std::int64_t n, std::int64_t drawn_first,
                        std::initializer_list<MappedArray> arrays) {
@@ -56,7 +56,7 @@ Layout layout_of_draws(std::int64_t n, std::int64_t drawn_first,
 }
 
 // The words of a place of such a layout. A group before the array's first element may begin before
-// word 0 of the stream; what it draws there is not used.
+// word 0 of the stream; its draws there are not used.
 template <int width>
 __device__ __forceinline__ void draw_words(RandomKey key, std::int64_t drawn_first,
                                            const Place<width>& place,

@@ -1,4 +1,4 @@
-// The GPU's row of kernels: a file of kernels/cuda for each of kernels/cpu, under the same names.
+// The GPU's kernel table: for each file of kernels/cpu one of the same name in kernels/cuda.
 #pragma once
 
 #include "kernels/registry.h"
@@ -6,8 +6,8 @@
 namespace tessera::kernels {
 
 namespace cuda {
-// All of them return at once; pointers are device memory that stays valid until the stream has
-// passed.
+// All of them return at once; pointers are device memory that must stay valid until the stream has
+// finished the kernel.
 #define TESSERA_KERNEL_DECLARATION(name, Arguments) void name(const Arguments&, Queue);
 TESSERA_KERNELS(TESSERA_KERNEL_DECLARATION)
 #undef TESSERA_KERNEL_DECLARATION

@@ -1,7 +1,7 @@
-// How the threads of a block share a row.
+// Distributes a row among the threads of a block.
 //
-// Sums take the row in groups of 16 bytes: group g belongs to thread g % threads, wherever the row
-// lies in memory, so that neither its alignment nor its neighbours can change a bit. Element-wise
+// Sums split the row into groups of 16 bytes: group g belongs to thread g % threads, wherever the
+// row is in memory, so neither its alignment nor its neighbours can change a bit. Element-wise
 // passes, whose order does not matter, begin with the elements before the first 16-byte boundary.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace tessera::kernels::cuda {
 
-// Sixteen bytes from an address that is aligned for its elements only, by way of the two aligned
-// words of 16 bytes in which they lie.
+// Loads sixteen bytes from an address that is aligned only for its elements, through the two
+// aligned words of 16 bytes that contain them.
 template <class T>
 __device__ __forceinline__ Vector<T> load_across_words(const T* from) {
   const auto address = reinterpret_cast<std::uintptr_t>(from);
@@ -27,7 +27,7 @@ __device__ __forceinline__ Vector<T> load_across_words(const T* from) {
   const std::uint64_t b = lower ? first.value[1] : second.value[0];
   const std::uint64_t c = lower ? second.value[0] : second.value[1];
   const unsigned shift = offset % 8 * 8;
-  // Two shifts to the left, for a shift by 64 is undefined.
+  // Two shifts to the left, because a shift by 64 is undefined.
   const std::uint64_t bits[2] = {(a >> shift) | (b << 1 << (63 - shift)),
                                  (b >> shift) | (c << 1 << (63 - shift))};
   Vector<T> result;
@@ -60,8 +60,8 @@ struct ElementCount {
   static constexpr int value = size;
 };
 
-// Calls body(first, ElementCount<size>) for all elements of a row of n, `size` at a time: a
-// vector's, aligned in every one of the rows, or a single one.
+// Calls body(first, ElementCount<size>) for all elements of a row of n, `size` at a time: a vector,
+// aligned in every one of the rows, or a single element.
 template <int threads, class T, class Body, class... Rows>
 __device__ __forceinline__ void for_elements(std::int64_t n, Body&& body, const T* row,
                                              const Rows*... rows) {
@@ -101,8 +101,8 @@ __device__ __forceinline__ void store_elements(T* to, const Compute<T> (&from)[s
   }
 }
 
-// The second launch bound for kernels over rows: as many blocks on a multiprocessor as leave each
-// thread so many registers. Left alone, the compiler goes for more threads and spills.
+// The second launch bound for kernels over rows: the number of blocks per multiprocessor that
+// leaves each thread `registers` registers. Without it, the compiler uses more threads and spills.
 template <int threads, int registers>
 inline constexpr int resident_blocks = (64 << 10) / registers / threads;
 
@@ -111,9 +111,9 @@ struct ThreadCount {
   static constexpr int value = count;
 };
 
-// Calls body(ThreadCount<...>) with the threads to give to a row of n elements: a warp up to four
-// groups for each of its lanes, then 128 and 512. It depends on n alone, for it decides the order
-// of sums.
+// Calls body(ThreadCount<...>) with the number of threads for a row of n elements: a warp up to
+// four groups per lane, then 128 and 512. It depends only on n, because it determines the order of
+// sums.
 template <class T, class Body>
 void for_threads_of_row(std::int64_t n, Body&& body) {
   const std::int64_t groups = (n + Vector<T>::size - 1) / Vector<T>::size;

@@ -1,5 +1,5 @@
-// A thread's share of a normalised row: its first groups stay in registers between the passes over
-// the row; what a wider row has beyond them is read again, from the caches.
+// A thread's share of a normalised row. Its first groups stay in registers between the passes over
+// the row; the further groups of a wider row are read again, from the caches.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace tessera::kernels::cuda {
 
-// for_threads_of_row gives a row of up to 2048 groups of 16 bytes no more than this for each
-// thread.
+// The most groups per thread that for_threads_of_row gives for a row of up to 2048 groups of 16
+// bytes.
 inline constexpr int kept_groups = 4;
 
 // Calls body(slot, first) for the thread's groups of a row of n: `first` is a group's first
-// element, `slot` its place in an array of kept_groups, or kept_groups for a group beyond.
+// element, `slot` its place in an array of kept_groups, or kept_groups for a further group.
 template <int threads, class T, class Body>
 __device__ __forceinline__ void for_groups(std::int64_t n, Body&& body) {
   constexpr std::int64_t width = Vector<T>::size;
@@ -29,8 +29,8 @@ __device__ __forceinline__ void for_groups(std::int64_t n, Body&& body) {
   }
 }
 
-// How the groups of rows of n elements are read and written: as vectors where all rows are aligned
-// and made of whole groups, else element by element, with the same bits.
+// Reads and writes the groups of rows of n elements: as vectors if all rows are aligned and consist
+// of whole groups, else element by element, with the same bits.
 template <class T>
 struct GroupAccess {
   static constexpr int width = Vector<T>::size;

@@ -1,4 +1,4 @@
-// Cuts the scratch memory of an op into arrays.
+// Splits the scratch memory of an op into arrays.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
 // 16-bit matrices in shared memory and their products on tensor cores.
 //
-// A warp computes 16 rows of a product. Its sums lie in registers as mma.m16n8k16 lays them out:
-// sums[n][e] of lane l is row l / 4 + 8 * (e / 2), column 8 * n + 2 * (l % 4) + e % 2. That is also
-// how the left operand of a further product is held, so that probabilities pass from one product
-// into the next without leaving the registers.
+// A warp computes 16 rows of a product. Its sums are in registers in the layout of mma.m16n8k16:
+// sums[n][e] of lane l is row l / 4 + 8 * (e / 2), column 8 * n + 2 * (l % 4) + e % 2. The left
+// operand of a further product has the same layout, so probabilities pass from one product into the
+// next without leaving the registers.
 #pragma once
 
 #include "kernels/cuda/device/gpu.h"
@@ -11,8 +11,8 @@
 
 namespace tessera::kernels::cuda {
 
-// Rows are 16 bytes longer than what is in them: the eight rows of a matrix that ldmatrix reads
-// then begin in different banks, for every width that is a multiple of 32.
+// Rows have 16 bytes of padding: the eight rows of a matrix that ldmatrix reads then begin in
+// different banks, for every width that is a multiple of 32.
 template <class T, int rows_, int columns_>
 struct alignas(16) Tile {
   static_assert(sizeof(T) == 2 && rows_ % 16 == 0 && columns_ % 32 == 0);
@@ -36,8 +36,8 @@ struct GlobalRows {
   int columns;
 };
 
-// Begins to copy `from` into the tile, zeroes where it has no element. All `threads` threads of the
-// block call it.
+// Begins to copy `from` into the tile, with zeroes beyond its elements. All `threads` threads of
+// the block call it.
 template <int threads, class T, int rows, int columns>
 __device__ __forceinline__ void copy_async(Tile<T, rows, columns>& to, GlobalRows<const T> from) {
   constexpr int chunk = Vector<T>::size;

@@ -9,7 +9,7 @@
 
 namespace tessera::kernels::cuda {
 
-// Arithmetic is fp32, and fp64 for fp64.
+// The arithmetic type: fp32, or fp64 for fp64.
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -52,7 +52,7 @@ template <class T>
 __device__ __forceinline__ void store_vector(T* to, const Vector<T>& vector) {
   *reinterpret_cast<Vector<T>*>(to) = vector;
 }
-// Whether vectors may be used on all of these (null: yes).
+// True if all of these allow vectors (null: yes).
 template <class... Pointers>
 bool aligned_for_vectors(Pointers... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
@@ -81,7 +81,7 @@ void for_floating(DType dtype, const char* kernel, Body&& body) {
   }
 }
 
-// int32 or int64.
+// Calls body(TypeTag<T>) for int32 or int64.
 template <class Body>
 void for_index(DType dtype, const char* kernel, Body&& body) {
   switch (dtype) {
@@ -94,7 +94,7 @@ void for_index(DType dtype, const char* kernel, Body&& body) {
   }
 }
 
-// Blocks for n items at `per_block` each, at most `most` (a grid-stride loop does the rest).
+// Blocks for n items at `per_block` each, at most `most` (a grid-stride loop processes the rest).
 inline unsigned blocks_for(std::int64_t n, std::int64_t per_block, std::int64_t most = 1 << 20) {
   const std::int64_t blocks = (n + per_block - 1) / per_block;
   return static_cast<unsigned>(blocks < most ? blocks : most);

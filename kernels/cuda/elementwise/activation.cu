@@ -9,7 +9,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// x + bias, bias repeated over rows of dim; null: x alone.
+// x + bias, with bias repeated over rows of dim; null: only x.
 template <int width, class T>
 __device__ __forceinline__ void load_biased(const Place<width>& place, const T* x, const T* bias,
                                             std::int64_t dim, Compute<T> (&values)[width]) {
@@ -37,9 +37,9 @@ __global__ void bias_gelu_kernel(Layout layout, const T* x, const T* bias, T* ou
 }
 
 // dx = dout * gelu'(x + bias); out, unless null, gets gelu(x + bias) by the forward's own
-// expression: with recomputation or without, the bits are the same. All [rows, dim] of T; dx may be
-// dout, out may be x; bias: [dim] or null. Reads 2n*sizeof(T) bytes and dim*sizeof(T) of bias,
-// writes n*sizeof(T), with out as many more.
+// expression, so the bits are the same with and without recomputation. All [rows, dim] of T; dx may
+// be dout, out may be x; bias: [dim] or null. Reads 2n*sizeof(T) bytes and dim*sizeof(T) of bias,
+// writes n*sizeof(T), and n*sizeof(T) more with out.
 template <bool exact, class T>
 __global__ void bias_gelu_backward_kernel(Layout layout, const T* dout, const T* x, const T* bias,
                                           T* dx, T* out, std::int64_t dim) {
@@ -58,7 +58,7 @@ __global__ void bias_gelu_backward_kernel(Layout layout, const T* dout, const T*
   });
 }
 
-// Where element i of a contiguous [rows, dim] array lies among rows of `stride` elements.
+// The offset of element i of a contiguous [rows, dim] array among rows of `stride` elements.
 struct RowOffset {
   std::int64_t dim, stride;
   __device__ __forceinline__ std::int64_t operator()(std::int64_t i) const {
@@ -121,7 +121,7 @@ __global__ void swiglu_backward_kernel(Layout layout, SwiGluPointers<T> pointers
   });
 }
 
-// Vectors where every row of every array begins at a vector's boundary.
+// Uses vectors if every row of every array begins at a vector's boundary.
 template <int width, class Arguments>
 Layout layout_of_rows(const Arguments& a, std::initializer_list<MappedArray> arrays) {
   const Layout layout = layout_of<width>(a.rows * a.dim, arrays);

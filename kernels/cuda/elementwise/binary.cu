@@ -1,5 +1,5 @@
 // Binary operations, with the second operand repeated over rows, and affine maps. Additions,
-// products and divisions each round once: the results are the CPU kernel's, bit by bit.
+// products and divisions each round once, so the results have the CPU kernel's bits.
 #include "kernels/cuda/device/arithmetic.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/map.h"
@@ -72,7 +72,7 @@ void binary(const Binary& a, Queue queue) {
     using T = typename decltype(tag)::type;
     constexpr int width = width_for<T>;
     const std::int64_t n = a.outer * a.inner;
-    // A repeated b is read by vectors where its columns allow it: it does not decide the layout.
+    // A repeated b is read by vectors if its columns allow it: it does not determine the layout.
     const MappedArray b = {a.outer == 1 ? a.b : nullptr, sizeof(T)};
     const Layout layout = layout_of<width>(n, {{a.a, sizeof(T)}, b, {a.out, sizeof(T)}});
     launch(context_of(queue),

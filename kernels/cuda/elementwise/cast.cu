@@ -1,5 +1,5 @@
 // Cast: conversions between floating dtypes with a scale and an optional accumulation, and from
-// integers. Numbers get the CPU kernel's bits; a NaN stays a NaN, of whichever payload.
+// integers. Numbers have the CPU kernel's bits; a NaN stays a NaN, with any payload.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -13,9 +13,8 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// The float that rounds to the same 16-bit number as `value` does: truncated, its last bit set when
-// anything was cut off (round to odd), so that a second rounding sees on which side of a tie it
-// lies.
+// A float that rounds to the same 16-bit number as `value`: truncated, with the last bit set if
+// anything was cut off (round to odd). A second rounding then sees on which side of a tie it is.
 __device__ __forceinline__ float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (value != value || static_cast<double>(nearest) == value) return nearest;
@@ -135,7 +134,7 @@ void cast_from_integer(const Cast& a, Context& context) {
   });
 }
 
-// The same bits.
+// Copies the same bits.
 void copy(const Cast& a, Context& context) {
   if (a.in == a.out || a.n == 0) return;
   TESSERA_CUDA(cudaMemcpyAsync(a.out, a.in, static_cast<std::size_t>(a.n) * size_of(a.in_dtype),

@@ -1,5 +1,5 @@
-// Dropout with counter-based draws, optionally added to a residual. Masks and results are the CPU
-// kernel's, bit by bit.
+// Dropout with counter-based draws, optionally added to a residual. Masks and results have the CPU
+// kernel's bits.
 #include <cstdint>
 #include <limits>
 
@@ -12,7 +12,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// A block of words at least, and 16 bytes.
+// At least one block of words, and 16 bytes.
 template <class T>
 inline constexpr int dropout_width = std::max(philox_words, width_for<T>);
 
@@ -22,9 +22,9 @@ struct DropoutDraws {
   std::uint32_t threshold;  // elements that draw less are dropped
 };
 
-// out[i] = x[i] * scale where element draws.first + i is kept, else 0; plus residual[i]; or out[i]
-// += that when accumulate. All [n] of T; residual may be null, out may be x. Reads n*sizeof(T)
-// bytes for x, the residual and an accumulated out each, writes n*sizeof(T).
+// out[i] = x[i] * scale if element draws.first + i is kept, else 0; plus residual[i]; or out[i] +=
+// that when accumulate. All [n] of T; residual may be null, out may be x. Reads n*sizeof(T) bytes
+// each for x, the residual and an accumulated out, writes n*sizeof(T).
 template <class T>
 __global__ void dropout_kernel(Layout layout, DropoutDraws draws, const T* x, const T* residual,
                                T* out, Compute<T> scale, bool accumulate) {

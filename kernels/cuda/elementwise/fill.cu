@@ -20,7 +20,7 @@ __global__ void fill_kernel(Layout layout, Bits* out, Bits pattern) {
   for_places<width>(layout, [&](const Place<width>& place) { place.store(out, values); });
 }
 
-// The value is converted on the host, by the CPU's own function.
+// The host converts the value, with the CPU's own function.
 template <class T, class Bits>
 void fill_as(const Fill& a, Context& context) {
   constexpr int width = width_for<Bits>;

@@ -1,6 +1,6 @@
-// AdamW and SGD over flat segments: one pass, each element read and written once and depending on
-// no other. Steps are the CPU kernel's, operation by operation in its order and none fused, so that
-// parameters agree with the CPU's bit by bit and a segment may be cut anywhere.
+// AdamW and SGD over flat segments: one pass, in which each element is read and written once,
+// independent of all others. Steps have the CPU kernel's operations in the same order, without
+// fusing, so parameters equal the CPU's bits and a segment may be split anywhere.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -20,7 +20,7 @@ struct DecayEdges {
   int count = -1;  // -1: everything decays
   std::int64_t edges[most_edges] = {};
 
-  // How many edges are at or before an element: odd inside a range.
+  // The number of edges at or before an element: odd inside a range.
   __device__ __forceinline__ int before(std::int64_t element) const {
     int low = 0, high = count;
     while (low < high) {
@@ -73,7 +73,8 @@ SgdStep part_of(SgdStep a, std::int64_t first, std::int64_t count) {
   return a;
 }
 
-// Calls body(step, edges) for parts of the step with no more edges each than an argument holds.
+// Calls body(step, edges) for parts of the step, each with at most as many edges as an argument
+// holds.
 template <class Step, class Body>
 void for_parts(const Step& a, Body&& body) {
   if (a.decay.edges == nullptr) return body(a, DecayEdges{});
@@ -84,7 +85,7 @@ void for_parts(const Step& a, Body&& body) {
     const bool last = passed + taken == a.decay.count;
     const std::int64_t end = last ? a.n : a.decay.edges[passed + taken];
     DecayEdges edges{0};
-    // Between two edges of a range: the part begins with one.
+    // Between two edges of a range: the part begins with an edge.
     if (passed % 2 == 1) edges.edges[edges.count++] = 0;
     for (int i = passed; i < passed + taken; ++i) {
       edges.edges[edges.count++] = a.decay.edges[i] - first;
@@ -145,7 +146,7 @@ struct SgdScalars {
   }
 };
 
-// The new parameters rounded to another type; memory null: none.
+// The new parameters rounded to another type; memory null: no copy.
 struct ParameterCopy {
   void* memory;
   DType dtype;
@@ -191,7 +192,7 @@ __global__ void adamw_kernel(Layout layout, AdamWScalars<T> scalars, DecayEdges 
 
 // One SGD step. param, buffer: [n] of T (float or double), buffer null without momentum; grad: [n]
 // of Grad; copy: [n] or none. Reads n*(2*sizeof(T) + sizeof(Grad)) bytes, writes 2n*sizeof(T) and
-// the copy; without momentum n*sizeof(T) less each.
+// the copy; without momentum each is n*sizeof(T) less.
 template <class T, class Grad>
 __global__ void sgd_kernel(Layout layout, SgdScalars<T> scalars, DecayEdges edges, T* param,
                            const Grad* grad, T* buffer, ParameterCopy copy) {
@@ -222,7 +223,7 @@ __global__ void sgd_kernel(Layout layout, SgdScalars<T> scalars, DecayEdges edge
 }
 
 // Calls body(TypeTag<T>, TypeTag<Grad>) for the types of parameters and gradients: float or double,
-// and any that is not wider.
+// and any type that is not wider.
 template <class Step, class Body>
 void for_types(const char* kernel, const Step& a, Body&& body) {
   if (a.dtype != DType::float32 && a.dtype != DType::float64) unsupported(kernel, a.dtype);

@@ -1,6 +1,6 @@
-// The filling of tensors with uniform and normal draws. As on the CPU everything is additions,
-// multiplications, divisions and square roots of doubles in one order, none fused: both devices
-// draw the same bits.
+// Fills tensors with uniform and normal draws. As on the CPU, everything uses additions,
+// multiplications, divisions and square roots of doubles in one order, without fusing, so both
+// devices draw the same bits.
 #include <bit>
 #include <cstdint>
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ double polynomial(double x, const double (&coefficien
 }
 
 // log(x * 2^-32) for x in [1, 2^32]: x = 2^k * m with m in [sqrt(1/2), sqrt(2)), and the series of
-// log(m) = 2*atanh((m-1)/(m+1)), whose first term left out is below 2^-50 of the sum.
+// log(m) = 2*atanh((m-1)/(m+1)). The first omitted term is below 2^-50 of the sum.
 __device__ __forceinline__ double log_of_fraction(double x) {
   constexpr double series[] = {2.0,      2.0 / 3,  2.0 / 5,  2.0 / 7, 2.0 / 9,
                                2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17};
@@ -39,7 +39,7 @@ __device__ __forceinline__ double log_of_fraction(double x) {
   return product(k, log_2) + log_m;
 }
 
-// Cosine and sine of the angle turn/2^32 of a full circle: the quarter is split off exactly.
+// Cosine and sine of the angle turn/2^32 of a full circle. The quarter is split off exactly.
 struct CosSin {
   double cosine, sine;
 };

@@ -1,5 +1,5 @@
-// Rotary positions: pairs (i, i + head_dim/2) of every head turned by its row's angles. Products
-// are not fused with sums: the results are the CPU kernel's, bit by bit.
+// Rotary positions: rotates pairs (i, i + head_dim/2) of every head by its row's angles. Products
+// are not fused with sums, so the results have the CPU kernel's bits.
 #include <cstdint>
 
 #include "kernels/cuda/device/arithmetic.h"
@@ -10,17 +10,17 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Sizes in elements, as in kernels/rotary.h. Pairs are counted through: pair i of a head of a row.
+// Sizes in elements, as in kernels/rotary.h. Pairs are numbered over all rows and heads.
 struct RotaryShape {
   std::int64_t sequence, heads, half, first_position;
 
-  // Where the lower element of a pair lies among rows of `stride` elements.
+  // The offset of the lower element of a pair among rows of `stride` elements.
   __device__ __forceinline__ std::int64_t lower(std::int64_t pair, std::int64_t stride) const {
     const Quotient row = divide(pair, heads * half);
     const Quotient head = divide(row.remainder, half);
     return row.quotient * stride + head.quotient * 2 * half + head.remainder;
   }
-  // Where a pair's angle lies in the tables.
+  // The index of a pair's angle in the tables.
   __device__ __forceinline__ std::int64_t angle(std::int64_t pair) const {
     const Quotient row = divide(pair, heads * half);
     const std::int64_t position = first_position + divide(row.quotient, sequence).remainder;
@@ -28,13 +28,13 @@ struct RotaryShape {
   }
 };
 
-// Sixteen bytes of the fp32 tables at least.
+// At least sixteen bytes of the fp32 tables.
 template <class T>
 inline constexpr int rotary_width = width_for<T, float>;
 
 // (lower, upper) = (lower*c - upper*s, upper*c + lower*s). x, out: [rows, heads, 2*half] of T in
-// rows of their strides, out may be x; cosine, sine: fp32 [positions, half]; direction -1 turns
-// back. Reads and writes n*sizeof(T) bytes, n = rows*heads*2*half; the tables, 8 bytes a pair of
+// rows of their strides, out may be x; cosine, sine: fp32 [positions, half]; direction -1 rotates
+// back. Reads and writes n*sizeof(T) bytes, n = rows*heads*2*half. The tables, 8 bytes per pair of
 // one head, stay in the caches.
 template <class T>
 __global__ void rotary_kernel(Layout layout, RotaryShape shape, const T* x, T* out,
@@ -74,7 +74,7 @@ void require_shape(const Rotary& a) {
   }
 }
 
-// Vectors where both halves of every head begin at a vector's boundary.
+// Uses vectors if both halves of every head begin at a vector's boundary.
 template <class T>
 Layout layout_of_pairs(const Rotary& a) {
   constexpr int width = rotary_width<T>;

@@ -1,5 +1,5 @@
-// Encoding, decoding and rounding of what travels in fewer bits: a warp for each block of 32, a
-// lane for each of its elements. Numbers get the CPU kernel's bits.
+// Encodes, decodes and rounds numbers for formats of fewer bits: a warp for each block of 32, a
+// lane for each of its elements. Numbers have the CPU kernel's bits.
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/registry.h"
@@ -36,8 +36,8 @@ __device__ __forceinline__ void store_number(void* out, DType dtype, std::int64_
   }
 }
 
-// in, out: [n] of their dtypes; payload: [n] bytes; scales: [blocks]. Reads in or payload and
-// scales, writes out or those.
+// in, out: [n] of their dtypes; payload: [n] bytes; scales: [blocks]. Reads in, or payload and
+// scales; writes out, or payload and scales.
 template <WireFormat format>
 __global__ void __launch_bounds__(wire_threads) wire_kernel(Wire a, std::int64_t blocks) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(wire_threads) wire_kernel(Wire a, std::int64_t
   }
 }
 
-// The same for bf16, without scales, a thread an element.
+// The same for bf16, without scales, one element per thread.
 __global__ void __launch_bounds__(wire_threads) wire_bfloat16_kernel(Wire a) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * wire_threads;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * wire_threads + threadIdx.x; i < a.n;

@@ -1,4 +1,4 @@
-// Products of a few rows with a matrix, which is read once where the rows fit the caches.
+// Products of a few rows with a matrix, which is read once if the rows fit the caches.
 #include <cstdint>
 
 #include "kernels/cuda/device/block_reduce.h"
@@ -20,8 +20,8 @@ __device__ __forceinline__ void store_product(Compute<T> sum, const T* bias, T* 
   out[row * n + column] = from_compute<T>(sum);
 }
 
-// out[row, j] = the sum over i of x[row, i] * w[j, i]: a warp takes a row of w, [n, k] of T. Bytes:
-// read w once a row of x, from the caches but for the first.
+// out[row, j] = the sum over i of x[row, i] * w[j, i]: a warp processes a row of w, [n, k] of T.
+// Bytes: reads w once per row of x, after the first time from the caches.
 template <class T>
 __global__ void __launch_bounds__(gemv_threads)
     gemv_rows_kernel(const T* x, const T* w, const T* bias, T* out, std::int64_t rows,
@@ -47,7 +47,7 @@ struct GemvPartials {
   C value[gemv_warps][warp_size];
 };
 
-// The same for w of [k, n]: a block takes 32 columns, each of its warps every eighth row of w.
+// The same for w of [k, n]: a block processes 32 columns, each of its warps every eighth row of w.
 template <class T>
 __global__ void __launch_bounds__(gemv_threads)
     gemv_columns_kernel(const T* x, const T* w, const T* bias, T* out, std::int64_t rows,

@@ -1,4 +1,4 @@
-// Matrix products on a GPU: checks, and the choice of who computes them.
+// Matrix products on a GPU: checks, and the choice of the implementation.
 #include "kernels/matmul.h"
 
 #include <climits>
@@ -71,7 +71,7 @@ void matmul_by(MatmulWay way, const Matmul& product, Context& context,
                const CublasLtLibrary& library) {
   check(product);
   TESSERA_CHECK(way != MatmulWay::cublas || library.functions != nullptr, ErrorCode::configuration,
-                "TESSERA_CUDA_MATMUL is cublas, but cuBLASLt is not to be had: {}; install it, put "
+                "TESSERA_CUDA_MATMUL is cublas, but cuBLASLt is not available: {}; install it, put "
                 "its folder on LD_LIBRARY_PATH, or set TESSERA_CUDA_MATMUL=own",
                 library.problem);
   if (product.m == 0 || product.n == 0 || product.batch == 0) return;

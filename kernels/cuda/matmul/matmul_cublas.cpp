@@ -1,6 +1,5 @@
-// Calls into cuBLASLt, and each thread's cache of what they need. Row-major matrices are handed
-// over as column-major ones that are transposed: c' = op(b)' * op(a)', so cuBLASLt's left operand
-// is b.
+// Calls into cuBLASLt, and each thread's cache of its objects. Row-major matrices are passed as
+// transposed column-major ones: c' = op(b)' * op(a)', so cuBLASLt's left operand is b.
 #include "kernels/cuda/matmul/matmul_cublas.h"
 
 #include <cstring>
@@ -18,14 +17,14 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::int64_t operand_alignment = 16;
-// Algorithms are chosen for this many rows: enough to occupy a device, few enough that smaller
-// products are not given tiles that leave it empty.
+// Algorithms are chosen for this many rows: enough to occupy a device, but few enough that smaller
+// products do not get tiles that leave it empty.
 constexpr std::int64_t rows_for_choice = 2048;
 constexpr std::uint64_t most_workspace_bytes = std::uint64_t{32} << 20;
-// Of each cache; a program that keeps changing shapes starts over at the bound.
+// The limit of each cache; a program that keeps changing shapes clears the cache at the limit.
 constexpr std::size_t most_cached = 1024;
 
-// All that an algorithm and its descriptors depend on.
+// Everything that an algorithm and its descriptors depend on.
 struct Description {
   std::int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
   bool transpose_a, transpose_b, bias;
@@ -69,8 +68,8 @@ Description description_of(const Matmul& p) {
           p.out_dtype};
 }
 
-// The product for which the algorithm of `d` is chosen: nothing in it depends on how many rows d
-// has.
+// The product for which the algorithm of `d` is chosen; it does not depend on the number of rows of
+// d.
 Description with_fixed_rows(Description d) {
   d.m = rows_for_choice;
   if (d.transpose_a) d.lda = rows_for_choice;
@@ -109,7 +108,7 @@ cudaDataType_t type_of(DType dtype) {
 void check_call(const CublasLt& lt, cublasStatus_t status, const char* call, const Description& d) {
   TESSERA_CHECK(status == CUBLAS_STATUS_SUCCESS, ErrorCode::runtime,
                 "{} failed: {} (product of {} x {} x {}, batch {}, {} to {}); "
-                "TESSERA_CUDA_MATMUL=own does without cuBLASLt",
+                "TESSERA_CUDA_MATMUL=own avoids cuBLASLt",
                 call, lt.cublasLtGetStatusName(status), d.m, d.n, d.k, d.batch, name_of(d.dtype),
                 name_of(d.out_dtype));
 }
@@ -117,7 +116,7 @@ void check_call(const CublasLt& lt, cublasStatus_t status, const char* call, con
 template <class Handle>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, cublasStatus_t (*)(Handle)>;
 
-// The operation and its matrices as cuBLASLt sees them.
+// The operation and its matrices in cuBLASLt's terms.
 class Descriptors {
  public:
   Descriptors(const CublasLt& lt, const Description& d)
@@ -199,8 +198,8 @@ struct Plan {
   std::size_t workspace_bytes = 0;
 };
 
-// What a thread needs for the products of a device: a handle, the algorithms that were chosen, and
-// a plan for each description. Only its thread uses it.
+// A thread's state for the products of a device: a handle, the chosen algorithms, and a plan for
+// each description. Only its thread uses it.
 class ThreadPlans {
  public:
   static ThreadPlans& of_this_thread(const CublasLtLibrary& library, int device,
@@ -243,7 +242,7 @@ class ThreadPlans {
                                    with.result(), with.result(), &plan->algorithm.value, &result);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
         status == CUBLAS_STATUS_ARCH_MISMATCH) {
-      plan->algorithm.found = false;  // it does not take this number of rows
+      plan->algorithm.found = false;  // it does not support this number of rows
       return plan;
     }
     check_call(lt, status, "cublasLtMatmulAlgoCheck", d);
@@ -289,7 +288,7 @@ class ThreadPlans {
                  "cublasLtMatmulPreferenceSetAttribute", d);
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace_bytes);
-    // No splitting of k: it would depend on the sizes, and with it every sum's order.
+    // k is not split: the split would depend on the sizes, and so would the order of every sum.
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
     for (const auto attribute :

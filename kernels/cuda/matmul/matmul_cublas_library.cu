@@ -1,5 +1,5 @@
-// Finding cuBLASLt. There is no kernel here: the file is for the device's compiler because only
-// what that compiled may look for the device's library.
+// Loads cuBLASLt. The file has no kernels, but the device's compiler compiles it: only code from
+// that compiler may look for the device's library.
 #include "kernels/cuda/matmul/matmul_cublas_library.h"
 
 #include <dlfcn.h>
@@ -26,14 +26,14 @@ std::atomic<const CublasLtLibrary*>& replacement() {
   return library;
 }
 
-// Adds what dlopen or dlsym just complained of.
+// Adds the error that dlopen or dlsym just reported.
 void note_problem(std::string& problem, const char* name) {
   const char* reason = dlerror();
   if (!problem.empty()) problem += "; ";
   problem += reason != nullptr ? reason : name;
 }
 
-// cuBLAS counts 13.1.0 as 130100.
+// cuBLAS encodes 13.1.0 as 130100.
 std::string name_of(void* object, const CublasLt& functions) {
   std::ostringstream name;
   name << "cuBLASLt";

@@ -1,5 +1,5 @@
-// cuBLASLt as a table of functions. The library is found when a product first asks for it, so that
-// the engine runs, on its own kernels, where it is not installed.
+// cuBLASLt as a table of functions. The library is loaded when a product first needs it, so the
+// engine also runs without it, on its own kernels.
 #pragma once
 
 #include <cublasLt.h>
@@ -9,7 +9,7 @@
 
 namespace tessera::kernels::cuda {
 
-// What matmul uses of it, under cuBLASLt's own names.
+// The functions that matmul uses, under cuBLASLt's own names.
 #define TESSERA_CUBLAS_LT(X)              \
   X(cublasLtCreate)                       \
   X(cublasLtDestroy)                      \
@@ -34,23 +34,23 @@ struct CublasLt {
 };
 
 struct CublasLtLibrary {
-  std::shared_ptr<const CublasLt> functions;  // null: it is not to be had
-  std::string problem;                        // then: why
+  std::shared_ptr<const CublasLt> functions;  // null: not available
+  std::string problem;                        // the reason if it is not available
   std::string name = "cuBLASLt";              // with its version and file: "cuBLASLt 13.1.0 (...)"
 };
 
-// Tries these shared objects in turn, then gives up with the reasons. A library that was loaded
-// stays loaded.
+// Tries these shared objects in turn; if all fail, returns the reasons. A loaded library stays
+// loaded.
 CublasLtLibrary load_cublas_lt(std::initializer_list<const char*> names);
 
-// The process's: libcublasLt.so.13, or .12, loaded at the first call. Devices that are emulated
-// have none: the real library would follow pointers that only a real device has.
+// The process's library: libcublasLt.so.13, or .12, loaded at the first call. Emulated devices have
+// none: the real library would follow pointers that only a real device has.
 const CublasLtLibrary& cublas_lt_library();
 
-// For tests: while it lives, cublas_lt_library() is this one. An emulated cuBLASLt fills a CublasLt
-// with functions of the same types, all of them, which outlive every thread that multiplied (a
-// thread destroys its handles and descriptors through the table when it ends). Made and destroyed
-// while no product is being started; one at a time or nested.
+// For tests: during its lifetime, cublas_lt_library() returns this one. An emulated cuBLASLt fills
+// a CublasLt with functions of the same types. All must be set and outlive every thread that
+// multiplied (a thread destroys its handles and descriptors through the table when it ends). Make
+// and destroy it while no product is being started; one at a time or nested.
 class CublasLtReplacement {
  public:
   explicit CublasLtReplacement(CublasLtLibrary library);

@@ -1,5 +1,5 @@
-// The engine's own matrix products on a GPU, and what their host sides share. Arguments are checked
-// by cuda::matmul (matmul.cpp); sizes are not zero but for k.
+// The engine's own matrix products on a GPU, and their shared host code. cuda::matmul (matmul.cpp)
+// checks the arguments; sizes are not zero except k.
 #pragma once
 
 #include <climits>
@@ -10,8 +10,8 @@
 
 namespace tessera::kernels::cuda {
 
-// fp32 and fp64 on ordinary cores. Every product of an element is added in ascending k, whatever
-// the tiles are.
+// fp32 and fp64 on ordinary cores. The products of an element are added in ascending k, for all
+// tiles.
 void matmul_simt(const Matmul& product, Context& context);
 
 // On tensor cores: steps of 16 along k in ascending order, fp32 accumulators.
@@ -21,7 +21,7 @@ void matmul_float16(const Matmul& product, Context& context);
 // One of the above, by dtype.
 void matmul_own(const Matmul& product, Context& context);
 
-// The most that a grid counts in y: products of a batch that one launch can take.
+// The limit of a grid in y: the number of products of a batch that one launch can take.
 inline constexpr std::int64_t most_products_of_a_launch = 65535;
 
 // Bytes from a matrix's first element to its last, over a batch.
@@ -46,7 +46,7 @@ inline std::int64_t bytes_of_bias(const Matmul& p) {
   return p.bias == nullptr ? 0 : p.n * static_cast<std::int64_t>(size_of(p.dtype));
 }
 
-// Whether every row of every product of a batch begins at a multiple of `elements` elements of
+// True if every row of every product of a batch begins at a multiple of `elements` elements of
 // `element_bytes` bytes.
 inline bool rows_aligned(const void* matrix, std::int64_t leading, std::int64_t batch,
                          std::int64_t stride, std::int64_t elements, std::size_t element_bytes) {
@@ -85,8 +85,8 @@ inline std::int64_t tiles_of(std::int64_t elements, std::int64_t tile) {
   return (elements + tile - 1) / tile;
 }
 
-// Whether square tiles of `tile` occupy the device; else smaller ones are faster. The choice does
-// not change a result: an element's sum is the same in every tile.
+// True if square tiles of `tile` occupy the device; otherwise smaller ones are faster. The choice
+// does not change a result: an element's sum is the same in every tile.
 inline bool tiles_fill_device(const Matmul& product, std::int64_t tile, const Context& context) {
   return tiles_of(product.m, tile) * tiles_of(product.n, tile) * product.batch >=
          context.multiprocessors;

@@ -1,5 +1,5 @@
-// Matrix products of fp32 and fp64 on ordinary cores: a block's tile of the result lives in the
-// registers of its threads, and tiles of the operands pass through two buffers of shared memory.
+// Matrix products of fp32 and fp64 on ordinary cores. A block's tile of the result is in the
+// registers of its threads; tiles of the operands pass through two buffers of shared memory.
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/types.h"
 #include "kernels/cuda/matmul/matmul_kernels.h"
@@ -8,10 +8,10 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr int threads_across = 16;  // and as many down
+constexpr int threads_across = 16;  // and the same number down
 constexpr int block_threads = threads_across * threads_across;
 
-// A thread owns `pieces` x `pieces` squares of a vector's width, spread over the tile so that
+// A thread has `pieces` x `pieces` squares of a vector's width, distributed over the tile so that
 // neighbouring threads read neighbouring vectors of shared memory.
 template <class T, int pieces>
 struct Tile {
@@ -41,7 +41,7 @@ struct SimtProduct {
 };
 
 // The tile of one operand: a thread's vector of each step, in registers between memory and shared
-// memory. k_contiguous: neighbours in memory are neighbours along k (a as it is, b transposed).
+// memory. k_contiguous: memory neighbours are neighbours along k (a as stored, b transposed).
 template <class T, int pieces, bool k_contiguous>
 class Operand {
   using Shape = Tile<T, pieces>;
@@ -74,7 +74,7 @@ class Operand {
     }
   }
 
-  // Puts it where threads read it: [k][row of a or column of b].
+  // Stores the vector where threads read it: [k][row of a or column of b].
   __device__ __forceinline__ void store(T (&tile)[Shape::depth][Shape::stride]) const {
     if constexpr (k_contiguous) {
 #pragma unroll
@@ -85,7 +85,7 @@ class Operand {
   }
 
  private:
-  // The thread's place in the tile as memory holds it.
+  // The thread's place in the tile in memory order.
   static __device__ __forceinline__ int row() {
     return static_cast<int>(threadIdx.x) / row_vectors;
   }

@@ -1,6 +1,6 @@
-// Matrix products of 16-bit types on tensor cores (mma.sync). A block's tile of the result lives in
-// the registers of its warps; tiles of the operands come to shared memory asynchronously, a few
-// steps ahead. One source for both types, compiled once for each (matmul_bfloat16.cu,
+// Matrix products of 16-bit types on tensor cores (mma.sync). A block's tile of the result is in
+// the registers of its warps; tiles of the operands are copied to shared memory asynchronously, a
+// few steps ahead. One source for both types, compiled once for each (matmul_bfloat16.cu,
 // matmul_float16.cu).
 #pragma once
 
@@ -13,7 +13,7 @@ namespace tessera::kernels::cuda::tensor_core {
 
 inline constexpr int chunk = 8;      // 16-bit elements of an asynchronous copy and a matrix's row
 inline constexpr int depth = 32;     // elements along k of a step
-inline constexpr int stages = 4;     // steps in shared memory: one is used, the others on their way
+inline constexpr int stages = 4;     // steps in shared memory: one in use, the others in transfer
 inline constexpr int mma_rows = 16;  // of one tensor core instruction
 inline constexpr int mma_columns = 8;
 inline constexpr int mma_depth = 16;
@@ -56,9 +56,9 @@ __device__ __forceinline__ void multiply(__half, float (&sums)[4], const std::ui
   mma_float16(sums, a, b, sums);
 }
 
-// How a step of one operand lies in shared memory: as in memory, rows of `columns` elements.
-// k_contiguous: neighbours are neighbours along k (a as it is, b transposed). A chunk of padding
-// spreads the rows over the banks, so that the 8 rows of a matrix load meet no conflict.
+// The layout of a step of one operand in shared memory: as in memory, rows of `columns` elements.
+// k_contiguous: neighbours are neighbours along k (a as stored, b transposed). A chunk of padding
+// spreads the rows over the banks, so the 8 rows of a matrix load have no bank conflict.
 template <class Tile, bool k_contiguous>
 struct StepLayout {
   static constexpr int rows = k_contiguous ? Tile::extent : depth;
@@ -69,13 +69,13 @@ struct StepLayout {
   static constexpr int thread_chunks = rows * row_chunks / Tile::threads;
   static_assert(rows * row_chunks % Tile::threads == 0);
 
-  // Of the element `along` rows of a (columns of b) and `k` from the tile's corner.
+  // The offset of the element `along` rows of a (columns of b) and `k` from the tile's corner.
   static __device__ __forceinline__ int offset(int along, int k) {
     return k_contiguous ? along * stride + k : k * stride + along;
   }
 };
 
-// A thread's part in bringing an operand's tile to shared memory.
+// A thread's part in copying an operand's tile to shared memory.
 template <class T, class Tile, bool k_contiguous>
 class Operand {
  public:
@@ -88,8 +88,8 @@ class Operand {
         source_(k_contiguous ? matrix + (first + row(0)) * leading + column()
                              : matrix + row(0) * leading + (first + column())) {}
 
-  // Begins to copy the next step into `step`, zeros beyond the matrix. `chunks`: every row begins
-  // on 16 bytes; else elements are copied one by one, and at once.
+  // Begins to copy the next step into `step`, with zeros beyond the matrix. `chunks`: every row
+  // begins on 16 bytes; otherwise elements are copied one by one, synchronously.
   __device__ __forceinline__ void copy_next(T* step, std::int64_t leading, bool chunks) {
 #pragma unroll
     for (int i = 0; i < Layout::thread_chunks; ++i) {
@@ -113,7 +113,7 @@ class Operand {
   }
 
  private:
-  // Where the thread's chunk i lies; all of them in one column of chunks.
+  // The row of the thread's chunk i; all its chunks are in one column of chunks.
   static __device__ __forceinline__ int row(int i) {
     static_assert(Tile::threads % Layout::row_chunks == 0);
     return static_cast<int>(threadIdx.x) / Layout::row_chunks +
@@ -224,8 +224,8 @@ __device__ __forceinline__ void write_pair(const Product& p, Out* c, int column,
   if (column + 1 < p.n) c[1] = result(1, second, p.accumulate ? c[1] : zero);
 }
 
-// A warp's sums lie in its lanes as the tensor core leaves them: lane l has columns 2 * (l % 4) and
-// the next of rows l / 4 and l / 4 + 8.
+// A warp's sums are in its lanes in the layout of the tensor core: lane l has columns 2 * (l % 4)
+// and the next of rows l / 4 and l / 4 + 8.
 template <class T, class Out, class Tile>
 __device__ __forceinline__ void write_tile(const Product& p, Out* c, int first_row,
                                            int first_column, const Accumulators<Tile>& sums) {
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(Tile::threads, 2) matmul_kernel(Product p) {
   const int warp_row = warp / Tile::warps_across * Tile::warp_rows;
   const int warp_column = warp % Tile::warps_across * Tile::warp_columns;
   const int steps = (p.k + depth - 1) / depth;
-  // Groups of copies are counted, so one is committed for every step even when it is empty.
+  // Groups of copies are counted, so every step commits one even if it is empty.
 #pragma unroll
   for (int step = 0; step < stages - 1; ++step) {
     if (step < steps) copy_next(step);
@@ -282,7 +282,8 @@ __global__ void __launch_bounds__(Tile::threads, 2) matmul_kernel(Product p) {
   Accumulators<Tile> sums = {};
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<stages - 2>();
-    // Everyone's part of this step is there, and nobody reads the stage of the step before.
+    // All threads' parts of this step have arrived, and no thread reads the stage of the previous
+    // step.
     __syncthreads();
     if (step + stages - 1 < steps) copy_next((step + stages - 1) % stages);
     copy_async_commit();

@@ -1,4 +1,4 @@
-// The order in which blocks take the tiles of a matrix product's result.
+// The order in which blocks process the tiles of a matrix product's result.
 #pragma once
 
 #include "kernels/cuda/device/gpu.h"
@@ -9,8 +9,8 @@ struct TilePosition {
   int row, column;  // in tiles
 };
 
-// Blocks that run at the same time have neighbouring numbers. Numbered down columns of `group`
-// tiles, they share operands that are still in the L2 cache.
+// Blocks that run at the same time have neighbouring numbers. With numbering down columns of
+// `group` tiles, they share operands that are still in the L2 cache.
 __device__ __forceinline__ TilePosition tile_of_block(int block, int row_tiles, int column_tiles) {
   constexpr int group = 8;
   const int tiles_of_group = group * column_tiles;

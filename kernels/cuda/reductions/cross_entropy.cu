@@ -1,4 +1,4 @@
-// Softmax cross-entropy over rows of logits, forward and backward: a block takes a row.
+// Softmax cross-entropy over rows of logits, forward and backward: one block per row.
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/exponential_sum.h"
 #include "kernels/cuda/device/fault.h"
@@ -15,7 +15,7 @@ struct Targets {
   std::int64_t ignore;
 };
 
-// The columns of the vocabulary that a call is about.
+// The columns of the vocabulary in a call.
 struct Columns {
   std::int64_t first, count, vocabulary;
 
@@ -24,7 +24,7 @@ struct Columns {
   }
 };
 
-// Two parts of a row. One that adds nothing (-Inf alone) has no shift of its own.
+// Merges two parts of a row. A part that adds nothing (only -Inf) has no shift of its own.
 template <class C>
 __device__ __forceinline__ ExponentialSum<C> merge(const ExponentialSum<C>& left,
                                                    const ExponentialSum<C>& right) {
@@ -35,10 +35,10 @@ __device__ __forceinline__ ExponentialSum<C> merge(const ExponentialSum<C>& left
           shift};
 }
 
-// loss[r] = log_sum_exp[r] - logits[r, target[r]], 0 for ignored targets; what loss, log_sum_exp
-// and sum hold between blocks of columns: kernels/cross_entropy.h. logits: [rows, columns] of T at
-// a stride; loss, log_sum_exp, sum: [rows] of Compute<T>. A target outside the vocabulary is
-// reported, its loss is NaN. Bytes: read the logits.
+// loss[r] = log_sum_exp[r] - logits[r, target[r]], 0 for ignored targets. kernels/cross_entropy.h
+// describes loss, log_sum_exp and sum between blocks of columns. logits: [rows, columns] of T at a
+// stride; loss, log_sum_exp, sum: [rows] of Compute<T>. A target outside the vocabulary is
+// reported, and its loss is NaN. Bytes: read the logits.
 template <class T, int threads>
 __global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
     cross_entropy_forward_kernel(const T* logits, Targets targets, Compute<T>* loss,
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
     if (target == targets.ignore) {
       loss[row] = 0;
     } else if (target >= 0 && target < columns.vocabulary) {
-      // The difference to the shift first: it is exact or nearly so where the loss is small.
+      // Takes the difference to the shift first: it is exact or nearly so if the loss is small.
       loss[row] = (sum.shift - loss[row]) + log_sum;
     } else {
       report_fault(fault, Fault::cross_entropy_target, row, target, columns.vocabulary);
@@ -77,8 +77,8 @@ struct alignas(size * sizeof(Out)) Narrowed {
   Out value[size];
 };
 
-// Calls body(i, ElementCount<size>) for all elements of a row of T that become a row of Out: those
-// of a vector of T where both rows are aligned for it, or a single one.
+// Calls body(i, ElementCount<size>) for all elements of a row of T that become a row of Out: a
+// vector of T at a time if both rows are aligned for it, else a single element.
 template <int threads, class T, class Out, class Body>
 __device__ __forceinline__ void for_pairs(std::int64_t n, const T* from, const Out* to,
                                           Body&& body) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void for_pairs(std::int64_t n, const T* from, const O
   }
 }
 
-// dlogits[r,v] = scale * (e^(logits - log_sum_exp) - [v == target]), 0 in ignored rows and in those
+// dlogits[r,v] = scale * (e^(logits - log_sum_exp) - [v == target]), 0 in ignored rows and in rows
 // whose target is outside the vocabulary, which are reported. dlogits may equal logits; both have
 // the stride. Bytes: read logits, write dlogits.
 template <class T, class Out, int threads>

@@ -47,8 +47,8 @@ void copy_rows(const EmbeddingForward& a, const Indices& ids, Context& context) 
 }
 
 // dtable[id] (+)= the sum over the id's rows of dout[row], one after the other, rounded once. A
-// block takes up to row_sum_threads groups of columns of an id. Bytes: read dout, write dtable
-// (read it too, where ids point, to accumulate).
+// block processes up to row_sum_threads groups of columns of an id. Bytes: read dout, write dtable
+// (and read the rows of the ids to accumulate).
 template <class T>
 __global__ void __launch_bounds__(row_sum_threads)
     embedding_backward_kernel(GroupAccess<T> access, RowsById order, const T* dout, T* dtable,

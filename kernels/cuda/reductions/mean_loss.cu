@@ -1,4 +1,4 @@
-// The mean of the losses whose target counts: one block, for there is one loss a row.
+// The mean of the losses whose target counts. One block is enough: there is one loss per row.
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/indices.h"
 #include "kernels/cuda/device/launch.h"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr int mean_threads = 512;
 
-// mean = sum of the counted losses / their number, inverse_count = 1 / their number; both 0 where
-// none counts. losses: [rows] of T, summed in fp64. Bytes: read losses and targets.
+// mean = sum of the counted losses / their number, inverse_count = 1 / their number; both 0 if none
+// counts. losses: [rows] of T, summed in fp64. Bytes: read losses and targets.
 template <class T>
 __global__ void __launch_bounds__(mean_threads)
     mean_loss_kernel(const T* losses, Indices targets, std::int64_t ignore, std::int64_t rows,

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm forward: a block takes a row, which it holds in registers.
+// LayerNorm and RMSNorm forward: one block per row, which it holds in registers.
 #include "kernels/cuda/device/arithmetic.h"
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/launch.h"
@@ -8,7 +8,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// What the norm reads: x, or x + residual rounded to T, which is stored in `sum`.
+// Loads the norm's input: x, or x + residual rounded to T, which is stored in `sum`.
 template <class T>
 __device__ __forceinline__ Vector<T> load_input(const GroupAccess<T>& access, const T* x,
                                                 const T* residual, T* sum, std::int64_t first) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 96>)
 void norm_forward(const NormForward& a, Queue queue) {
   if (a.rms && a.beta != nullptr) misuse_of("norm_forward", "RMSNorm takes no beta", a.dim);
   if ((a.residual == nullptr) != (a.sum == nullptr)) {
-    misuse_of("norm_forward", "residual and sum come together, or neither does", a.dim);
+    misuse_of("norm_forward", "give both residual and sum, or neither", a.dim);
   }
   for_floating(a.dtype, "norm_forward", [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm backward: dgamma and dbeta as sums over rows, then dx, a block for a row.
-// The sums come first, for dx may overwrite dout.
+// LayerNorm and RMSNorm backward: dgamma and dbeta as sums over rows, then dx with one block per
+// row. The sums come first, because dx may overwrite dout.
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/column_sums.h"
 #include "kernels/cuda/device/launch.h"
@@ -10,7 +10,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// The terms of dgamma, dout * (x - mean) * rstd, and of dbeta, dout. RMSNorm has the first alone.
+// The terms of dgamma, dout * (x - mean) * rstd, and of dbeta, dout. RMSNorm has only the first.
 template <class T, int outputs>
 struct ParameterTerms {
   using C = Compute<T>;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 128>)
   }
 }
 
-// dgamma and, with two outputs, dbeta.
+// Computes dgamma and, with two outputs, dbeta.
 template <class T, int outputs>
 void sum_parameter_gradients(const NormBackward& a, Context& context) {
   using C = Compute<T>;

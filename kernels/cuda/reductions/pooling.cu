@@ -22,8 +22,8 @@ __device__ __forceinline__ bool is_larger_or_nan(C value, C largest) {
   return value > largest || value != value;
 }
 
-// A block has 128 columns of one sequence; a thread sums its column in ascending order. Bytes: read
-// x, write out.
+// A block processes 128 columns of one sequence; a thread sums its column in ascending order.
+// Bytes: read x, write out.
 template <class T>
 __global__ void __launch_bounds__(pool_threads)
     pool_forward_kernel(PoolForward a, unsigned column_blocks) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(pool_threads)
   static_cast<C*>(a.out)[sequence * a.out_stride + column] = value;
 }
 
-// The same columns: the gradient of every row. Bytes: read dout (and x for max), write dx.
+// The gradient of every row, for the same columns. Bytes: read dout (and x for max), write dx.
 template <class T>
 __global__ void __launch_bounds__(pool_threads)
     pool_backward_kernel(PoolBackward a, unsigned column_blocks) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(pool_threads)
   T* dx = static_cast<T*>(a.dx) + start;
   const int length = a.lengths[sequence];
   C gradient = static_cast<const C*>(a.dout)[sequence * a.out_stride + column];
-  int reached = a.mode == PoolingMode::cls ? 0 : -1;  // the one row that gets it; -1: all
+  int reached = a.mode == PoolingMode::cls ? 0 : -1;  // the only row with a gradient; -1: all rows
   if (a.mode == PoolingMode::max) {
     const T* x = static_cast<const T*>(a.x) + start;
     C largest = to_compute(x[0]);
@@ -89,7 +89,7 @@ template <class Arguments>
 Access reads_sequences(const std::int32_t* places, const Arguments& a) {
   return reads(places, a.sequences * static_cast<std::int64_t>(sizeof(std::int32_t)));
 }
-// Rows of `stride`, of which the last has `dim` elements.
+// Bytes of rows with distance `stride`; the last row has `dim` elements.
 template <class C>
 std::int64_t strided_bytes(std::int64_t rows, std::int64_t stride, std::int64_t dim) {
   return rows == 0 ? 0 : ((rows - 1) * stride + dim) * static_cast<std::int64_t>(sizeof(C));
@@ -97,7 +97,7 @@ std::int64_t strided_bytes(std::int64_t rows, std::int64_t stride, std::int64_t 
 
 constexpr int normalize_threads = 128;
 
-// A block takes a row. Bytes: read x, write out.
+// One block per row. Bytes: read x, write out.
 template <class T>
 __global__ void __launch_bounds__(normalize_threads) normalize_kernel(NormalizeRows a) {
   using C = Compute<T>;

@@ -1,5 +1,5 @@
-// The sum over ranks in a fixed binary tree. The tree is evaluated in registers, so that every
-// input is read once and the output written once; the bits are the CPU's.
+// The sum over ranks in a fixed binary tree. The tree is evaluated in registers, so every input is
+// read once and the output written once; the bits are the CPU's.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -16,7 +16,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int most_ranks = 64;
-// No tree over so many ranks, whatever the groups, leaves more sums waiting.
+// No tree over this many ranks, with any groups, has more waiting sums.
 constexpr int most_waiting = 5;
 
 // The inputs and the tree, passed by value: launches need no memory of their own.
@@ -70,8 +70,8 @@ template <class In, int width>
 __device__ __forceinline__ Sums<Compute<In>, width> tree_sum(const Place<width>& place,
                                                              const RankTree& tree) {
   using S = Sums<Compute<In>, width>;
-  // The topmost waiting sum is always the first: moves between registers instead of an index, which
-  // would put the stack into memory.
+  // The topmost waiting sum is always the first: values move between registers. An index would put
+  // the stack into memory.
   S waiting[most_waiting] = {};
   S sum = {};
   for (int s = 0; s < tree.step_count; ++s) {
@@ -131,7 +131,7 @@ void run(const ReduceRanks& a, Context& context) {
   constexpr int width = width_for<In>;
   const RankTree tree = rank_tree(a);
   Layout layout{a.n};
-  // Vectors where a cut suits the output and every input.
+  // Uses vectors if a skew suits the output and every input.
   for (int skew = 0; skew < width && !layout.vectors; ++skew) {
     const bool suits = groups_are_aligned<width>({a.out, sizeof(Out)}, skew) &&
                        std::all_of(a.in, a.in + a.ranks, [&](const void* in) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ SortWord digit_of(SortWord key, int shift) {
 }
 
 // keys[r] = the id of row r, or `entries` for one that is out of range, and numbers[r] = r. Bytes:
-// read the ids, write 8 bytes a row.
+// read the ids, write 8 bytes per row.
 __global__ void __launch_bounds__(sort_threads)
     number_rows_kernel(Indices ids, std::int64_t rows, std::int64_t entries, SortWord* keys,
                        SortWord* numbers, Fault* fault) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(sort_threads)
   }
 }
 
-// counts[digit, tile] = how often the digit occurs in the tile's keys. One block a tile. Bytes:
+// counts[digit, tile] = how often the digit occurs in the tile's keys. One block per tile. Bytes:
 // read the keys.
 __global__ void __launch_bounds__(sort_threads)
     count_digits_kernel(const SortWord* keys, std::int64_t rows, int shift, SortWord* counts) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ SortWord sum_before(SortWord value) {
   return sum - value;
 }
 
-// Replaces each count by the sum of those before it. One block; a thread takes neighbouring counts.
+// Replaces each count by the sum of those before it. One block; a thread has neighbouring counts.
 __global__ void __launch_bounds__(scan_threads)
     scan_counts_kernel(SortWord* counts, std::int64_t n) {
   const std::int64_t share = (n + scan_threads - 1) / scan_threads;
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(scan_threads)
   }
 }
 
-// Moves the tile's pairs to their places. One warp a tile, 32 rows at a time in ascending order, so
-// that rows of the same digit keep theirs. Bytes: read and write 8 bytes a row.
+// Moves the tile's pairs to their places. One warp per tile, 32 rows at a time in ascending order,
+// so rows of the same digit keep their order. Bytes: read and write 8 bytes per row.
 __global__ void __launch_bounds__(warp_size)
     scatter_kernel(const SortWord* keys, const SortWord* numbers, std::int64_t rows, int shift,
                    const SortWord* places, SortWord* sorted_keys, SortWord* sorted_numbers) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(warp_size)
   }
 }
 
-// start[e] = the first place whose key is e or more. Bytes: write 4 bytes an entry.
+// start[e] = the first place whose key is e or more. Bytes: write 4 bytes per entry.
 __global__ void __launch_bounds__(sort_threads)
     find_starts_kernel(const SortWord* keys, std::int64_t rows, std::int64_t entries,
                        SortWord* start) {

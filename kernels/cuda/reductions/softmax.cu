@@ -1,4 +1,4 @@
-// Row-wise softmax, forward and backward: a block takes a row.
+// Row-wise softmax, forward and backward: one block per row.
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/exponential_sum.h"
 #include "kernels/cuda/device/launch.h"
@@ -9,7 +9,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 // out[r,i] = e^(x[r,i] - max) / sum. x, out: [rows, dim] of T; out may equal x. Bytes: read x,
-// write out; the second reading of a row of up to a few hundred KiB comes from the caches.
+// write out; a row of up to a few hundred KiB comes from the caches the second time.
 template <class T, int threads>
 __global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
     softmax_forward_kernel(const T* x, T* out, std::int64_t rows, std::int64_t dim) {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
 }
 
 // dx = out * (dout - sum(dout * out)). All [rows, dim] of T; dx may equal dout. Bytes: read dout
-// and out, write dx; the second reading comes from the caches.
+// and out, write dx; the second read comes from the caches.
 template <class T, int threads>
 __global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
     softmax_backward_kernel(const T* dout, const T* out, T* dx, std::int64_t rows,

@@ -1,6 +1,6 @@
 // Sums of squares that no partition of the data can change: fp64 sums of 32 elements in the CPU's
 // order, added exactly. The exact part is integer arithmetic, so the order of its additions, and
-// with it the number of blocks and threads, cannot show in the result.
+// the number of blocks and threads, cannot change the result.
 #include "kernels/cuda/device/arithmetic.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/registry.h"
@@ -19,7 +19,7 @@ constexpr unsigned largest_exponent = 0x7ff;  // of Inf and NaN
 // The last mantissa bit of a number with exponent e (at least 1) is bit e + exponent_offset of the
 // limbs: limb 0 begins at 2^-1088, and exponent 1 ends at 2^-1074.
 constexpr unsigned exponent_offset = 1088 - 1074 - 1;
-// So many numbers of 53 bits, shifted by up to 63, fit an integer of 128 bits.
+// This many numbers of 53 bits, shifted by up to 63, fit an integer of 128 bits.
 constexpr int most_numbers = 1024;
 
 template <class T>
@@ -28,7 +28,7 @@ __device__ __forceinline__ double square(T value, float scale) {
   return product(scaled, scaled);
 }
 
-// The sum over elements [first, first + 32), those past the end taken as zeroes.
+// The sum over elements [first, first + 32); elements past the end count as zeroes.
 template <class T>
 __device__ __forceinline__ double sum_of_block(const T* x, std::int64_t first, std::int64_t n,
                                                float scale) {
@@ -75,8 +75,8 @@ __device__ __forceinline__ void add_integer(SharedSum& sum, std::uint64_t value,
   atomicAdd(limb + 2, static_cast<unsigned long long>(upper >> 32));
 }
 
-// A thread's numbers before they are added to the block's: those within 2^-31 to 2^32 of the first,
-// in practice all, meet in one integer of 128 bits.
+// Collects a thread's numbers before they are added to the block's. Those within 2^-31 to 2^32 of
+// the first, in practice all, are added in one integer of 128 bits.
 class Gatherer {
  public:
   __device__ explicit Gatherer(SharedSum& sum) : sum_(sum) {}
@@ -117,7 +117,7 @@ class Gatherer {
   int count_ = 0;
 };
 
-// Brings all limbs but the last below 2^32.
+// Brings all limbs except the last below 2^32.
 template <class Limb>
 __device__ __forceinline__ void normalize(Limb* limb) {
   std::uint64_t carry = 0;
@@ -129,8 +129,8 @@ __device__ __forceinline__ void normalize(Limb* limb) {
   limb[ExactSum::limbs - 1] += static_cast<Limb>(carry);
 }
 
-// Adds the squares of x, [n] of T, to the limbs; non_finite[b] says whether block b met an Inf or a
-// NaN. Bytes: read x.
+// Adds the squares of x, [n] of T, to the limbs; non_finite[b] tells whether block b found an Inf
+// or NaN. Bytes: read x.
 template <class T>
 __global__ void __launch_bounds__(square_threads, 4)
     sum_of_squares_kernel(const T* x, std::int64_t n, float scale, std::int64_t* limbs,
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(square_threads, 4)
   for (; first < n; first += step) gatherer.add(sum_of_block(x, first, n, scale));
   gatherer.flush();
   __syncthreads();
-  // So that the limbs in global memory grow by less than 2^32 for each block.
+  // Limits the growth of the limbs in global memory to less than 2^32 per block.
   if (thread == 0) {
     normalize(sum.limb);
     non_finite[blockIdx.x] = sum.non_finite;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(square_threads, 4)
   }
 }
 
-// Leaves the sum normalised.
+// Normalises the sum.
 __global__ void finish_sum_kernel(ExactSum* sum, const unsigned* non_finite, int blocks) {
   unsigned any = 0;
   for (int i = static_cast<int>(threadIdx.x); i < blocks; i += warp_size) any |= non_finite[i];

@@ -27,7 +27,7 @@ struct RowsOfArray {
   }
 };
 
-// Short rows would leave most lanes idle: several are summed side by side as one row of at least
+// Short rows would leave most lanes idle, so several are summed side by side as one row of at least
 // 256 columns, then folded.
 template <class T>
 void sum_rows_of(const SumRows& a, Context& context) {

@@ -1,5 +1,5 @@
-// A conversion that fails, dies or loses power at any of its system calls leaves the old target or
-// the new one, whole; the next one clears what is left.
+// A conversion that fails, is killed or loses power at any of its system calls leaves the old
+// target or the new one, complete; the next conversion removes the leftovers.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ class ConvertFaults : public ::testing::TestWithParam<ConvertScenario> {
     if (std::string(GetParam().to) != "hf") expect_version(target(), 1);
   }
 
-  // What is there is whole; returns whether it is the new one.
+  // The target is complete; returns true if it is the new one.
   bool expect_old_or_new() {
     if (fs::exists(target() / "manifest.json") &&
         read_scalars(target()).get<std::int64_t>("step") == 2) {
@@ -75,7 +75,7 @@ class ConvertFaults : public ::testing::TestWithParam<ConvertScenario> {
     return true;
   }
 
-  // Twice at most: the first may find that it has to put the old one back.
+  // At most twice: the first conversion may only restore the old target.
   void convert_again() {
     FaultyCalls none(Fault::none, 0);
     if (fs::exists(target()) && !GetParam().over_old) {
@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, ConvertFaults,
                                                            true, true}),
                          [](const auto& scenario) { return std::string(scenario.param.name); });
 
-// Reads and writes of at most 1000 bytes, and every other call interrupted by a signal.
+// Reads and writes at most 1000 bytes per call; a signal interrupts every second call.
 class ShortCalls final : public SystemCalls {
  public:
   ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset) override {
@@ -181,7 +181,7 @@ TEST(ConvertShort, CallsChangeNothing) {
   expect_version(folder.path() / "out", 1);
 }
 
-TEST(ConvertSpace, AFullDiskIsSeenBeforeTheFirstByte) {
+TEST(ConvertSpace, AFullDiskIsDetectedBeforeTheFirstByte) {
   class FullDisk final : public SystemCalls {
     int statvfs(const char* path, struct statvfs* result) override {
       const int status = SystemCalls::statvfs(path, result);
@@ -212,7 +212,7 @@ TEST(ConvertStop, LeavesNothing) {
   EXPECT_TRUE(fs::is_empty(folder.path() / "place"));
 }
 
-TEST(ConvertChange, OfTheSourceIsSeen) {
+TEST(ConvertChange, OfTheSourceIsDetected) {
   TemporaryFolder folder;
   const std::vector<float> values(64, 1);
   fs::create_directory(folder.path() / "hf");

@@ -1,5 +1,5 @@
-// Conversions between the formats that are Tessera's and Hugging Face's: the same tensors in other
-// files, byte for byte where they are the same files.
+// Conversions between the formats of Tessera and Hugging Face: the same tensors in other files, and
+// equal bytes where the files are the same.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ class Convert : public ::testing::Test {
  protected:
   [[nodiscard]] fs::path operator/(const std::string& name) const { return folder_.path() / name; }
 
-  // A step of version 4, saved by three ranks with ragged cuts.
+  // A step of version 4, saved by three ranks with uneven cuts.
   fs::path save_step(StateDictType type) {
     const fs::path dir = *this / "run";
     comm::run_local(3, [&](const auto& communicator) {
@@ -88,7 +88,7 @@ TEST_F(Convert, ExaminesFilesThatSeveralRanksWrote) {
   }
 }
 
-TEST_F(Convert, ElementsOfLessThanAByteAreRefused) {
+TEST_F(Convert, ElementsSmallerThanAByteAreRefused) {
   const fs::path folder = *this / "hf";
   fs::create_directories(folder);
   std::string header = R"({"lm_head.weight":{"dtype":"F4","shape":[2],"data_offsets":[0,1]},)"
@@ -106,7 +106,7 @@ TEST_F(Convert, ShardsOfADistributedSaveAreRefusedWithAdvice) {
   fs::rename(folder / "model.safetensors", folder / "shard-00001-model-00001-of-00001.safetensors");
   EXPECT_TRUE(
       has(error_of([&] { convert_to(folder, *this / "out", "hf"); }), "enable_consolidation=True"));
-  // The same bytes as a part of a distributed checkpoint.
+  // The same bytes, as a part of a distributed checkpoint.
   const fs::path dcp = *this / "dcp";
   convert_to(hugging_face({"a"}), dcp, "dcp");
   std::string tensors = read_all(*this / "hf/model.safetensors");
@@ -118,7 +118,7 @@ TEST_F(Convert, ShardsOfADistributedSaveAreRefusedWithAdvice) {
 TEST_F(Convert, AHeaderLargerThanTheMemoryIsNotRead) {
   const fs::path folder = hugging_face({"a"});
   std::string file(8, '\0');
-  file[3] = 4;  // 64 MiB, which are no JSON
+  file[3] = 4;  // 64 MiB that are not JSON
   file.append(std::size_t{64} << 20, 'x');
   write_all(folder / "model.safetensors", file);
   const auto before = resident_memory().peak;
@@ -130,7 +130,7 @@ TEST_F(Convert, AHeaderLargerThanTheMemoryIsNotRead) {
   EXPECT_TRUE(has(error_of([&] { convert_to(folder, *this / "out", "hf"); }), "not valid JSON"));
 }
 
-TEST_F(Convert, WhatAppearsAtTheTargetMeanwhileIsNotReplaced) {
+TEST_F(Convert, ATargetThatAppearsMeanwhileIsNotReplaced) {
   const fs::path step = save_step(StateDictType::full);
   for (const bool force : {false, true}) {
     const fs::path out = *this / (force ? "forced" : "out");
@@ -182,7 +182,7 @@ TEST_F(Convert, AFullFolderIsWhatASaveWrites) {
   }
 }
 
-// The one committed last, whatever its number: what `auto` goes on with.
+// The step that was committed last, whatever its number: the one with which `auto` resumes.
 TEST_F(Convert, TakesTheNewestStepOfARun) {
   save_version(*this / "run", 5);
   save_step(StateDictType::full);
@@ -205,7 +205,7 @@ TEST_F(Convert, SmallBlocksCutTensorsAnywhere) {
   EXPECT_FALSE(fs::exists(*this / "no"));
 }
 
-TEST_F(Convert, HuggingFaceAndBack) {
+TEST_F(Convert, ToHuggingFaceAndBack) {
   const fs::path step = save_step(StateDictType::sharded);
   convert_to(step, *this / "hf", "hf", {.max_file_size = 600, .verify = true});
   const std::set<std::string> names = names_in_folder(*this / "hf");
@@ -219,7 +219,7 @@ TEST_F(Convert, HuggingFaceAndBack) {
               read_all(*this / "weights" / "model.safetensors"));
 }
 
-TEST_F(Convert, FullInNumberedFilesIsLoaded) {
+TEST_F(Convert, AFullStateInNumberedFilesIsLoaded) {
   const fs::path step = save_step(StateDictType::sharded);
   convert_to(step, *this / "full", "full", {.max_file_size = 600, .verify = true});
   EXPECT_TRUE(names_in_folder(*this / "full").contains("model.safetensors.index.json"));
@@ -230,7 +230,7 @@ TEST_F(Convert, FullInNumberedFilesIsLoaded) {
   expect_version(*this / "one", 4);
 }
 
-TEST_F(Convert, ChangesTheModelsDtypeAndSaysWhatOverflows) {
+TEST_F(Convert, ChangesTheModelsDtypeAndReportsOverflow) {
   const fs::path folder =
       hugging_face({"a", "b"}, R"({"torch_dtype": "float32"})", {1, -70000, 65504, 1e9f, 0.5f, -2});
   const auto report =
@@ -258,7 +258,7 @@ TEST_F(Convert, MomentsKeepTheirDtype) {
   expect_version(*this / "low", 4);
 }
 
-TEST(ConvertNames, WrappersGoWhereTheyAreOnes) {
+TEST(ConvertNames, OnlyPrefixesOfWrappersAreRemoved) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(without_wrappers({"module.a", "module.b.c"}), (Names{"a", "b.c"}));
   EXPECT_EQ(without_wrappers({"module.a", "b"}), (Names{"module.a", "b"}));
@@ -267,7 +267,7 @@ TEST(ConvertNames, WrappersGoWhereTheyAreOnes) {
                               "_fsdp_wrapped_module.y"}),
             (Names{"h.0.x", "h.y"}));
   EXPECT_EQ(without_wrappers({"a_orig_mod.b"}), Names{"a_orig_mod.b"});
-  // Llama's own.
+  // Names of Llama.
   const Names llama{"model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.norm.weight"};
   EXPECT_EQ(without_wrappers(llama), llama);
   const Names with_head{"model.embed_tokens.weight", "lm_head.weight"};
@@ -278,7 +278,7 @@ TEST(ConvertNames, WrappersGoWhereTheyAreOnes) {
   EXPECT_EQ(without_wrappers({"model.transformer.wte.weight"}), Names{"transformer.wte.weight"});
 }
 
-TEST_F(Convert, ReportsPrefixesAndRefusesWhatTheyHid) {
+TEST_F(Convert, ReportsPrefixesAndRefusesNamesThatTheyHid) {
   const auto report =
       convert_to(hugging_face({"module.a", "module._orig_mod.b"}), *this / "out", "hf");
   EXPECT_EQ(report.tensors.at(0).name, "a");
@@ -306,14 +306,14 @@ TEST_F(Convert, TiedHeadsAreComparedAndStoredOnce) {
       has(error_of([&] { convert_to(folder, *this / "differ", "hf"); }), "and they differ"));
   write_all(folder / "config.json", R"({"tie_word_embeddings": false})");
   EXPECT_EQ(convert_to(folder, *this / "apart", "hf").tensors.size(), 2u);
-  // Nobody says: what is equal is tied, what is not is kept.
+  // Without a config, equal tensors count as tied and others are kept.
   fs::remove(folder / "config.json");
   EXPECT_EQ(convert_to(folder, *this / "unsaid", "hf").tensors.size(), 2u);
   hugging_face({"model.embed_tokens.weight", "lm_head.weight"}, "{}");
   EXPECT_EQ(convert_to(folder, *this / "equal", "hf").tensors.size(), 1u);
 }
 
-TEST_F(Convert, ModelsSavedWithoutTheirHeadGetTheNamesOfWholeOnes) {
+TEST_F(Convert, ModelsSavedWithoutTheirHeadGetTheNamesOfWholeModels) {
   const fs::path folder = hugging_face({"wte.weight", "h.0.attn.bias", "h.0.attn.c_attn.bias"},
                                        R"({"model_type": "gpt2"})");
   const auto names_of = [](const ConvertReport& report) {
@@ -323,7 +323,7 @@ TEST_F(Convert, ModelsSavedWithoutTheirHeadGetTheNamesOfWholeOnes) {
   };
   EXPECT_EQ(names_of(convert_to(folder, *this / "full", "full")),
             (std::set<std::string>{"transformer.wte.weight", "transformer.h.0.attn.c_attn.bias"}));
-  // Between Hugging Face's folders nothing changes.
+  // A conversion between Hugging Face folders does not change the names.
   EXPECT_EQ(names_of(convert_to(folder, *this / "same", "hf")),
             (std::set<std::string>{"wte.weight", "h.0.attn.bias", "h.0.attn.c_attn.bias"}));
 }
@@ -333,7 +333,7 @@ TEST_F(Convert, AnExistingTargetStays) {
   write_all(*this / "notes", "mine");
   EXPECT_TRUE(has(error_of([&] { convert_to(step, *this / "notes", "hf"); }), "exists; choose"));
   EXPECT_TRUE(has(error_of([&] { convert_to(step, *this / "notes", "hf", {.force = true}); }),
-                  "is no checkpoint, and --force replaces nothing else"));
+                  "is not a checkpoint, and --force replaces only checkpoints"));
   EXPECT_EQ(read_all(*this / "notes"), "mine");
   convert_to(step, *this / "out", "hf");
   convert_to(step, *this / "out", "sharded", {.world_size = 2, .force = true});
@@ -341,7 +341,7 @@ TEST_F(Convert, AnExistingTargetStays) {
   EXPECT_EQ(names_in_folder(*this / ""), (std::set<std::string>{"notes", "out", "run"}));
 }
 
-TEST_F(Convert, SourceAndTargetAreApart) {
+TEST_F(Convert, SourceAndTargetMustBeSeparate) {
   const fs::path step = save_step(StateDictType::full);
   for (const fs::path& target :
        {step, step / "inside", *this / "run" / "." / "step-4", *this / "run"}) {
@@ -352,7 +352,7 @@ TEST_F(Convert, SourceAndTargetAreApart) {
   verify(step);
 }
 
-TEST_F(Convert, DamageIsFoundAndCosted) {
+TEST_F(Convert, DamageStopsTheConversion) {
   const fs::path step = save_step(StateDictType::full);
   const fs::path file = step / "model.safetensors";
   std::string bytes = read_all(file);
@@ -362,12 +362,12 @@ TEST_F(Convert, DamageIsFoundAndCosted) {
   EXPECT_FALSE(fs::exists(*this / "out"));
 }
 
-TEST_F(Convert, UnknownThingsAreNamed) {
+TEST_F(Convert, UnknownFormatsAreNamed) {
   EXPECT_TRUE(
       has(error_of([&] { convert_to(*this / "gone", *this / "out", "hf"); }), "does not exist"));
   fs::create_directory(*this / "empty");
   EXPECT_TRUE(has(error_of([&] { convert_to(*this / "empty", *this / "out", "hf"); }),
-                  "is no checkpoint of a known format; looked for"));
+                  "is not a checkpoint of a known format; looked for"));
   EXPECT_TRUE(
       has(error_of([&] { convert_to(*this / "empty", *this / "out", "tar"); }, ErrorCode::usage),
           "no format 'tar'"));

@@ -1,4 +1,4 @@
-// What the tests of the checkpoint formats share: fixtures, and the tensors of a source by name.
+// Shared by the tests of the checkpoint formats: fixtures, and the tensors of a source by name.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ inline void expect_equal(const FoundTensors& found, const FoundTensors& expected
   }
 }
 
-// Writes what a source holds, `step` elements at a time.
+// Writes the contents of a source, `step` elements at a time.
 inline void write_copy(formats::Source& source, const formats::Format& format, const fs::path& path,
                        int world_size, std::int64_t step) {
   if (!format.is_file) fs::create_directories(path);

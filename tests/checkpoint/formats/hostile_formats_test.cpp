@@ -1,5 +1,5 @@
-// Files of other programs that are made to hurt: sizes that overflow, small files that unfold
-// into much memory, parts that are not there. Each is refused by a line, in no time.
+// Malicious files of other programs: sizes that overflow, small files that expand into much memory,
+// missing parts. Each is refused quickly, by one line.
 #include <gtest/gtest.h>
 
 #include "checkpoint/convert/convert.h"
@@ -29,7 +29,7 @@ void write_strided(PickleWriter& pickle, const std::vector<std::int64_t>& shape,
 }
 
 // A DeepSpeed folder of two ranks, whose flat weights have this shape and stride, with one
-// parameter of that many elements; none: without groups.
+// parameter of that many elements; without a number: without groups.
 class ZeroFolder {
  public:
   ZeroFolder(int stage, std::optional<std::int64_t> parameter, std::int64_t flat = 4,
@@ -79,12 +79,12 @@ TEST(HostileZero, PartitionsWithoutGroups) {
   EXPECT_TRUE(has(ZeroFolder(3, {}).refusal(), "no partition"));
 }
 
-TEST(HostileZero, FlatWeightsThatReachOutOfTheirStorage) {
+TEST(HostileZero, FlatWeightsThatExceedTheirStorage) {
   EXPECT_TRUE(has(ZeroFolder(2, 8, 4, std::int64_t{1} << 62).refusal(), "out of its storage"));
   EXPECT_TRUE(has(ZeroFolder(2, 10, 5).refusal(), "out of its storage"));
 }
 
-TEST(HostileZero, ParametersOfNearlyAllNumbers) {
+TEST(HostileZero, ParametersOfNearlyMaximalSize) {
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
   EXPECT_TRUE(has(ZeroFolder(3, most).refusal(), "fewer elements"));
   EXPECT_TRUE(has(ZeroFolder(2, most).refusal(), "fewer elements"));
@@ -92,11 +92,14 @@ TEST(HostileZero, ParametersOfNearlyAllNumbers) {
 
 TEST(HostileShapes, StridesMustBeNumbersEvenWithoutElements) {
   constexpr std::int64_t large = std::int64_t{1} << 40;
-  EXPECT_TRUE(has(error_of([&] { element_count({0, large, large}, "t"); }), "no such number"));
+  EXPECT_TRUE(has(error_of([&] {
+                    element_count({0, large, large}, "t");
+                  }),
+                  "not give a valid number"));
   EXPECT_EQ(element_count({0, large, 2}, "t"), 0);
 }
 
-// A dict that holds the dict inside it twice, and so on: a few hundred bytes, and 2^levels visits.
+// A dict that contains the inner dict twice, and so on: a few hundred bytes, and 2^levels visits.
 void write_doubled(PickleWriter& pickle, int levels,
                    const std::function<void(PickleWriter&)>& innermost) {
   if (levels == 0) return innermost(pickle);
@@ -106,7 +109,7 @@ void write_doubled(PickleWriter& pickle, int levels,
   pickle.set_item().text("b").get(inner).set_item();
 }
 
-TEST(HostilePickles, SharedPartsAreNotUnfoldedWithoutEnd) {
+TEST(HostilePickles, SharedPartsAreNotExpandedWithoutLimit) {
   TemporaryFolder folder;
   PickleWriter pickle;
   write_doubled(pickle, 24, [](PickleWriter& out) {
@@ -155,7 +158,7 @@ TEST(HostileChunks, ManyCutsOfManyChunksAreRefusedBeforeTheyAreCounted) {
   EXPECT_TRUE(has(formats::cover_problem(shape, boxes), "too many"));
 }
 
-TEST(HostileNames, ControlCharactersMakeNoPlainName) {
+TEST(HostileNames, NamesWithControlCharactersAreNotPlain) {
   EXPECT_TRUE(is_plain_name("modèle-1.safetensors"));
   for (const char* name : {"a\x1b[2Jb", "a\nb", "a\x7f", "a\xc2\x9b", "a/b", "a\\b", "..", ""}) {
     EXPECT_FALSE(is_plain_name(name)) << name;

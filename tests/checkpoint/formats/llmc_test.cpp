@@ -1,5 +1,5 @@
-// llm.c's model files against bytes that are put together here as the format has them: header,
-// tensors by kind over the layers, [out, in], padded vocabulary.
+// Compares llm.c's model files with bytes that are built here from the format: header, tensors by
+// kind over the layers, [out, in], padded vocabulary.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using namespace testing;
 constexpr std::int64_t positions = 6, vocabulary = 130, padded = 256, layers = 2, heads = 2,
                        width = 8;
 
-// The value of element (row, column) of a tensor of GPT-2's, as Hugging Face has it.
+// The value of element (row, column) of a tensor of GPT-2, in Hugging Face's layout.
 float value_of(std::size_t tensor, std::int64_t layer, std::int64_t row, std::int64_t column) {
   return static_cast<float>(
              (static_cast<std::int64_t>(tensor) * 37 + layer * 101 + row * 13 + column * 5) % 256) -
@@ -114,7 +114,7 @@ class Llmc : public ::testing::TestWithParam<bool> {
   TemporaryFolder folder_;
 };
 
-TEST_P(Llmc, BecomesHuggingFaceAndComesBackTheSame) {
+TEST_P(Llmc, ConvertsToHuggingFaceAndBackUnchanged) {
   const bool low = GetParam();
   write_all(*this / "model.bin", llmc_bytes(low));
   convert(*this / "model.bin", *this / "hf", {.to = "hf", .verify = true});
@@ -177,18 +177,18 @@ TEST_F(LlmcRefusal, HeadersThatLie) {
   EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 7, 100); }), "does not fit the padded one"));
   EXPECT_TRUE(has(refusal([](std::string& b) { b.pop_back(); }), "truncated"));
   EXPECT_TRUE(has(refusal([](std::string& b) { b += 'x'; }), "damaged"));
-  // Sizes that no file has cost no memory.
+  // Sizes beyond those of any file allocate no memory.
   EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 2, 1 << 24); }), "truncated"));
-  EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 4, 1 << 24); }), "are no GPT-2"));
+  EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 4, 1 << 24); }), "are not a GPT-2"));
   EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 6, 1 << 24); }), "truncated"));
   EXPECT_TRUE(has(refusal([](std::string& b) {
                     put(b, 4, 60000);
                     put(b, 6, 1 << 24);
                   }),
-                  "are no GPT-2"));
+                  "are not a GPT-2"));
 }
 
-TEST_F(LlmcRefusal, ModelsThatAreNoGpt2) {
+TEST_F(LlmcRefusal, ModelsOtherThanGpt2) {
   write_all(path(), llmc_bytes(false));
   const fs::path hf = folder_.path() / "hf";
   convert(path(), hf, {.to = "hf"});

@@ -1,4 +1,4 @@
-// FULL in numbered files with an index, and exports: folders that are Hugging Face's.
+// FULL in numbered files with an index, and exports: both are Hugging Face folders.
 #include <gtest/gtest.h>
 
 #include "checkpoint/io/folder_lock.h"
@@ -19,13 +19,14 @@ int wrong_from_hugging_face(const fs::path& folder, int version) {
   return static_cast<int>(wrong_elements(own.state, version));
 }
 
-TEST(NumberedFiles, HoldWhatOneFileHolds) {
+TEST(NumberedFiles, HaveTheContentsOfOneFile) {
   const TemporaryFolder folder;
   for (const int world : {1, 2, 3}) {
     save_version(folder.path(), world, {.max_file_size = 1000}, world);
     const fs::path step = folder.path() / ("step-" + std::to_string(world));
     EXPECT_FALSE(fs::exists(step / "model.safetensors"));
-    // wte has 1924 bytes and is alone; bias, counts and the small ones are below 1000 together.
+    // wte has 1924 bytes and a file of its own; bias, counts and the small tensors have less than
+    // 1000 together.
     const auto index =
         nlohmann::json::parse(read_all(step / "model.safetensors.index.json")).at("weight_map");
     EXPECT_EQ(index.at("transformer.wte.weight"), "model-00001-of-00002.safetensors");
@@ -38,7 +39,7 @@ TEST(NumberedFiles, HoldWhatOneFileHolds) {
     expect_version(step, world);
     EXPECT_EQ(wrong_from_hugging_face(step, world), 0);
   }
-  // Whoever wrote them.
+  // The ranks that write a file do not matter.
   for (const char* name :
        {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
     save_version(folder.path(), 7, {.max_file_size = 1000}, 1);
@@ -48,7 +49,7 @@ TEST(NumberedFiles, HoldWhatOneFileHolds) {
   }
 }
 
-TEST(NumberedFiles, OneIsEnoughForWhatFits) {
+TEST(NumberedFiles, OneFileIsEnoughForTensorsThatFit) {
   const TemporaryFolder folder;
   save_version(folder.path(), 1, {.max_file_size = 1'000'000});
   EXPECT_TRUE(fs::exists(folder.path() / "step-1/model.safetensors"));
@@ -88,7 +89,7 @@ TEST(Export, IsAPlainHuggingFaceFolder) {
                                       "model-00002-of-00002.safetensors",
                                       "model.safetensors.index.json", "tokenizer.json"}));
   EXPECT_EQ(wrong_from_hugging_face(out, 1), 0);
-  export_version(out, 2);  // over the one before
+  export_version(out, 2);  // over the earlier export
   EXPECT_EQ(wrong_from_hugging_face(out, 2), 0);
   EXPECT_EQ(names_at(out.parent_path()), std::vector<std::string>{"b"});
 }
@@ -105,7 +106,7 @@ TEST(Export, ReplacesNothingThatItDidNotWrite) {
   EXPECT_EQ(names_at(out), std::vector<std::string>{"thesis.tex"});
 }
 
-// A Sentence Transformers folder has folders of its own, in which anything may have been put since.
+// A Sentence Transformers folder has subfolders, to which other files may have been added since.
 TEST(Export, ReplacesNoFolderOfAModuleWithMoreInIt) {
   const TemporaryFolder folder;
   const fs::path out = folder.path() / "out";
@@ -118,14 +119,14 @@ TEST(Export, ReplacesNoFolderOfAModuleWithMoreInIt) {
   EXPECT_EQ(names_at(out / "1_Pooling"), (std::vector<std::string>{"config.json", "notes.txt"}));
 }
 
-TEST(Export, RemovesWhatADeadExportLeftAndNothingElse) {
+TEST(Export, RemovesOnlyTheLeftoversOfADeadExport) {
   const TemporaryFolder folder;
   const fs::path out = folder.path() / "out";
   for (const char* name : {"out.partial-mine", "out.partial-0123456789abcdef"}) {
     fs::create_directories(folder.path() / name);
     write_all(folder.path() / name / "thesis.tex", "x");
   }
-  // Of an export that goes on: it holds a lock on its folder.
+  // Belongs to a running export, which holds a lock on its folder.
   const fs::path live = folder.path() / "out.partial-aaaaaaaaaaaaaaaa";
   fs::create_directories(live);
   const auto lock = LockedFolder::try_lock(live);
@@ -142,7 +143,7 @@ class FullAtFsync final : public SystemCalls {
   }
 };
 
-TEST(Export, ThatFailsLeavesTheOneBefore) {
+TEST(Export, ThatFailsKeepsTheEarlierExport) {
   const TemporaryFolder folder;
   const fs::path out = folder.path() / "out";
   export_version(out, 1);
@@ -154,7 +155,7 @@ TEST(Export, ThatFailsLeavesTheOneBefore) {
   EXPECT_EQ(names_at(folder.path()), std::vector<std::string>{"out"});
 }
 
-TEST(Export, CarriesTheTokenizerOver) {
+TEST(Export, CopiesTheTokenizer) {
   const TemporaryFolder folder;
   for (const char* name : {"tokenizer.json", "vocab.txt", "generation_config.json", "config.json",
                            "README.md", "model.safetensors"}) {

@@ -1,4 +1,4 @@
-// Pickles are data: what builds values is read, what would run is refused by its name.
+// Pickles are data: opcodes that build values are read; calls are refused by their name.
 #include "checkpoint/formats/pickle/pickle.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ const PickleRules rules{[](std::string_view global) {
                         },
                         "a test", "Save it again."};
 
-// Text with NULs, from a literal.
+// Makes text with NULs from a literal.
 template <std::size_t n>
 std::string text(const char (&literal)[n]) {
   return {literal, n - 1};
@@ -84,7 +84,7 @@ TEST(Pickle, ReadsWhatItWrites) {
 }
 
 TEST(Pickle, RefusesByName) {
-  // os.system("true"), in the ways that Python has to say it.
+  // os.system("true"), in all ways in which a pickle can express it.
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02"
                                       "cos\nsystem\nX\x04\x00\x00\x00true\x85R.")),
                   R"("os.system")"));
@@ -101,7 +101,7 @@ TEST(Pickle, RefusesByName) {
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02(cos\nsystem\no.")), "os.system"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02\x82\x01.")), "EXT"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02Pid\n.")), "PERSID"));
-  // A name that a terminal would obey is escaped.
+  // Control characters in a name are escaped for the terminal.
   const std::string bell =
       pickle_refusal(text("\x80\x02"
                           "cos\n\x1b[2J\n."));
@@ -109,14 +109,14 @@ TEST(Pickle, RefusesByName) {
 }
 
 TEST(Pickle, CallsNothingButWhatIsListed) {
-  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02K\x01K\x02\x85R.")), "no known function"));
+  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02K\x01K\x02\x85R.")), "not a known function"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02"
                                       "ctorch\nSize\nK\x01R.")),
-                  "no known function"));
-  // An object is no function, whatever it is made of.
+                  "not a known function"));
+  // An object is not a function, whatever it is made of.
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02"
                                       "ctorch\nSize\n)R)R.")),
-                  "no known function"));
+                  "not a known function"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02]}b.")), "BUILD"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02"
                                       "ctorch\nSize\n}b.")),
@@ -131,7 +131,7 @@ TEST(Pickle, CallsNothingButWhatIsListed) {
 }
 
 TEST(Pickle, RefusesDamage) {
-  EXPECT_TRUE(has(error_of([] { read(""); }), "no pickle"));
+  EXPECT_TRUE(has(error_of([] { read(""); }), "not a pickle"));
   EXPECT_TRUE(has(error_of([] { read("(dp0\n."); }), "protocol 2 to 5"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02")), "cut short"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02N")), "cut short"));
@@ -142,7 +142,7 @@ TEST(Pickle, RefusesDamage) {
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02\x85.")), "empty stack"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02](\x85.")), "empty stack"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02Nt.")), "never opened"));
-  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02h\x05.")), "never memoized"));
+  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02h\x05.")), "memo entry that it never wrote"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02Nr\xff\xff\xff\xff.")), "memo index"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02X\xff\xff\xff\x7fx.")), "cut short"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02X\x01\x00\x00\x00\xff.")), "UTF-8"));
@@ -156,7 +156,7 @@ TEST(Pickle, RefusesDamage) {
 }
 
 TEST(Pickle, BombsStayWithinTheirSize) {
-  // A list that holds the one before twice, fifty times over: 2^50 leaves, read in passing.
+  // A list that contains the previous one twice, fifty times over: 2^50 leaves, read quickly.
   std::string doubled = text("\x80\x02]q\x00");
   for (int i = 0; i < 50; ++i) {
     const std::string level{'q', static_cast<char>(i + 1)};
@@ -164,16 +164,17 @@ TEST(Pickle, BombsStayWithinTheirSize) {
                std::string(1, static_cast<char>(i)) + "e" + level;
   }
   std::string kept = doubled;
-  for (int i = 0; i < 50; ++i) kept += "\x86";  // the lists below, so that one value remains
+  for (int i = 0; i < 50; ++i) kept += "\x86";  // pop the lists below, so that one value remains
   EXPECT_EQ(read(kept + ".").root().size(), 2u);
 
   EXPECT_TRUE(has(pickle_refusal("\x80\x02" + std::string(100000, '(')), "nested too deep"));
-  // Deep without marks: a list in a list in a list. Reading and forgetting it needs no deep stack.
+  // Deep nesting without marks: a list in a list in a list. Reading and freeing it needs no deep
+  // stack.
   const std::size_t depth = 1000000;
   const Pickle deep =
       read("\x80\x02" + std::string(depth, ']') + std::string(depth - 1, 'a') + ".");
   EXPECT_EQ(deep.root().size(), 1u);
-  // One large dict copied by a thousand calls.
+  // A thousand calls copy one large dict.
   std::string copies = text("\x80\x02}q\x00(");
   for (int i = 0; i < 2000; ++i) copies += text("K\x01N");
   copies += "u";

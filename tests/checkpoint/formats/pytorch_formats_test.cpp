@@ -1,5 +1,5 @@
-// What PyTorch, Accelerate and DeepSpeed wrote is read to the bit, written again and read again;
-// damage is named. The fixtures' maker is make_fixtures.py.
+// Files of PyTorch, Accelerate and DeepSpeed are read exactly, written again and read again; damage
+// is named. make_fixtures.py makes the fixtures.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -39,7 +39,7 @@ std::string notes_of(const Contents& contents) {
   return all;
 }
 
-TEST(PyTorchFormats, ReadsWhatTheOthersWrote) {
+TEST(PyTorchFormats, ReadFilesOfTheOtherPrograms) {
   for (const Fixture& each : fixtures) {
     SCOPED_TRACE(each.path);
     const fs::path path = fixture(each.path);
@@ -53,7 +53,7 @@ TEST(PyTorchFormats, ReadsWhatTheOthersWrote) {
   }
 }
 
-TEST(PyTorchFormats, NoneTakesTheOthersFolders) {
+TEST(PyTorchFormats, NoFormatAcceptsFoldersOfAnother) {
   const auto& dcp = formats::dcp_format();
   const auto& torch = formats::torch_format();
   const auto& deepspeed = formats::deepspeed_format();
@@ -69,7 +69,7 @@ TEST(PyTorchFormats, NoneTakesTheOthersFolders) {
   }
 }
 
-TEST(PyTorchFormats, TellStepsHyperparametersAndTiedWeights) {
+TEST(PyTorchFormats, HaveStepsHyperparametersAndTiedWeights) {
   for (const char* name : {"fsdp2", "accelerate"}) {
     const auto source = formats::dcp_format().open(fixture(name));
     const Contents& contents = source->contents();
@@ -110,7 +110,7 @@ TEST(PyTorchFormats, WriteWhatTheyRead) {
   }
 }
 
-// Copies a fixture to where it can be damaged.
+// Copies a fixture, so that it can be damaged.
 fs::path copy_of(const std::string& name, const TemporaryFolder& folder) {
   fs::path path = folder.path() / name;
   fs::copy(fixture(name), path, fs::copy_options::recursive);
@@ -160,7 +160,7 @@ TEST(PyTorchFormats, EveryTruncationIsRefused) {
   }
 }
 
-// Changes a text of equal length in a file.
+// Replaces a text in a file by another of equal length.
 void replace_in(const fs::path& path, const std::string& from, const std::string& to) {
   std::string bytes = read_all(path);
   const std::size_t at = bytes.find(from);
@@ -170,18 +170,19 @@ void replace_in(const fs::path& path, const std::string& from, const std::string
   write_all(path, bytes);
 }
 
-TEST(PyTorchFormats, NamesFromFilesLeadNowhere) {
+TEST(PyTorchFormats, NamesFromFilesCannotLeaveTheFolder) {
   const TemporaryFolder folder;
   const fs::path path = copy_of("fsdp2", folder);
   replace_in(path / ".metadata", "__0_0.distcp", "../../../etc");
-  EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), "no plain name"));
+  EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), "not a plain file name"));
   const fs::path zero = copy_of("zero3", folder);
   write_all(zero / "latest", "../zero3/global_step4");
   EXPECT_FALSE(formats::deepspeed_format().recognises(zero));
-  EXPECT_TRUE(has(error_of([&] { formats::deepspeed_format().open(zero); }), "no folder beside"));
+  EXPECT_TRUE(
+      has(error_of([&] { formats::deepspeed_format().open(zero); }), "not a folder beside"));
 }
 
-TEST(PyTorchFormats, WhatDoesNotFitTogetherIsRefused) {
+TEST(PyTorchFormats, InconsistentFilesAreRefused) {
   const TemporaryFolder folder;
   const fs::path zero = copy_of("zero2", folder);
   const fs::path tag = zero / "global_step4";

@@ -1,4 +1,4 @@
-// Which tensors of a nest of dicts are the model's and the optimizer's, and what they are called.
+// Sorts the tensors of nested dicts into the model's and the optimizer's, and names them.
 #include "checkpoint/formats/torch/state_names.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class Items {
     items_.values.push_back({std::move(path), std::move(value)});
     return *this;
   }
-  // Steps are the numbers of their handles.
+  // The value of a step is the number of its handle.
   [[nodiscard]] NamedState name() const {
     return formats::name_state(
         items_, [](std::size_t handle) { return static_cast<double>(handle); }, "'f'");
@@ -62,7 +62,7 @@ std::string all_notes(const NamedState& state) {
 
 using Names = std::vector<std::string>;
 
-TEST(StateNames, GroupsThatAreNoDictsAreLeftOut) {
+TEST(StateNames, GroupsThatAreNotDictsAreLeftOut) {
   Items items;
   items.tensor({"model", "w"}).tensor({"optimizer", "state", "w", "exp_avg"});
   items.value({"optimizer", "param_groups", "0"}, 5)
@@ -80,7 +80,7 @@ TEST(StateNames, FindsTheModelWhereProgramsPutIt) {
     EXPECT_EQ(names_of(Items().tensor({dict, "a.weight"}).name()), Names{"model/a.weight"});
   }
   EXPECT_EQ(names_of(Items().tensor({"app", "model", "a.weight"}).name()), Names{"model/a.weight"});
-  // One dict of an unknown name, and nothing else.
+  // A single dict of an unknown name.
   const NamedState unknown = Items().tensor({"generator", "a.weight"}).name();
   EXPECT_EQ(names_of(unknown), Names{"model/a.weight"});
   EXPECT_TRUE(has(all_notes(unknown), "generator"));
@@ -99,7 +99,7 @@ TEST(StateNames, TakesWrappersOff) {
                                .name();
   EXPECT_EQ(names_of(state), (Names{"model/h.0.w", "model/h.1.w"}));
   EXPECT_TRUE(has(all_notes(state), "2 names lost"));
-  // A module that is called module, and a name that only ends like a wrapper.
+  // A module with the name "module", and a name that merely ends like a wrapper.
   EXPECT_EQ(names_of(Items().tensor({"module.w"}).tensor({"my_orig_mod.w"}).name()),
             (Names{"model/module.w", "model/my_orig_mod.w"}));
   EXPECT_TRUE(has(Items().tensor({"a.w"}).tensor({"_orig_mod.a.w"}).state_refusal(), "both"));
@@ -129,7 +129,7 @@ TEST(StateNames, NamesTheOptimizersState) {
   EXPECT_EQ(state.contents.scalars.get<std::int64_t>("step"), 2);
   const json& groups = json_of(state.contents.scalars)["param_groups"];
   EXPECT_EQ(groups, (json{{{"lr", 0.5}, {"params", {"w"}}}}));
-  // FSDP's full form: at the top of a file, groups whole, steps as numbers.
+  // FSDP's full form: at the top level of a file, with whole groups and numeric steps.
   const NamedState whole = Items()
                                .tensor({"state", "w", "exp_avg"})
                                .value({"state", "w", "step"}, 7)

@@ -1,4 +1,4 @@
-// Zip archives: what is written is read again, what lies about itself is refused.
+// Zip archives: written archives are read again, inconsistent ones are refused.
 #include "checkpoint/formats/torch/zip.h"
 
 #include <gtest/gtest.h>
@@ -71,12 +71,12 @@ TEST(Zip, ReadsWhatItWrites) {
   }
 }
 
-TEST(Zip, ChecksumsAreThoseOfEverybody) {
+TEST(Zip, ChecksumsAreStandardCrc32) {
   EXPECT_EQ(formats::crc32(0, "123456789", 9), 0xcbf43926u);  // the check value of CRC-32
   std::string bytes(5000, '\0');
   std::mt19937 random(7);
   for (char& c : bytes) c = static_cast<char>(random());
-  // In one piece or many, by products or by tables.
+  // In one piece or in many, by multiplication or by tables.
   const std::uint32_t whole = formats::crc32(0, bytes.data(), bytes.size());
   for (const std::size_t step : {1u, 63u, 64u, 65u, 1000u}) {
     std::uint32_t crc = 0;
@@ -87,14 +87,14 @@ TEST(Zip, ChecksumsAreThoseOfEverybody) {
   }
 }
 
-// Changes a number of the archive's directory: `at` bytes into the record of `name`.
+// Changes a number in the archive's directory: `at` bytes into the record of `name`.
 std::string changed(std::string archive, const std::string& name, std::size_t at,
-                    std::uint32_t value, std::size_t width) {
+                    std::uint32_t value, std::size_t bytes) {
   const std::size_t found = archive.rfind(name);  // the directory comes last
   EXPECT_NE(found, std::string::npos);
   const std::size_t record = found - 46;
   EXPECT_EQ(archive.substr(record, 4), "PK\x01\x02");
-  std::memcpy(archive.data() + record + at, &value, width);
+  std::memcpy(archive.data() + record + at, &value, bytes);
   return archive;
 }
 
@@ -113,7 +113,7 @@ TEST(Zip, RefusesWhatDoesNotFit) {
       has(zip_refusal(changed(changed(archive, name, 20, 1 << 20, 4), name, 24, 1 << 20, 4)),
           "outside"));
   EXPECT_TRUE(has(zip_refusal(changed(archive, name, 42, 0x7fffffff, 4)), "outside"));
-  // Two records on the same bytes: a bomb.
+  // Two records that share bytes: a zip bomb.
   EXPECT_TRUE(has(zip_refusal(changed(archive, "a/empty", 42, 0, 4)), "share bytes"));
   EXPECT_TRUE(has(zip_refusal(changed(archive, name, 42, 1, 4)), "share bytes"));
   EXPECT_TRUE(has(zip_refusal(changed(archive, "a/data.pkl", 42, 1, 4)), "without its header"));
@@ -121,19 +121,19 @@ TEST(Zip, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(has(zip_refusal(larger), "share bytes"));
 }
 
-TEST(Zip, RefusesNamesThatLeadSomewhere) {
+TEST(Zip, RefusesNamesThatLeaveTheFolder) {
   for (const char* name : {"/etc/passwd", "a/../b", "a\\b"}) {
     EXPECT_TRUE(has(zip_refusal(written({{name, "x"}})), "the name"));
   }
   EXPECT_TRUE(has(zip_refusal(written({{"a/v", "x"}, {"a/v", "y"}})), "twice"));
 }
 
-// The same archive with all sizes and places in ZIP64's fields, as writers of streams leave it.
+// The same archive with all sizes and offsets in ZIP64 fields, as streaming writers produce it.
 TEST(Zip, ReadsZip64) {
   const std::string data(300, 'q');
   const std::string plain = written({{"a/data/0", data}});
-  const auto put = [](std::string& out, std::uint64_t value, int width) {
-    for (int i = 0; i < width; ++i) out += static_cast<char>(value >> (8 * i));
+  const auto put = [](std::string& out, std::uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i));
   };
   const std::size_t central = plain.rfind("PK\x01\x02");
   std::string record = plain.substr(central, 46 + 8);

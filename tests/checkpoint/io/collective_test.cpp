@@ -1,4 +1,5 @@
-// What ranks do together fails on all of them alike, and keeps its kind.
+// When a joint operation of the ranks fails, it fails on all of them in the same way, and the error
+// keeps its kind.
 #include "checkpoint/io/collective.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,9 @@
 namespace tessera::checkpoint {
 namespace {
 
-// What each of two ranks says of a work that fails on rank 1: its kind and its text.
+namespace fs = std::filesystem;
+
+// The kind and the text of the error on each of two ranks, for work that fails on rank 1.
 std::vector<std::string> failures_of(const std::function<void()>& throws) {
   std::vector<std::string> seen(2);
   comm::run_local(2, [&](const auto& communicator) {
@@ -56,7 +59,7 @@ TEST(Together, FailuresKeepTheirKind) {
             twice("5: saving: rank 1: unknown"));
 }
 
-TEST(Together, SaysHowManyOthersFailed) {
+TEST(Together, ReportsHowManyOtherRanksFailed) {
   comm::run_local(3, [&](const auto& communicator) {
     try {
       (void)together(*communicator, "saving", [&]() -> std::string {
@@ -65,7 +68,7 @@ TEST(Together, SaysHowManyOthersFailed) {
       });
       ADD_FAILURE() << "nothing was thrown";
     } catch (const Error& error) {
-      // The other one may come a beat later, and is then ended and not counted.
+      // The other rank may arrive a moment later; it is then ended and not counted.
       const std::string text = error.what();
       EXPECT_TRUE(text == "saving: rank 1: no room (and 1 more rank failed)" ||
                   text == "saving: rank 1: no room" || text == "saving: rank 2: no room")
@@ -74,7 +77,7 @@ TEST(Together, SaysHowManyOthersFailed) {
   });
 }
 
-// A disk that throws, at the first write of rank 1.
+// A disk that throws at the first write of rank 1.
 template <class Failure>
 class Throwing final : public SystemCalls {
  public:
@@ -113,7 +116,7 @@ void expect_nothing_left(const std::string& what) {
   }
 }
 
-TEST(Together, ASaveThatFailsSoLeavesNothing) {
+TEST(Together, ASaveThatFailsThisWayLeavesNothing) {
   expect_nothing_left<std::bad_alloc>("rank 1: out of memory");
   expect_nothing_left<Misuse>("rank 1: misuse");
 }

@@ -1,4 +1,5 @@
-// Plain Hugging Face folders: one file, numbered files with an index, and every index that lies.
+// Plain Hugging Face folders: one file, numbered files with an index, and all kinds of wrong
+// indexes.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -34,7 +35,7 @@ class HuggingFace : public ::testing::Test {
                 {"b", DType::float32, {2}, {{0, 2, reinterpret_cast<std::byte*>(b_.data())}}}};
   }
 
-  // Two files and a right index, which a test then spoils.
+  // Two files and a correct index, which a test then damages.
   void write_numbered() {
     write_tensors(dir() / "model-00001-of-00002.safetensors", {{"a", counting(8, 0)}});
     write_tensors(dir() / "model-00002-of-00002.safetensors", {{"b", counting(2, 50)}});
@@ -89,7 +90,7 @@ TEST_F(HuggingFace, ConvertsLowPrecision) {
   expect_loaded();
 }
 
-TEST_F(HuggingFace, OtherNamesAndIgnoredOnes) {
+TEST_F(HuggingFace, MappedAndIgnoredNames) {
   write_tensors(dir() / "model.safetensors", {{"transformer.a", counting(8, 0)},
                                               {"b", counting(2, 50)},
                                               {"h.0.attn.bias", counting(3, 0)}});
@@ -200,7 +201,7 @@ TEST(HuggingFaceNames, MatchWholeNamesAndNumbers) {
                            "h.1.attn.biases", "xh.1.attn.bias", "h.-1.attn.bias", "", "h.1"}) {
     EXPECT_FALSE(matches_name("h.#.attn.bias", name)) << name;
   }
-  // As long as a hostile header may make it, and at once.
+  // As long as a malicious header can make it; the match must be fast.
   std::string digits = "h.";
   digits.resize(10'000'000, '1');
   EXPECT_TRUE(matches_name("h.#", digits));

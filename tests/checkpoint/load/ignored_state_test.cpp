@@ -1,5 +1,5 @@
-// What sharding ignores goes through a checkpoint as everything else: written once, read by all,
-// whatever was ignored on the other side; and not from ranks that have drifted apart.
+// Ignored modules are saved and loaded like all others: written once, read by all ranks, whatever
+// the other side ignored; but they are not saved from ranks that have diverged.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -29,7 +29,7 @@ std::vector<nn::NamedParameter> with_ignored(const ShardedModel& model) {
   return parameters;
 }
 
-// The same gradients on all ranks, and a step; then a save, or instead of both a load.
+// Takes a step with the same gradients on all ranks and saves; or only loads.
 IgnoredValues step_or_load(int world, const std::vector<std::string>& modules,
                            const std::filesystem::path& folder, StateDictType type,
                            const std::filesystem::path& from) {
@@ -65,7 +65,7 @@ IgnoredValues step_or_load(int world, const std::vector<std::string>& modules,
   return values;
 }
 
-TEST(IgnoredState, ComesBackWhateverIsIgnored) {
+TEST(IgnoredState, IsRestoredWhateverIsIgnored) {
   const std::vector<std::string> some = {"norm", "blocks.1"};
   for (const StateDictType type : {StateDictType::full, StateDictType::sharded}) {
     const testing::TemporaryFolder folder;
@@ -80,7 +80,7 @@ TEST(IgnoredState, ComesBackWhateverIsIgnored) {
   }
 }
 
-// Neither a save nor one beside the training begins.
+// Neither a synchronous nor an asynchronous save begins.
 TEST(IgnoredState, IsNotSavedFromRanksThatDiffer) {
   const testing::TemporaryFolder folder;
   launch(2, [&](Context& context) {
@@ -103,7 +103,7 @@ TEST(IgnoredState, IsNotSavedFromRanksThatDiffer) {
                                        ErrorCode::configuration),
                      message));
     EXPECT_FALSE(std::filesystem::exists(folder.path() / "step-1"));
-    // Of an optimizer that leaves them out, nothing has changed them.
+    // If the optimizer leaves them out, nothing has changed them.
     manual_seed(17);
     tessera::testing::ToyTransformer fresh;
     ShardedModel rest = fully_shard(fresh, context, leaving_out({"norm"}));

@@ -1,5 +1,5 @@
-// An optimizer of some of the model's parameters is saved and loaded as one of all of them; one
-// that has another model's is refused.
+// An optimizer of some of the model's parameters is saved and loaded like one of all parameters; an
+// optimizer of another model is refused.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -57,7 +57,7 @@ TEST(OptimizerOfAPart, IsSavedAndLoaded) {
   }
 }
 
-TEST(OptimizerOfAPart, OneOfAnotherModelIsRefused) {
+TEST(OptimizerOfAPart, OfAnotherModelIsRefused) {
   TemporaryFolder folder;
   launch(2, [&](Context& context) {
     Classifier one, two;
@@ -71,7 +71,7 @@ TEST(OptimizerOfAPart, OneOfAnotherModelIsRefused) {
          {static_cast<optim::Optimizer*>(&of_both), static_cast<optim::Optimizer*>(&of_second)}) {
       const std::string text = tessera::testing::message_of<std::logic_error>(
           [&] { save(context, folder.path(), first, *optimizer); });
-      EXPECT_TRUE(has(text, "no parameter of this ShardedModel"));
+      EXPECT_TRUE(has(text, "not a parameter of this ShardedModel"));
       EXPECT_TRUE(has(text, "give each its own"));
       EXPECT_THROW((void)load(context, folder.path() / "step-0", first, *optimizer),
                    std::logic_error);

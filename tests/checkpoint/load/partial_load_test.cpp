@@ -1,5 +1,5 @@
-// Loads of a part: a new head, an encoder out of a whole model, moments through a freeze, steps
-// with tensors besides.
+// Partial loads: a new head, an encoder from a whole model, moments after freezing, steps with
+// additional tensors.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -73,7 +73,7 @@ TEST(PartialLoad, AnEncoderOutOfAWholeModel) {
     EXPECT_EQ(result.model.missing, std::vector<std::string>());
     EXPECT_EQ(result.optimizer.unexpected.size(), 4u);
     EXPECT_EQ(optimizer.step_counts(), (std::vector<std::int64_t>(4, 2)));
-    // The same without a word of what else is there.
+    // The same with a filter, so that no other tensors are reported.
     const LoadResult filtered =
         load(context, from->step(), model, LoadOptions{.names = names, .model = is_trunk});
     EXPECT_TRUE(filtered.model.unexpected.empty());
@@ -84,7 +84,7 @@ TEST(PartialLoad, AnEncoderOutOfAWholeModel) {
   }
 }
 
-TEST(PartialLoad, WhatIsMissingKeepsItsValueAndIsListed) {
+TEST(PartialLoad, MissingTensorsKeepTheirValuesAndAreListed) {
   const auto from = pretrained();
   launch(2, [&](Context& context) {
     manual_seed(5);
@@ -107,7 +107,7 @@ TEST(PartialLoad, WhatIsMissingKeepsItsValueAndIsListed) {
     for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
       EXPECT_EQ(optimizer.step_counts()[i], optimizer.parameters()[i].name == "scale" ? 0 : 2);
     }
-    // An optimizer without state has no tensor that could be missing.
+    // An optimizer without state cannot lack a tensor.
     optim::Sgd plain(model.parameters(), {});
     (void)load(context, from->step(), model, plain, LoadOptions{.strict = false});
     for (std::size_t i = 0; i < plain.parameters().size(); ++i) {
@@ -116,8 +116,8 @@ TEST(PartialLoad, WhatIsMissingKeepsItsValueAndIsListed) {
   });
 }
 
-// What would fill nothing is another model's, however few its tensors are.
-TEST(PartialLoad, WhatHasNothingInCommonIsRefused) {
+// A checkpoint that would fill no tensor belongs to another model, however few tensors it has.
+TEST(PartialLoad, ACheckpointWithoutCommonTensorsIsRefused) {
   const auto from = pretrained();
   launch(2, [&](Context& context) {
     nn::LinearImpl net(6, 7);
@@ -128,7 +128,7 @@ TEST(PartialLoad, WhatHasNothingInCommonIsRefused) {
   });
 }
 
-TEST(PartialLoad, MomentsOfTheOthersThroughAFreeze) {
+TEST(PartialLoad, MomentsOfOtherParametersSurviveAFreeze) {
   const auto from = pretrained();
   Whole loaded;
   launch(2, [&](Context& context) {
@@ -156,8 +156,8 @@ TEST(PartialLoad, MomentsOfTheOthersThroughAFreeze) {
   }
 }
 
-// Averages of the weights beside them, by pieces of the program's own.
-TEST(PartialLoad, AStepWithTensorsBesides) {
+// Averages of the weights in addition, as pieces that the program provides.
+TEST(PartialLoad, AStepWithAdditionalTensors) {
   TemporaryFolder folder;
   Whole saved, loaded;
   const auto moved = [&](Context& context, bool saves, const PartialBody& body, Whole& after) {
@@ -194,7 +194,7 @@ TEST(PartialLoad, AStepWithTensorsBesides) {
           load(context, step, model, optimizer, LoadOptions{.model = [](const std::string& name) {
                  return !name.starts_with("ema.");
                }});
-          // The averages alone, as the weights.
+          // Loads only the averages, as the weights.
           load(context, step, model,
                LoadOptions{
                    .names = [](const std::string& name, bool) { return "ema." + name; },
@@ -206,8 +206,9 @@ TEST(PartialLoad, AStepWithTensorsBesides) {
   EXPECT_EQ(loaded.counts, saved.counts);
 }
 
-// Counts of steps go by the names in the checkpoint, whatever parameters are called on either side.
-TEST(PartialLoad, StepsOfRenamedParametersComeBack) {
+// Step counts follow the names in the checkpoint, whatever the names of the parameters in the
+// programs.
+TEST(PartialLoad, StepsOfRenamedParametersAreRestored) {
   const StateNames renamed = [](const std::string& name, bool) { return "module." + name; };
   const auto from = pretrained({.names = renamed});
   const auto counts_after = [&](const StateNames& names) {
@@ -224,8 +225,8 @@ TEST(PartialLoad, StepsOfRenamedParametersComeBack) {
   EXPECT_EQ(counts_after(renamed), from->whole.counts);
 }
 
-// Older steps have them under the names in the program that saved.
-TEST(PartialLoad, StepsOfOlderVersionsComeBack) {
+// Older steps store them under the names of the program that saved.
+TEST(PartialLoad, StepsOfOlderVersionsAreRestored) {
   TemporaryFolder folder;
   const StateNames renamed = [](const std::string& name, bool) { return "module." + name; };
   with_new(2, 3, [&](Context& context, Classifier& net, ShardedModel& model, auto& optimizer) {
@@ -249,7 +250,7 @@ TEST(PartialLoad, HalfOfAParametersStateIsRefused) {
   launch(2, [&](Context& context) {
     Classifier net;
     ShardedModel model = fully_shard(net, context);
-    // Of state names that have one in common with AdamW's.
+    // Has state names of which one is also AdamW's.
     struct Other : optim::Optimizer {
       explicit Other(std::vector<nn::NamedParameter> parameters)
           : Optimizer(std::move(parameters)) {}
@@ -297,8 +298,8 @@ TEST(PartialLoad, TheNewestStepInPart) {
       });
 }
 
-// A group that only the new head has is no reason to refuse the trunk's state.
-TEST(PartialLoad, GroupsMayBeOthers) {
+// A parameter group that only the new head has is not a reason to refuse the trunk's state.
+TEST(PartialLoad, GroupsMayDiffer) {
   const auto from = pretrained();
   with_new(2, 5, [&](Context& context, Classifier&, ShardedModel& model, optim::Optimizer&) {
     optim::AdamW grouped(model.parameters(), {.groups = {{"head.*", 10.0}}});

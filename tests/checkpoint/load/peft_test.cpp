@@ -1,4 +1,4 @@
-// PEFT's folders: what their configurations may say, and weights with an adapter multiplied in.
+// PEFT folders: valid configurations, and weights with the adapter merged in.
 #include "checkpoint/load/peft.h"
 
 #include <gtest/gtest.h>
@@ -107,7 +107,7 @@ TEST_F(Peft, AConfigIsReadAsItWasWritten) {
   EXPECT_EQ(read_peft_config(adapter()).target_pattern, ".*q");
 }
 
-TEST_F(Peft, WhatIsNotBuiltIsRefusedByName) {
+TEST_F(Peft, UnsupportedSettingsAreRefusedByName) {
   const json good = config_;
   const std::vector<std::pair<std::string, json>> cases = {
       {"peft_type", "IA3"},
@@ -128,7 +128,7 @@ TEST_F(Peft, WhatIsNotBuiltIsRefusedByName) {
     config_ = good;
     config_[key] = value;
     if (value.is_null()) {
-      EXPECT_EQ(refusal(), "") << key;  // as if it were not there
+      EXPECT_EQ(refusal(), "") << key;  // ignored, as if it were absent
     } else {
       EXPECT_NE(refusal().find("adapter_config.json: " + key + " "), std::string::npos)
           << key << ": " << refusal();
@@ -149,8 +149,8 @@ TEST_F(Peft, MergedWeightsAreTheSum) {
   EXPECT_EQ(merged({.max_memory = 64'000'000}), merged());
 }
 
-// GPT-2's weights lie [in, out].
-TEST_F(Peft, MergedWeightsLieAsTheBaseHasThem) {
+// GPT-2 stores its weights as [in, out].
+TEST_F(Peft, MergedWeightsHaveTheLayoutOfTheBase) {
   config_["fan_in_fan_out"] = true;
   write_config();
   write_tensors(base() / "model.safetensors",
@@ -165,8 +165,9 @@ TEST_F(Peft, MergedWeightsLieAsTheBaseHasThem) {
   EXPECT_EQ(values, (std::vector<float>{7, 62, 603, 1, -25, -294}));
 }
 
-// Of a square weight the shape says nothing: the model does, before the adapter's config.
-TEST_F(Peft, ASquareWeightLiesAsItsModelHasIt) {
+// The shape of a square weight does not show its layout. The model decides, before the adapter's
+// config.
+TEST_F(Peft, ASquareWeightHasTheLayoutOfItsModel) {
   const auto merged_square = [&](const ConvertOptions& options) {
     write_tensors(base() / "model.safetensors", {{"net.l.weight", {2, 2}, {0, 0, 0, 0}}});
     write_all(base() / "config.json", R"({"model_type": "net"})");
@@ -200,8 +201,8 @@ TEST_F(Peft, ASquareWeightLiesAsItsModelHasIt) {
   }
 }
 
-// A shape that is not square says how it lies, whatever the config says.
-TEST_F(Peft, AConfigThatIsWrongOfTheLayoutIsNotBelieved) {
+// A shape that is not square shows the layout, whatever the config says.
+TEST_F(Peft, AWrongLayoutInTheConfigIsIgnored) {
   config_["fan_in_fan_out"] = true;
   write_config();
   EXPECT_EQ(merged(), (std::vector<float>{7, -1, 63, -26, 605, -294}));
@@ -212,14 +213,14 @@ TEST_F(Peft, ABaseWithoutItsPrefixIsTheSameModel) {
   EXPECT_EQ(merged()[0], 7);
 }
 
-TEST_F(Peft, WhatDoesNotFitIsRefused) {
+TEST_F(Peft, AdaptersThatDoNotFitAreRefused) {
   const auto refused = [&] { return error_of([&] { (void)merged(); }); };
   write_adapter("base_model.model.net.other");
   EXPECT_NE(refused().find("the base has no tensors of that name"), std::string::npos) << refused();
   write_adapter("base_model.model.net.l", 3);
   EXPECT_NE(refused().find("is for a weight [3, 3]"), std::string::npos) << refused();
   write_adapter("elsewhere.net.l");
-  EXPECT_NE(refused().find("is no adapter of a linear layer"), std::string::npos) << refused();
+  EXPECT_NE(refused().find("is not an adapter of a linear layer"), std::string::npos) << refused();
   write_adapter("base_model.model.net.l");
   config_["r"] = 2;
   write_config();

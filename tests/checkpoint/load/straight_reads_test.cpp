@@ -1,5 +1,5 @@
-// A load copies nothing that it can read where it belongs: each byte of a checkpoint is read once,
-// and straight into the tensor, also where a checksum's chunk spans several of them.
+// A load makes no extra copies: it reads each byte of a checkpoint once, directly into the tensor,
+// also where a checksum's chunk spans several tensors.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,14 +16,14 @@ namespace {
 
 using namespace testing;
 
-constexpr int world = 2;
+constexpr int two_ranks = 2;
 constexpr std::int64_t tensors = 7;
-constexpr std::int64_t elements = 600'001;  // 2.3 MiB, of which a rank has half
+constexpr std::int64_t elements = 600'001;  // 2.3 MiB; a rank has half
 
-// A rank's halves of the tensors, tensor by tensor a number of its own.
+// A rank's halves of the tensors, with a different number in each tensor.
 struct Halves {
   explicit Halves(int rank, bool filled) {
-    const std::int64_t part = (elements + world - 1) / world;
+    const std::int64_t part = (elements + two_ranks - 1) / two_ranks;
     const std::int64_t first = part * rank;
     const std::int64_t count = std::min(part, elements - first);
     memory.assign(static_cast<std::size_t>(count * tensors), -1.0f);
@@ -43,7 +43,7 @@ struct Halves {
   std::vector<float> memory;
 };
 
-// Counts what is read, and what of it does not go into a tensor.
+// Counts the bytes that are read, and those that do not go into a tensor.
 class WatchedReads final : public SystemCalls {
  public:
   explicit WatchedReads(const std::vector<float>& memory)
@@ -66,9 +66,9 @@ class WatchedReads final : public SystemCalls {
 
 class StraightReads : public ::testing::TestWithParam<StateDictType> {};
 
-TEST_P(StraightReads, EachByteOnceAndWhereItBelongs) {
+TEST_P(StraightReads, EachByteOnceAndIntoItsTensor) {
   const TemporaryFolder folder;
-  comm::run_local(world, [&](const auto& communicator) {
+  comm::run_local(two_ranks, [&](const auto& communicator) {
     const Halves saved(communicator->rank(), true);
     save(*communicator, folder.path(), 1, saved.state, {.type = GetParam()});
     Halves loaded(communicator->rank(), false);
@@ -78,7 +78,7 @@ TEST_P(StraightReads, EachByteOnceAndWhereItBelongs) {
       load(*communicator, folder.path() / "step-1", loaded.state);
     }
     EXPECT_EQ(loaded.memory, saved.memory);
-    // The manifest, and of each file the chunk that its header is in.
+    // The manifest, and in each file the chunk that contains the header.
     const std::size_t own = saved.memory.size() * sizeof(float);
     const std::size_t chunk = chunk_bytes_of(own);
     EXPECT_LE(reads.elsewhere, 2 * chunk + (std::size_t{64} << 10));
@@ -88,7 +88,7 @@ TEST_P(StraightReads, EachByteOnceAndWhereItBelongs) {
 
 TEST_P(StraightReads, ADamagedByteIsFoundInAnyTensor) {
   const TemporaryFolder folder;
-  comm::run_local(world, [&](const auto& communicator) {
+  comm::run_local(two_ranks, [&](const auto& communicator) {
     const Halves saved(communicator->rank(), true);
     save(*communicator, folder.path(), 1, saved.state, {.type = GetParam()});
   });
@@ -102,7 +102,7 @@ TEST_P(StraightReads, ADamagedByteIsFoundInAnyTensor) {
     bad[at] = static_cast<char>(bad[at] ^ 1);
     write_all(file, bad);
     const std::string text = error_of([&] {
-      comm::run_local(world, [&](const auto& communicator) {
+      comm::run_local(two_ranks, [&](const auto& communicator) {
         Halves loaded(communicator->rank(), false);
         load(*communicator, step, loaded.state);
       });
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(BothTypes, StraightReads,
                            return type.param == StateDictType::full ? "Full" : "Sharded";
                          });
 
-// Parts of a file as a reader of it may ask for them.
+// Ranges of a file as a reader may ask for them.
 class Parts : public ::testing::Test {
  protected:
   Parts() {
@@ -173,7 +173,7 @@ TEST_F(Parts, WithAndWithoutGapsAcrossChunks) {
        {all, all}},
       {}};
   for (const auto& ranges : wanted) EXPECT_TRUE(read(ranges) == expected(ranges));
-  // Many small ones cover a chunk as well.
+  // Many small ranges cover a chunk as well.
   std::vector<std::pair<std::size_t, std::size_t>> small;
   for (std::size_t at = 0; at < chunk_; at += 1000) {
     small.emplace_back(at, std::min(at + 1000, chunk_));
@@ -181,7 +181,7 @@ TEST_F(Parts, WithAndWithoutGapsAcrossChunks) {
   EXPECT_TRUE(read(small) == expected(small));
 }
 
-TEST_F(Parts, OutsideOrOutOfOrderIsAMistake) {
+TEST_F(Parts, OutsideOrOutOfOrderIsAnError) {
   const std::size_t all = contents_.size();
   EXPECT_THROW(read({{all - 1, all + 1}}), std::logic_error);
   EXPECT_THROW(read({{10, 20}, {19, 30}}), std::logic_error);

@@ -1,4 +1,4 @@
-// ts::load of weights alone from Hugging Face folders and single files, and what it says of places
+// ts::load of only the weights from Hugging Face folders and single files, and its errors for paths
 // that are neither these nor steps.
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using namespace testing;
 
-// A folder as transformers writes it: the trunk's weights, in one file or two.
+// A folder in the form that transformers writes: the trunk's weights, in one file or two.
 class WeightsFrom : public ::testing::Test {
  protected:
   WeightsFrom() {
@@ -100,7 +100,7 @@ TEST_F(WeightsFrom, OneFile) {
   expect_loaded_from(path() + "/weights.safetensors");
 }
 
-TEST_F(WeightsFrom, OtherNamesByAFunctionThatHoldsSomething) {
+TEST_F(WeightsFrom, NamesMappedByAFunctionWithState) {
   write("model.safetensors");
   std::vector<float> bias(7);
   std::vector<LogicalTensor> wanted{
@@ -111,8 +111,8 @@ TEST_F(WeightsFrom, OtherNamesByAFunctionThatHoldsSomething) {
   EXPECT_EQ(bias, values_.at("trunk.in.bias"));
 }
 
-// An unfinished save has such a file, too.
-TEST_F(WeightsFrom, NoStepThatHasLostItsManifest) {
+// An unfinished save has such a file too.
+TEST_F(WeightsFrom, AStepWithoutItsManifestIsRefused) {
   for (const char* name : {"step-7", "step-7.partial-0123456789abcdef"}) {
     const auto step = folder_.path() / name;
     std::filesystem::create_directory(step);
@@ -130,16 +130,16 @@ TEST_F(WeightsFrom, NoStepThatHasLostItsManifest) {
   }
 }
 
-TEST_F(WeightsFrom, OtherPlacesSayWhatTheyAre) {
+TEST_F(WeightsFrom, OtherPathsAreRefusedByTheirKind) {
   const auto from = pretrained();
   write_all(folder_.path() / "model.bin", "?");
   with_new(2, 3, [&](Context& context, Classifier&, ShardedModel& model, optim::Optimizer& o) {
     const auto text = [&](const std::string& source) {
       return error_of([&] { (void)load(context, source, model); });
     };
-    EXPECT_TRUE(has(text(path() + "/none"), "there is no such folder"));
+    EXPECT_TRUE(has(text(path() + "/none"), "the folder does not exist"));
     EXPECT_TRUE(has(text(path()), "it holds neither steps nor model.safetensors"));
-    EXPECT_TRUE(has(text(path() + "/model.bin"), "no .safetensors file; tessera convert"));
+    EXPECT_TRUE(has(text(path() + "/model.bin"), "not a .safetensors file; tessera convert"));
     EXPECT_TRUE(has(text(from->dir()),
                     "a folder of steps; name one of them, such as '" + from->step() + "'"));
     State state = state_of(model, &o, Direction::load);

@@ -1,4 +1,4 @@
-// The safetensors reader against the format's own vectors and against everything that it must
+// Tests the safetensors reader with the format's own vectors and with all files that it must
 // refuse.
 #include "checkpoint/safetensors/safetensors.h"
 
@@ -22,7 +22,7 @@ std::string little_endian(std::uint64_t value) {
   return bytes;
 }
 
-// A file of this header and so many zero bytes of data.
+// A file with this header and so many zero bytes of data.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
   return little_endian(header.size()) + header + std::string(data_bytes, '\0');
 }
@@ -59,7 +59,7 @@ TEST(SafetensorsRead, TheFormatsOwnVectors) {
   EXPECT_EQ(one.find("attn.1"), nullptr);
 }
 
-TEST(SafetensorsRead, AcceptsWhatIsAllowed) {
+TEST(SafetensorsRead, AcceptsValidFiles) {
   // Leading and trailing white space, metadata, 0-d and empty tensors, any order of entries and
   // fields.
   const std::string text =
@@ -133,11 +133,11 @@ std::vector<Refused> refused_headers() {
       {"NegativeOffset", entry(R"("dtype":"F32","shape":[1],"data_offsets":[-4,0])"), 4,
        "negative number in data_offsets"},
       {"FloatOffset", entry(R"("dtype":"F32","shape":[1],"data_offsets":[0,4.0])"), 4,
-       "no 64-bit integer in data_offsets"},
+       "not a 64-bit integer in data_offsets"},
       {"NegativeDimension", entry(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])"), 4,
        "negative number in shape"},
       {"FloatDimension", entry(R"("dtype":"F32","shape":[1e0],"data_offsets":[0,4])"), 4,
-       "no 64-bit integer in shape"},
+       "not a 64-bit integer in shape"},
       {"HugeDimension",
        entry(R"("dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4])"), 4,
        "too large"},
@@ -151,7 +151,8 @@ std::vector<Refused> refused_headers() {
       {"Overlap", "{\"a\":" + good + ",\"b\":" + good + "}", 4, "do not follow"},
       {"WrongSize", entry(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])"), 4,
        "has 8 bytes, data_offsets hold 4"},
-      {"HalfBytes", entry(R"("dtype":"F4","shape":[3],"data_offsets":[0,2])"), 2, "no whole bytes"},
+      {"HalfBytes", entry(R"("dtype":"F4","shape":[3],"data_offsets":[0,2])"), 2,
+       "not whole bytes"},
       {"MissingData", "{\"a\":" + good + "}", 3, "truncated"},
       {"TrailingData", "{\"a\":" + good + "}", 5, "damaged"},
       {"Deep", std::string(1000, '['), 0, "not an object"},
@@ -162,7 +163,7 @@ std::vector<Refused> refused_headers() {
 INSTANTIATE_TEST_SUITE_P(Headers, SafetensorsRefuses, ::testing::ValuesIn(refused_headers()),
                          [](const auto& bad) { return bad.param.name; });
 
-TEST(SafetensorsRead, MessagesStayShortWhateverTheFileSays) {
+TEST(SafetensorsRead, MessagesStayShortWhateverTheFileContains) {
   const auto entry = [](const std::string& name, const std::string& shape) {
     return fmt::format(R"({{"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[0,4]}}}})", name,
                        shape);
@@ -180,7 +181,7 @@ TEST(SafetensorsRead, MessagesStayShortWhateverTheFileSays) {
   for (const std::string& text : {long_name, many_dimensions, dtype}) EXPECT_LT(text.size(), 600u);
 }
 
-TEST(SafetensorsRead, AHundredThousandEntriesAtOnePlaceAreRefusedQuickly) {
+TEST(SafetensorsRead, AHundredThousandOverlappingEntriesAreRefusedQuickly) {
   std::string header = "{";
   for (int i = 0; i < 100'000; ++i) {
     header += fmt::format(R"("t{}":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}},)", i);
@@ -215,7 +216,7 @@ TEST(SafetensorsWrite, TheBytesAreKnown) {
   EXPECT_THROW(file.read(*file.find("wide"), 20, part.data(), 8), std::logic_error);
 }
 
-TEST(SafetensorsWrite, RefusesWhatItCannotStore) {
+TEST(SafetensorsWrite, RefusesTensorsThatItCannotStore) {
   const auto compose = [](const std::string& first, const std::string& second) {
     compose_safetensors_header({{first, DType::float32, {1}}, {second, DType::float32, {1}}});
   };

@@ -1,5 +1,5 @@
-// Saving while training goes on: the bytes of a synchronous save, whatever changes meanwhile, and
-// whatever goes wrong.
+// Saving during training: the bytes equal those of a synchronous save, whatever changes meanwhile
+// and whatever fails.
 #include "checkpoint/save/async_save.h"
 
 #include <fmt/format.h>
@@ -63,7 +63,7 @@ class Toy {
   int steps_ = 0;
 };
 
-// Writes that take their time, so that training changes the state before it is on the disk.
+// Slow writes, so that training changes the state before it is on the disk.
 class SlowWrites final : public SystemCalls {
  public:
   ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) override {
@@ -137,7 +137,7 @@ TEST(AsyncSave, IsOneAtATime) {
   verify(folder.path() / "step-1");
 }
 
-TEST(AsyncSave, ThatFailsIsKnownAtTheNextAndLeavesTheLast) {
+TEST(AsyncSave, ThatFailsIsReportedAtTheNextAndKeepsTheLast) {
   const TemporaryFolder folder;
   std::vector<std::string> errors(2);
   FaultyCalls broken(Fault::errors_on, 12, ENOSPC);
@@ -156,7 +156,7 @@ TEST(AsyncSave, ThatFailsIsKnownAtTheNextAndLeavesTheLast) {
     errors[static_cast<std::size_t>(context.rank())] =
         error_of([&] { (void)saver.save(folder.path(), {.step = 3}); });
     EXPECT_FALSE(saver.in_flight());
-    (void)saver.save(folder.path(), {.step = 3});  // and life goes on
+    (void)saver.save(folder.path(), {.step = 3});  // and training continues
   });
   EXPECT_EQ(errors[0], errors[1]);
   EXPECT_TRUE(has(errors[0], "step-2"));
@@ -168,7 +168,7 @@ TEST(AsyncSave, ThatFailsIsKnownAtTheNextAndLeavesTheLast) {
   }
 }
 
-TEST(AsyncSave, IsFinishedWhenAnExceptionPasses) {
+TEST(AsyncSave, IsFinishedWhenAnExceptionIsThrown) {
   const TemporaryFolder folder;
   SlowWrites slow;
   EXPECT_THROW(launch(2,
@@ -184,7 +184,7 @@ TEST(AsyncSave, IsFinishedWhenAnExceptionPasses) {
   verify(folder.path() / "step-1");
 }
 
-TEST(AsyncSave, IsTheParentsAfterAFork) {
+TEST(AsyncSave, BelongsToTheParentAfterAFork) {
   const TemporaryFolder folder;
   SlowWrites slow;
   launch(1, [&](Context& context) {
@@ -219,14 +219,14 @@ TEST(AsyncSave, IsAbandonedWhenARankIsGone) {
                         toy.step();
                       }),
                Error);
-  // Whole or not there, and nothing else.
+  // Each step is complete or absent, and there is nothing else.
   for (const auto& entry : fs::directory_iterator(folder.path())) {
     EXPECT_EQ(entry.path().string().find(".partial-"), std::string::npos) << entry.path();
   }
   EXPECT_TRUE(!fs::exists(folder.path() / "step-1") || find_latest_alone(folder.path()));
 }
 
-// Trains, saves step 2 behind the training's back with these calls, and goes on training.
+// Trains, saves step 2 asynchronously with these calls, and continues to train.
 void save_second(const fs::path& dir, FaultyCalls& calls, int world,
                  std::vector<std::string>* errors = nullptr) {
   launch(world, [&](Context& context) {
@@ -307,7 +307,7 @@ TEST(AsyncSaveFaults, FailsAtEveryCall) {
       std::vector<std::string> errors(2);
       save_second(dir, calls, 2, &errors);
       EXPECT_EQ(errors[0], errors[1]);
-      // Trouble after the commit is no error.
+      // A failure after the commit is not an error.
       if (errors[0].empty()) {
         EXPECT_EQ(find_latest_alone(dir)->step, 2);
       } else {

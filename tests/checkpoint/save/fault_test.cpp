@@ -1,5 +1,5 @@
-// A save that fails, dies or loses power at any of its system calls: the old checkpoint stays,
-// find_latest gives the old or the new one, and the next save works.
+// A save that fails, is killed or loses power at any of its system calls: the old checkpoint stays,
+// find_latest returns the old or the new one, and the next save works.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using namespace testing;
 
-// The step 1 that is there, and what is saved over or beside it.
+// The existing step 1, and the step that is saved over it or beside it.
 struct Scenario {
   const char* name;
   StateDictType type;
@@ -77,7 +77,7 @@ class SaveFaults : public ::testing::TestWithParam<Scenario> {
     return calls.calls();
   }
 
-  // Old or new, whole; returns the version found.
+  // The old or the new step is complete; returns the version found.
   int expect_old_or_new() {
     const auto found = find_latest_alone(dir());
     EXPECT_TRUE(found.has_value());
@@ -111,7 +111,7 @@ TEST_P(SaveFaults, DiesAtEveryCall) {
         [&] {
           expect_old_or_new();
           FaultyCalls none(Fault::none, 0);
-          save_new(&none);  // and life goes on
+          save_new(&none);  // and training continues
           expect_no_leftovers();
           expect_version(dir() / fmt::format("step-{}", GetParam().step), 2);
         });
@@ -134,8 +134,8 @@ TEST_P(SaveFaults, FailsAtEveryCall) {
       }
       EXPECT_TRUE(has(error + warnings, error_number == EIO ? "EIO" : "ENOSPC"));
       const int version = expect_old_or_new();
-      // Either it says nothing worse than a warning, or that the step is complete, or it is not
-      // there; and what could go is gone.
+      // Either there is at most a warning, or the error says that the step is complete, or the step
+      // is absent; leftovers that could be removed are gone.
       EXPECT_EQ(version == 2, error.empty() || has(error, "is complete in its place"));
       if (!has(error + warnings, "stays until the next save") && !has(warnings, "is committed; ") &&
           !has(error, "is complete in its place")) {
@@ -149,7 +149,7 @@ TEST_P(SaveFaults, FailsAtEveryCall) {
   }
 }
 
-TEST_P(SaveFaults, FailsFromACallOn) {
+TEST_P(SaveFaults, AllCallsFailFromOneOn) {
   const int total = count_calls();
   for (int k = 1; k <= total; k += 3) {
     SCOPED_TRACE(fmt::format("call {} of {}", k, total));
@@ -173,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Scenario{"ShardedTwoRanks", StateDictType::sharded, 2, 1, 2, false}),
     [](const auto& scenario) { return std::string(scenario.param.name); });
 
-// Writes and reads of at most seven bytes, and every other call interrupted by a signal.
+// Writes and reads at most seven bytes per call; a signal interrupts every second call.
 class HaltingCalls final : public SystemCalls {
  public:
   int open(const char* path, int flags, mode_t mode) override {
@@ -226,7 +226,7 @@ class SmallDisk final : public SystemCalls {
   }
 };
 
-TEST(Faults, AFullDiskIsSeenBeforeTheFirstByte) {
+TEST(Faults, AFullDiskIsDetectedBeforeTheFirstByte) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);
   SmallDisk calls;
@@ -239,7 +239,7 @@ TEST(Faults, AFullDiskIsSeenBeforeTheFirstByte) {
   EXPECT_EQ(find_latest_alone(folder.path())->step, 1);
 }
 
-TEST(Faults, AReadErrorIsNotSilent) {
+TEST(Faults, AReadErrorIsReported) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);
   class Unreadable final : public SystemCalls {

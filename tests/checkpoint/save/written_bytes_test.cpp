@@ -1,5 +1,5 @@
-// What is certified is what the ranks had in memory: a bit that changes on its way to the disk is
-// damage. And where ranks meet in a file, chunks begin anew.
+// Checksums are those of the ranks' memory: a bit that changes on its way to the disk is damage.
+// Where the parts of two ranks meet in a file, a new chunk begins.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace testing;
 
-// Of the writes of at least `least` bytes, the first one is written with a bit changed.
+// Changes a bit of the first write of at least `least` bytes.
 class FlippingDisk final : public SystemCalls {
  public:
   explicit FlippingDisk(std::size_t least) : least_(least) {}
@@ -30,7 +30,7 @@ class FlippingDisk final : public SystemCalls {
   std::atomic<bool> flipped_{false};
 };
 
-TEST(WrittenBytes, ChangedOnTheirWayAreDamage) {
+TEST(WrittenBytes, ChangedOnTheWayToDiskAreDamage) {
   for (const StateDictType type : {StateDictType::full, StateDictType::sharded}) {
     const TemporaryFolder folder;
     FlippingDisk disk(500);
@@ -43,15 +43,15 @@ TEST(WrittenBytes, ChangedOnTheirWayAreDamage) {
   }
 }
 
-TEST(WrittenBytes, ChunksBeginAnewWhereRanksMeet) {
+TEST(WrittenBytes, ANewChunkBeginsWhereRanksMeet) {
   const TemporaryFolder folder;
   save_version(folder.path(), 1, {}, 3);
   const Manifest manifest = read_manifest(folder.path() / "step-1");
   const FileRecord& file = manifest.file("model.safetensors");
   EXPECT_FALSE(file.cuts.empty());
   EXPECT_EQ(file.chunks.size(), file.cuts.size() + 1);  // all are small
-  // One rank's file has none, and neither has what one rank writes: such steps are as they were in
-  // version 1 of the format.
+  // A file of one rank has no cuts, nor has the part of one rank: such steps are as in version 1 of
+  // the format.
   save_version(folder.path(), 2, {.type = StateDictType::sharded}, 3);
   save_version(folder.path(), 3, {}, 1);
   for (const int step : {2, 3}) {
@@ -76,7 +76,7 @@ TEST(WrittenBytes, StepsOfTheFirstVersionAreRead) {
   expect_version(folder.path() / "step-4", 4);
 }
 
-TEST(WrittenBytes, CutsThatLieAreRefused) {
+TEST(WrittenBytes, WrongCutsAreRefused) {
   const TemporaryFolder folder;
   save_version(folder.path(), 1, {}, 2);
   const auto good = nlohmann::json::parse(read_all(folder.path() / "step-1" / manifest_name));
@@ -88,7 +88,7 @@ TEST(WrittenBytes, CutsThatLieAreRefused) {
   EXPECT_TRUE(has(refusal({100, 50}), "begin anew at byte 50, after byte 100"));
   EXPECT_TRUE(has(refusal({std::uint64_t{1} << 60}), "begin anew at byte"));
   EXPECT_TRUE(has(refusal({1, 2, 3}), "hexadecimal digits of checksums for 4 chunks"));
-  EXPECT_TRUE(has(refusal({"x"}), "string stands where"));
+  EXPECT_TRUE(has(refusal({"x"}), "found string instead of"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Scalars: what is set comes back, and what is missing or of another type is refused by name.
+// Scalars: values are restored; a scalar that is missing or of another type is refused by name.
 #include "checkpoint/state/scalars.h"
 
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "checkpoint/state/scalars_json.h"
+#include "support/errors.h"
 #include "support/expect_parts.h"
 
 namespace tessera {
@@ -18,18 +19,11 @@ namespace {
 
 using testing::expect_parts;
 
-std::string refusal(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::checkpoint);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+std::string refusal(const std::function<void()>& call) {
+  return testing::error_of(call, ErrorCode::checkpoint);
 }
 
-TEST(Scalars, EveryTypeComesBack) {
+TEST(Scalars, EveryTypeIsRestored) {
   constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
   Scalars scalars;
   scalars.set("step", 7)
@@ -40,7 +34,7 @@ TEST(Scalars, EveryTypeComesBack) {
   EXPECT_EQ(scalars.get<std::int64_t>("step"), 7);
   EXPECT_EQ(scalars.get<std::int64_t>("seed"), largest);
   EXPECT_EQ(scalars.get<double>("lr"), 3e-4);
-  EXPECT_EQ(scalars.get<double>("step"), 7.0);  // a whole number is a number
+  EXPECT_EQ(scalars.get<double>("step"), 7.0);  // a whole number is also a floating-point number
   EXPECT_TRUE(scalars.get<bool>("done"));
   EXPECT_EQ(scalars.get<std::string>("run"), "a/b ~ü");
   scalars.set("step", 8);
@@ -67,7 +61,7 @@ TEST(Scalars, GroupsAreNestedObjects) {
             R"({"position":{"0":1,"samples":640,"steps":10}})");
 }
 
-TEST(Scalars, FallbackOnlyWhereThereIsNothing) {
+TEST(Scalars, TheFallbackIsUsedOnlyForMissingNames) {
   Scalars scalars;
   scalars.set("shuffle", true);
   EXPECT_TRUE(scalars.get<bool>("shuffle", false));

@@ -1,5 +1,5 @@
-// The copy of a state that an asynchronous save begins with: every byte, by any number of threads,
-// and not one beyond.
+// The copy of the state with which an asynchronous save begins: every byte, with any number of
+// threads, and no byte beyond.
 #include "checkpoint/state/snapshot.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Lengths around a vector's, a cache line's and a thread's share.
+// Lengths around those of a vector, a cache line and a thread's part.
 const std::vector<std::int64_t> lengths = {0,        1, 15, 16, 17, 1000, 1 << 20, (1 << 20) + 3,
                                            3'000'001};
 
@@ -20,7 +20,7 @@ State state_over(std::vector<std::vector<float>>& memory) {
   State state;
   for (std::size_t t = 0; t < lengths.size(); ++t) {
     auto& values =
-        memory.emplace_back(static_cast<std::size_t>(lengths[t]) + 1);  // begins anywhere
+        memory.emplace_back(static_cast<std::size_t>(lengths[t]) + 1);  // begins at any address
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = static_cast<float>(i * 7 + t * 1'000'003);
     }
@@ -59,7 +59,7 @@ TEST(Snapshot, HasEveryByteWhateverTheNumberOfThreads) {
         ASSERT_NE(to.data, from.data);
         const auto bytes = static_cast<std::size_t>(from.count) * sizeof(float);
         EXPECT_TRUE(std::equal(from.data, from.data + bytes, to.data)) << (state.*section)[t].name;
-        std::fill_n(to.data, bytes, std::byte{0});  // the next one copies anew
+        std::fill_n(to.data, bytes, std::byte{0});  // the next copy starts from scratch
       }
     }
   }

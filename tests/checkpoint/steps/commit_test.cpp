@@ -1,4 +1,4 @@
-// The folder of checkpoints: finding, falling back, keeping, replacing, locking.
+// The folder of checkpoints: search, fallback, retention, replacement, locks.
 #include "checkpoint/steps/commit.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ TEST(FindLatest, GoesByCommitNotByTimeOrText) {
   EXPECT_TRUE(find_latest_alone(folder.path())->skipped.empty());
 }
 
-TEST(FindLatest, FallsBackAndSaysWhy) {
+TEST(FindLatest, FallsBackAndReportsWhy) {
   TemporaryFolder folder;
   for (const int step : {1, 2, 3}) save_version(folder.path(), step);
   spoil(folder.path() / "step-3");
@@ -127,7 +127,8 @@ TEST(Retention, KeepsTheNewestAndForeignFiles) {
             (std::vector<std::string>{".lock", "latest", "step-0", "step-1.txt", "step-3",
                                       "step-3.backup", "step-4"}));
   EXPECT_EQ(read_all(folder.path() / "step-0/thesis.txt"), "precious");
-  // A save below the newest step is another run's: it keeps itself, and deletes no other's.
+  // A save below the newest step belongs to another run: it keeps itself, and deletes none of the
+  // other run's.
   save_version(folder.path(), 2, {.keep = 1});
   expect_version(folder.path() / "step-2", 2);
   EXPECT_TRUE(fs::exists(folder.path() / "step-3"));
@@ -151,7 +152,7 @@ TEST(Replace, TheSameStepAgain) {
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{".lock", "latest", "step-5"}));
 }
 
-TEST(Replace, NotWhatIsForeign) {
+TEST(Replace, NotForeignFiles) {
   TemporaryFolder folder;
   fs::create_directories(folder.path() / "step-1");
   write_all(folder.path() / "step-1/notes", "mine");
@@ -191,7 +192,7 @@ TEST(Lock, ASecondSaveWaitsForTheFirst) {
   EXPECT_EQ(find_latest_alone(folder.path())->step, 3);
 }
 
-TEST(Lock, ASecondSaveIsRefusedInTheEnd) {
+TEST(Lock, ASecondSaveIsRefusedAfterTheTimeout) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);
   {
@@ -201,7 +202,7 @@ TEST(Lock, ASecondSaveIsRefusedInTheEnd) {
       const std::string text = error_of([&] { save_version(folder.path(), 3, options, world); });
       EXPECT_TRUE(has(text, "another run is saving into"));
     }
-    // The refused save has left the other's work alone.
+    // The refused save has not touched the other's files.
     EXPECT_TRUE(fs::exists(folder.path() / "step-2.partial-0123456789abcdef"));
   }
   EXPECT_FALSE(fs::exists(folder.path() / "step-2.partial-0123456789abcdef"));

@@ -1,5 +1,5 @@
-// What goes wrong beside a save is told and costs nothing: leftovers, retention, a file system
-// without flock, a death between two renames.
+// Failures beside a save are reported and do not end it: leftovers, retention, a file system
+// without flock, a process killed between two renames.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -27,8 +27,8 @@ Saved save_and_tell(const fs::path& dir, int step, const SaveOptions& options = 
   return saved;
 }
 
-// A folder on NFS in which somebody reads: the name .nfsXXXX of a file that is open elsewhere
-// stays, and so does its folder.
+// A folder on NFS in which another host reads: a file that is open elsewhere stays under a name
+// .nfsXXXX, and so does its folder.
 class ReaderElsewhere final : public SystemCalls {
  public:
   explicit ReaderElsewhere(int number) : number_(number) {}
@@ -41,7 +41,7 @@ class ReaderElsewhere final : public SystemCalls {
   int number_;
 };
 
-TEST(Housekeeping, AReaderThatHoldsAnOldStepStopsNoTraining) {
+TEST(Housekeeping, AReaderOfAnOldStepDoesNotStopTraining) {
   for (const int number : {ENOTEMPTY, EBUSY}) {
     TemporaryFolder folder;
     ReaderElsewhere calls(number);
@@ -50,7 +50,7 @@ TEST(Housekeeping, AReaderThatHoldsAnOldStepStopsNoTraining) {
       EXPECT_EQ(saved.warnings.empty(), step == 1);
       expect_version(folder.path() / fmt::format("step-{}", step), step);
     }
-    // The reader is done.
+    // The reader has finished.
     EXPECT_TRUE(save_and_tell(folder.path(), 4, {.keep = 1}).warnings.empty());
     int folders = 0;
     for (const auto& entry : fs::directory_iterator(folder.path())) folders += entry.is_directory();
@@ -67,7 +67,7 @@ class NoLatest final : public SystemCalls {
   }
 };
 
-TEST(Housekeeping, TheHintIsNoReasonToStop) {
+TEST(Housekeeping, AFailureOfTheHintDoesNotStopTraining) {
   TemporaryFolder folder;
   NoLatest calls;
   const Saved saved = save_and_tell(folder.path(), 1, {}, &calls);
@@ -76,7 +76,7 @@ TEST(Housekeeping, TheHintIsNoReasonToStop) {
   EXPECT_TRUE(has(saved.warnings[0], "EDQUOT"));
 }
 
-TEST(Recovery, ACompleteStepBetweenTwoRenamesComesBack) {
+TEST(Recovery, ACompleteStepBetweenTwoRenamesIsRestored) {
   for (const char* kind : {".partial-", ".removed-"}) {
     const std::string name = std::string("step-5") + kind + "0123456789abcdef";
     for (const bool by_reader : {true, false}) {
@@ -110,7 +110,7 @@ TEST(Recovery, TheNewerOfTwoWins) {
   EXPECT_FALSE(fs::exists(old));
 }
 
-TEST(Recovery, WhatIsNotCompleteDoesNot) {
+TEST(Recovery, AnIncompleteStepIsNotRestored) {
   TemporaryFolder folder;
   const fs::path partial = folder.path() / "step-5.partial-0123456789abcdef";
   save_version(folder.path(), 5);
@@ -122,7 +122,7 @@ TEST(Recovery, WhatIsNotCompleteDoesNot) {
   EXPECT_FALSE(fs::exists(folder.path() / "step-5"));
 }
 
-// Lustre without -o flock, and some FUSE.
+// As on Lustre without -o flock, and on some FUSE file systems.
 class NoFlock final : public SystemCalls {
  public:
   explicit NoFlock(int number) : number_(number) {}
@@ -139,7 +139,7 @@ fs::path owner_file(const fs::path& dir) {
   return dir / ".lock-owner";
 }
 
-TEST(LockWithoutFlock, SavesAndSaysSo) {
+TEST(LockWithoutFlock, SavesWithAWarning) {
   for (const int number : {ENOLCK, ENOSYS, EOPNOTSUPP}) {
     TemporaryFolder folder;
     NoFlock calls(number);
@@ -159,7 +159,7 @@ TEST(LockWithoutFlock, ASecondSaveIsRefusedByName) {
   EXPECT_TRUE(has(text, fmt::format("process {} on ", ::getpid())));
 }
 
-TEST(LockWithoutFlock, OnlyWhoIsCertainlyGoneIsTakenOver) {
+TEST(LockWithoutFlock, OnlyALockOfACertainlyDeadOwnerIsTakenOver) {
   TemporaryFolder folder;
   NoFlock calls(ENOLCK);
   const pid_t child = ::fork();
@@ -173,15 +173,16 @@ TEST(LockWithoutFlock, OnlyWhoIsCertainlyGoneIsTakenOver) {
   const std::string left = read_all(owner_file(folder.path()));
   ASSERT_TRUE(has(left, fmt::format("pid {}\n", child)));
   EXPECT_EQ(save_and_tell(folder.path(), 3, {}, &calls).warnings.size(), 1u);
-  // On another host nobody can tell, and of what is no owner's file neither.
+  // The state of an owner on another host is unknown, and so is that of a file that does not name
+  // an owner.
   for (const std::string& text : {"host elsewhere\n" + left.substr(left.find("pid")),
                                   std::string("garbage"), std::string()}) {
     write_all(owner_file(folder.path()), text);
     const std::string refusal = error_of([&] { save_and_tell(folder.path(), 4, {}, &calls); });
-    EXPECT_TRUE(has(refusal, "remove that file when no such process runs"));
+    EXPECT_TRUE(has(refusal, "remove that file if this process no longer runs"));
     EXPECT_EQ(read_all(owner_file(folder.path())), text);
   }
-  // After the host's restart the number is another's, if anybody's.
+  // After a restart of the host the process id belongs to another process, or to none.
   std::string restarted = left.substr(0, left.find("boot")) + "boot other\nstart 1\n";
   restarted.replace(restarted.find("pid"), restarted.find("boot") - restarted.find("pid"),
                     fmt::format("pid {}\n", ::getpid()));
@@ -189,7 +190,7 @@ TEST(LockWithoutFlock, OnlyWhoIsCertainlyGoneIsTakenOver) {
   save_and_tell(folder.path(), 5, {}, &calls);
 }
 
-// Another run takes a dead one's place just before this one does.
+// Another run takes over from a dead one just before this run does.
 class OvertakenAtTheOwnerFile final : public SystemCalls {
  public:
   explicit OvertakenAtTheOwnerFile(std::string theirs) : theirs_(std::move(theirs)) {}
@@ -219,7 +220,7 @@ TEST(LockWithoutFlock, OneOfTwoTakesOver) {
   save_version(folder.path(), 1);
   write_all(owner_file(folder.path()), "host elsewhere\npid 1\nboot b\nstart 1\n");
   NoFlock calls(ENOLCK);
-  // Of this host, and gone.
+  // An owner on this host that has ended.
   std::string here;
   {
     const ScopedSystemCalls scope(calls);

@@ -1,5 +1,5 @@
-// Several runs in one folder: what each takes, keeps and deletes; and what falls back and what
-// stops.
+// Several runs in one folder: which steps each run loads, keeps and deletes; and which errors fall
+// back and which stop.
 #include "checkpoint/steps/lineage.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace testing;
 
-// A run that saves into a folder and goes on with what it saved.
+// A run that saves into a folder and continues from what it saved.
 class SavingRun {
  public:
   SavingRun(fs::path dir, Line line, int keep = 0)
@@ -65,7 +65,7 @@ void turn_a_bit(const fs::path& step) {
   write_all(step / "model.safetensors", whole);
 }
 
-// Loads the newest on one rank and returns what was found; every element is the version's.
+// Loads the newest step on one rank and returns it; every element is that of `version`.
 Found load_newest(const fs::path& dir, int version, const Search& search = {}) {
   std::optional<Found> found;
   comm::run_local(1, [&](const auto& communicator) {
@@ -87,7 +87,7 @@ Start start_in(const fs::path& dir, const std::string& from = {}) {
   return start;
 }
 
-TEST(Lineage, ARunNeverTakesNorDeletesTheStepsOfAnother) {
+TEST(Lineage, ARunNeitherLoadsNorDeletesTheStepsOfAnother) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   SavingRun old = SavingRun::anew(dir);
@@ -112,10 +112,10 @@ TEST(Lineage, AStepWhoseNameAnotherRunNeedsIsMovedAside) {
   const Saved saved = fresh.save_step(7, 2);
   const std::string aside = "step-7.of-" + old.line().run;
   ASSERT_EQ(saved.warnings.size(), 1u);
-  EXPECT_TRUE(has(saved.warnings[0], "whose step is now '" + aside));
+  EXPECT_TRUE(has(saved.warnings[0], "its step is now '" + aside));
   expect_version(dir / "step-7", 2);
   expect_version(dir / aside, 1);
-  // A third one, and the second's own again.
+  // A third run, and then the second again.
   SavingRun third = SavingRun::anew(dir);
   third.save_step(7, 3);
   fresh.save_step(7, 4);
@@ -126,7 +126,7 @@ TEST(Lineage, AStepWhoseNameAnotherRunNeedsIsMovedAside) {
   load_newest(dir, 4);
 }
 
-TEST(Lineage, TheLineSavedLastGoesOnWhateverItsSteps) {
+TEST(Lineage, TheLineSavedLastContinuesWhateverItsSteps) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   SavingRun high = SavingRun::anew(dir), low = SavingRun::anew(dir);
@@ -144,14 +144,14 @@ TEST(Lineage, WithoutALineAStepBelowTheNewestBeginsARun) {
   const fs::path& dir = folder.path();
   for (const int step : {1, 2, 3}) save_version(dir, step, {.keep = 2});
   EXPECT_EQ(steps_in(dir), (Names{"step-2", "step-3"}));
-  for (const int step : {1, 2}) save_version(dir, step, {.keep = 1});  // anew
+  for (const int step : {1, 2}) save_version(dir, step, {.keep = 1});  // a new run
   EXPECT_EQ(steps_in(dir).size(), 3u);
   expect_version(dir / "step-2", 2);
   expect_version(dir / "step-3", 3);
   EXPECT_EQ(find_latest_alone(dir)->step, 2);
 }
 
-TEST(Lineage, DamagedStepsTakeNoPlaceOfGoodOnes) {
+TEST(Lineage, DamagedStepsDoNotCountForRetention) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   SavingRun before = SavingRun::anew(dir, 2);
@@ -163,7 +163,7 @@ TEST(Lineage, DamagedStepsTakeNoPlaceOfGoodOnes) {
   SavingRun after(dir, found.line, 2);
   after.save_steps({275});
   EXPECT_EQ(steps_in(dir), (Names{"step-250", "step-275", "step-300"}));
-  // Nor does another start forget it.
+  // This also holds after a restart.
   SavingRun again(dir, load_newest(dir, 275).line, 3);
   again.save_steps({280});
   EXPECT_EQ(steps_in(dir), (Names{"step-250", "step-275", "step-280", "step-300"}));
@@ -172,7 +172,7 @@ TEST(Lineage, DamagedStepsTakeNoPlaceOfGoodOnes) {
   EXPECT_EQ(steps_in(dir), (Names{"step-280", "step-290"}));
 }
 
-TEST(Lineage, FallBackGoesToWhatTheRunCameFromAndNoFurther) {
+TEST(Lineage, FallBackReachesTheRunsOriginAndNoFurther) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   SavingRun old = SavingRun::anew(dir);
@@ -185,7 +185,7 @@ TEST(Lineage, FallBackGoesToWhatTheRunCameFromAndNoFurther) {
   turn_a_bit(dir / "step-4");
   EXPECT_EQ(load_newest(dir, 2).step, 2);  // not 3
   EXPECT_EQ(find_latest_alone(dir)->step, 2);
-  // A run that came from nowhere has nothing to fall back to: another's steps are not its own.
+  // A run without an origin has nothing to fall back to: it does not use another run's steps.
   SavingRun alone = SavingRun::anew(dir);
   alone.save_steps({9});
   turn_a_bit(dir / "step-9");
@@ -194,7 +194,7 @@ TEST(Lineage, FallBackGoesToWhatTheRunCameFromAndNoFurther) {
   EXPECT_TRUE(has(text, "of another run (" + old.line().run + ")"));
 }
 
-TEST(Lineage, TheLastStepOfARunGoesOnWithIt) {
+TEST(Lineage, TheLastStepOfARunContinuesIt) {
   TemporaryFolder folder;
   SavingRun old = SavingRun::anew(folder.path() / "a");
   old.save_steps({1, 2});
@@ -206,7 +206,7 @@ TEST(Lineage, TheLastStepOfARunGoesOnWithIt) {
   EXPECT_EQ(start_in(folder.path() / "a").others.size(), 1u);
 }
 
-TEST(Lineage, ALaunchFindsItsOwn) {
+TEST(Lineage, ALaunchFindsItsOwnRun) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   SavingRun mine(dir, {.run = new_run(), .launch = "00000000000000aa"});
@@ -220,7 +220,7 @@ TEST(Lineage, ALaunchFindsItsOwn) {
   });
 }
 
-// A manifest as it was written before lineage.
+// A manifest in the form without lineage.
 void make_old(const fs::path& step) {
   nlohmann::json whole = nlohmann::json::parse(read_all(step / manifest_name));
   nlohmann::json& body = whole.at("manifest");
@@ -229,7 +229,7 @@ void make_old(const fs::path& step) {
   write_all(step / manifest_name, whole.dump(1) + "\n");
 }
 
-TEST(Lineage, ManifestsWithoutItAreOneOldRun) {
+TEST(Lineage, ManifestsWithoutLineageAreOneOldRun) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   for (const int step : {8, 9, 10}) {
@@ -244,7 +244,7 @@ TEST(Lineage, ManifestsWithoutItAreOneOldRun) {
   EXPECT_EQ(load_newest(dir, 11).step, 11);
 }
 
-TEST(Lineage, TheBestStay) {
+TEST(Lineage, TheBestStepsAreKept) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   SavingRun run = SavingRun::anew(dir, 1);
@@ -255,7 +255,7 @@ TEST(Lineage, TheBestStay) {
   EXPECT_EQ(steps_in(dir), (Names{"step-2", "step-4", "step-6"}));
   EXPECT_EQ(read_all(dir / "best"), "step-2\n");
   EXPECT_EQ(read_manifest(dir / "step-2").score, 1.0);
-  // Another run's best is its own affair.
+  // The best step of another run does not count.
   SavingRun other = SavingRun::anew(dir, 1);
   other.save_step(7, 7, 9.0, 1);
   EXPECT_EQ(read_all(dir / "best"), "step-7\n");
@@ -279,7 +279,7 @@ class FailingReads final : public SystemCalls {
   int number_;
 };
 
-TEST(FallBack, OnlyDamageDoesAnIoErrorStopsByItsName) {
+TEST(FallBack, OnlyDamageFallsBackAndAnIoErrorStops) {
   TemporaryFolder folder;
   const fs::path& dir = folder.path();
   for (const int step : {1, 2}) save_version(dir, step);
@@ -305,7 +305,7 @@ TEST(FallBack, OnlyDamageDoesAnIoErrorStopsByItsName) {
   }
 }
 
-TEST(FallBack, WhatDoesNotFitIsNoDamage) {
+TEST(FallBack, AMismatchIsNotDamage) {
   TemporaryFolder folder;
   for (const int step : {1, 2}) save_version(folder.path(), step);
   comm::run_local(1, [&](const auto& communicator) {
@@ -332,7 +332,7 @@ class CountingReads final : public SystemCalls {
 
 TEST(FallBack, ResumingReadsEachByteOnce) {
   TemporaryFolder folder;
-  constexpr std::int64_t elements = 16 << 20;  // 64 MiB, so that headers count for nothing
+  constexpr std::int64_t elements = 16 << 20;  // 64 MiB, so that headers are negligible
   std::vector<float> values(elements, 1.5f);
   State state;
   const auto piece = [&](std::vector<float>& memory) {
@@ -351,7 +351,7 @@ TEST(FallBack, ResumingReadsEachByteOnce) {
   EXPECT_LT(calls.bytes(), elements * 4 * 11 / 10);
 }
 
-TEST(Names, ThoseOfStepsMovedAside) {
+TEST(Names, OfStepsMovedAside) {
   EXPECT_EQ(parse_committed_name("step-7"), 7);
   EXPECT_EQ(parse_committed_name(aside_name(7, unnamed_run, 0)), 7);
   EXPECT_EQ(parse_committed_name(aside_name(7, unnamed_run, 3)), 7);

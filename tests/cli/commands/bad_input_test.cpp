@@ -1,5 +1,5 @@
-// Whatever is wrong with what a user gives: one line that begins with `tessera: error:`, and the
-// exit code of its kind, on one rank and on two.
+// Every wrong input of a user gives one line that begins with `tessera: error:`, and the exit code
+// of its kind, on one rank and on two.
 #include <sys/resource.h>
 
 #include <optional>
@@ -29,7 +29,7 @@ int error_lines(const std::string& text) {
   return count;
 }
 
-// One line and nothing else: refused before anything was begun.
+// Expects one line and no other output: the input was refused before any work began.
 void expect_refused(const Ended& ended, int code, const std::string& message) {
   EXPECT_EQ(ended.code, code) << ended.err;
   EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
@@ -51,7 +51,7 @@ struct Refused {
   std::string message;
 };
 
-TEST(BadInput, SettingsThatCannotBe) {
+TEST(BadInput, InvalidSettings) {
   const TrainingFolder folder;
   const std::vector<Refused> cases = {
       {{{"train.stps", "5"}}, 3, "unknown key train.stps; did you mean steps?"},
@@ -91,20 +91,24 @@ TEST(BadInput, SettingsThatCannotBe) {
       {{{"model.hidden_size", "64"}}, 3, "model.architecture is gpt2; it is model.n_embd there"},
       {{{"model.num_attention_heads", "4"}}, 3, "it is model.n_head there"},
       {{{"log.jsonl", "/proc/nowhere/metrics.jsonl"}}, 3, "/proc/nowhere/metrics.jsonl"},
-      {{{"log.jsonl", folder.path("text.txt")}}, 3, "is no step of a run; name another file"},
+      {{{"log.jsonl", folder.path("text.txt")}}, 3, "is not a step of a run; name another file"},
       {{{"log.memory", "/proc/nowhere/memory.json"}}, 3, "log.memory: /proc/nowhere/memory.json"},
       {{{"log.memory", folder.path("text.txt")}}, 3, "exists and is something else"},
       {{{"log.csv", "/proc/nowhere/m.csv"}}, 3, "log.csv: /proc/nowhere/m.csv cannot be written"},
-      {{{"log.csv", folder.path("text.txt")}}, 3, "line 1 is no step of a run; name another file"},
+      {{{"log.csv", folder.path("text.txt")}},
+       3,
+       "line 1 is not a step of a run; name another file"},
       {{{"log.tensorboard", "/proc/nowhere"}}, 3, "log.tensorboard: /proc/nowhere"},
       {{{"log.tensorboard", folder.path("text.txt")}}, 3, "text.txt is a file; name a folder"},
       {{{"log.summary", "/proc/nowhere/s.json"}}, 3, "log.summary: /proc/nowhere/s.json"},
-      {{{"log.summary", folder.path("text.txt")}}, 3, "exists and is something else"},
+      {{{"log.summary", folder.path("text.txt")}}, 3, "exists and has another format"},
       {{{"log.summary", folder.path("")}}, 3, "log.summary: "},
       {{{"log.trace", "/proc/nowhere/t.json"}}, 3, "log.trace: /proc/nowhere/t.json"},
-      {{{"log.trace", folder.path("text.txt")}}, 3, "is no trace of a run; name another file"},
+      {{{"log.trace", folder.path("text.txt")}}, 3, "is not a trace of a run; name another file"},
       {{{"log.trace", folder.path("")}}, 3, "log.trace: "},
-      {{{"log.trace_steps", "[1, 2]"}}, 3, "log.trace_steps needs log.trace, the file for them"},
+      {{{"log.trace_steps", "[1, 2]"}},
+       3,
+       "log.trace_steps needs log.trace, the file for the trace"},
       {{{"log.trace", folder.path("t.json")}, {"log.trace_steps", "[3, 1]"}}, 3, "got [3, 1]"},
       {{{"log.trace", folder.path("t.json")}, {"log.trace_steps", "[2, 4]"}},
        3,
@@ -151,10 +155,10 @@ TEST(BadInput, RecipesThatCannotBeRead) {
                  "must be key=value");
 }
 
-TEST(BadInput, DataThatIsNotThere) {
+TEST(BadInput, MissingData) {
   const TrainingFolder folder;
   folder.write("empty.txt", "");
-  folder.write("short.txt", testing::sample_text(64));  // a sequence has 64, and a target after it
+  folder.write("short.txt", testing::sample_text(64));  // a sequence needs 64 and a target
   const std::vector<std::pair<std::string, std::string>> cases = {
       {folder.path("none.txt"), "none.txt cannot be opened"},
       {folder.path("empty.txt"), "empty.txt"},
@@ -175,7 +179,7 @@ TEST(BadInput, DataThatIsNotThere) {
   train(2, folder.small() + Settings{{"data.train", folder.path("just.txt")}});
 }
 
-TEST(BadInput, AWorldThatIsNoWorld) {
+TEST(BadInput, InvalidWorlds) {
   const TrainingFolder folder;
   const auto arguments = train_arguments(folder.small());
   using Environment = std::map<std::string, std::string>;
@@ -195,7 +199,7 @@ TEST(BadInput, AWorldThatIsNoWorld) {
       3, "sharding.group_size 2 does not divide the 3 ranks of the world");
 }
 
-// A saved step of two ranks, and what can become of it.
+// A saved step of two ranks, which tests damage.
 class SavedSteps {
  public:
   explicit SavedSteps(const std::string& type = "FULL_STATE_DICT")
@@ -215,7 +219,7 @@ class SavedSteps {
 TEST(BadInput, DamagedCheckpoints) {
   const SavedSteps saved;
   const auto refused = [&](const std::string& file) {
-    // As the only one of its folder, by name, and as a model to write with.
+    // The step is the only one in its folder; it is named as a step and as a model for `generate`.
     const auto arguments = train_arguments(saved.settings);
     expect_refused(run_program(launched(2, arguments)), 5, file);
     const auto by_name =
@@ -229,7 +233,7 @@ TEST(BadInput, DamagedCheckpoints) {
     for (const auto place : {std::size_t{0}, std::size_t{100}, good.size() / 2, good.size() - 2}) {
       damage(path, static_cast<std::streamoff>(place));
       refused(name);
-      damage(path, static_cast<std::streamoff>(place));  // good again
+      damage(path, static_cast<std::streamoff>(place));  // repair it
     }
     fs::resize_file(path, good.size() / 2);
     refused(name);
@@ -250,7 +254,7 @@ TEST(BadInput, AMissingFileOfAShardedCheckpoint) {
   expect_refused(run_program({"generate", saved.file(""), "--prompt", "a"}), 5, name);
 }
 
-// A limit on the size of files that the programs started meanwhile inherit.
+// A limit on the size of files, which programs that start meanwhile inherit.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) {
@@ -267,7 +271,8 @@ class FileSizeLimit {
   rlimit before_{};
 };
 
-// The save of step 6 failed: step 3 is whole, nothing else lies there, and the run goes on from it.
+// The save of step 6 failed: step 3 is complete, nothing else was written, and the run resumes from
+// step 3.
 void expect_intact(const TrainingFolder& folder, const Ended& failed, const Settings& settings) {
   EXPECT_EQ(failed.code, 5) << failed.err;
   EXPECT_EQ(error_lines(failed.err), 1) << failed.err;
@@ -289,7 +294,7 @@ TEST(BadInput, AFileOverTheLimitWhileSavingLeavesTheOldCheckpoint) {
     const SavedSteps saved(type);
     const Settings longer = saved.settings + Settings{{"train.steps", "6"}};
     std::optional<FileSizeLimit> limit(200'000);
-    // One rank: of several, the shared memory would be over the limit as well.
+    // One rank: with several the shared memory would also exceed the limit.
     const Ended failed = run_program(train_arguments(longer));
     limit.reset();
     EXPECT_NE(failed.err.find("EFBIG"), std::string::npos) << failed.err;
@@ -340,7 +345,7 @@ TEST(BadInput, AFullDiskUnderOtherLogs) {
       << ended.err;
 }
 
-// A log that is refused costs none of the others: what was there stays, what was not comes not.
+// A log that is refused does not affect the others: existing files stay, and no new ones appear.
 TEST(BadInput, ARefusedLogLeavesTheOthersAlone) {
   const TrainingFolder folder;
   folder.write("m.jsonl", "{\"step\": 1, \"loss\": 2.5}\n");
@@ -357,7 +362,7 @@ TEST(BadInput, ARefusedLogLeavesTheOthersAlone) {
   EXPECT_FALSE(fs::exists(folder.path("tb/events.out.tfevents.tessera")));
 }
 
-TEST(BadInput, PretrainedFoldersThatAreNone) {
+TEST(BadInput, FoldersWithoutAPretrainedModel) {
   const TrainingFolder folder;
   const std::string model = folder.path("model");
   fs::create_directory(model);

@@ -1,4 +1,4 @@
-// `tessera config`: its questions on a terminal, and what it writes, checks and explains.
+// `tessera config`: its questions on a terminal, and the file that it writes, checks and explains.
 #include <gtest/gtest.h>
 #include <pty.h>
 
@@ -50,11 +50,11 @@ Recipe recipe_under(const std::string& file) {
   return parse_recipe("data: {train: text}", "r.yaml", {}, &config);
 }
 
-TEST(ConfigCommand, AsksOnATerminalAndWritesWhatWasAnswered) {
+TEST(ConfigCommand, AsksOnATerminalAndWritesTheAnswers) {
   const TemporaryFolder folder;
   const std::string file = (folder / "a.yaml").string();
   // Ranks, CPU, precision, FSDP, version, strategy, offload, policy, classes, prefetch, state dict,
-  // recomputation. A wrong answer is asked for again.
+  // recomputation. The command repeats a question after a wrong answer.
   const Session session =
       on_terminal({"config", "--config-file", file},
                   "two\n2\nyes\nbf17\nbf16\n\n1\nhybrid_shard\nno\n\nGPT2Block\nbackward_post\n"
@@ -86,7 +86,7 @@ TEST(ConfigCommand, EveryQuestionHasADefault) {
   ASSERT_EQ(run_program({"config", "default", "--config-file", other}).code, 0);
   EXPECT_EQ(read_text(other), by_questions);
   EXPECT_EQ(read_accelerate_config(other).version, 2);
-  // A file that exists stays unless it is said otherwise.
+  // An existing file stays unless the user says otherwise.
   const Session no = on_terminal({"config", "--config-file", file}, "\n");
   EXPECT_EQ(no.code, 2);
   EXPECT_NE(no.screen.find("stays as it is"), std::string::npos) << no.screen;
@@ -108,8 +108,9 @@ TEST(ConfigCommand, RefusesWhatItCannotDo) {
   ASSERT_EQ(run_program({"config", "default", "--config-file", file}).code, 0);
   const Ended twice = run_program({"config", "default", "--config_file", file});
   EXPECT_EQ(twice.code, 3);
-  EXPECT_EQ(twice.err, "tessera: error: " + file +
-                           " exists and is not written over; name another with --config-file\n");
+  EXPECT_EQ(twice.err,
+            "tessera: error: " + file +
+                " exists and is not overwritten; name another file with --config-file\n");
   // Ctrl-D in the middle.
   const std::string other = (folder / "b.yaml").string();
   const Session ended = on_terminal({"config", "--config-file", other}, "2\n\x04");
@@ -128,15 +129,15 @@ TEST(ConfigCommand, ChecksAFile) {
   const Ended good = run_program({"config", "check", file});
   EXPECT_EQ(good.code, 0) << good.err;
   EXPECT_EQ(good.out, file +
-                          ":5: fsdp_use_orig_params: false: changes nothing: parameters always "
-                          "keep their names and shapes\n" +
-                          file + ": of no use here: tpu_env\n" + file + ": good\n");
+                          ":5: fsdp_use_orig_params: false: no effect: parameters always keep "
+                          "their names and shapes\n" +
+                          file + ": no effect here: tpu_env\n" + file + ": good\n");
   // What only the values together show is found as well.
   std::ofstream(file) << "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: NO_WRAP\n"
                          "  fsdp_activation_checkpointing: true\n";
   const Ended bad = run_program({"config", "check", file});
   EXPECT_EQ(bad.code, 3);
-  EXPECT_NE(bad.err.find(file + ":4: sharding.activation_checkpointing works a unit at a time"),
+  EXPECT_NE(bad.err.find(file + ":4: sharding.activation_checkpointing works by units"),
             std::string::npos)
       << bad.err;
   const Ended missing = run_program({"config", "check", (folder / "none.yaml").string()});
@@ -158,10 +159,11 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
             std::string::npos)
       << alone.out;
   // What the key does, and what its value means.
-  for (const char* words : {"      2: SHARD_GRAD_OP: parameters, gradients and moments are split;",
-                            "      bf16: computed and sent in bf16, half of the bytes\n",
-                            "      FSDP: sharded, as fsdp_config says\n",
-                            "      no effect: Collectives are always checked"}) {
+  for (const char* words :
+       {"      2: SHARD_GRAD_OP: parameters, gradients and moments are sharded;",
+        "      bf16: computed and sent in bf16, half of the bytes\n",
+        "      FSDP: sharded, with the strategy of fsdp_config\n",
+        "      no effect: Collectives are always checked"}) {
     EXPECT_NE(alone.out.find(words), std::string::npos) << words << " is not in\n" << alone.out;
   }
   EXPECT_NE(alone.out.find("checkpoint.state_dict_type: FULL_STATE_DICT"), std::string::npos);
@@ -169,7 +171,7 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
   const Ended costs = run_program({"config", "explain", file, example_recipe(), "--set",
                                    "train.device=cpu", "--set", "model.n_layer=2"});
   ASSERT_EQ(costs.code, 0) << costs.err;
-  EXPECT_NE(costs.out.find(example_recipe() + ", 2 ranks, the CPUs of one host: a rank holds "),
+  EXPECT_NE(costs.out.find(example_recipe() + ", 2 ranks, the CPUs of one node: a rank holds "),
             std::string::npos)
       << costs.out;
   EXPECT_NE(costs.out.find("fsdp_sharding_strategy: 2  (SHARD_GRAD_OP instead of FULL_SHARD)\n"

@@ -1,5 +1,5 @@
-// `tessera convert`, `inspect` and `verify` as a user meets them: what they print, how they end,
-// what they take in memory and leave on the disk.
+// `tessera convert`, `inspect` and `verify` as a user runs them: output, exit codes, memory use and
+// files on the disk.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using testing::Settings;
 using testing::train;
 using testing::TrainingFolder;
 
-// A Hugging Face folder whose weights are holes: `tensors` of [rows, 1024] fp32 zeros.
+// A Hugging Face folder with sparse weights: `tensors` of [rows, 1024] fp32 zeros.
 void write_holes(const fs::path& folder, int tensors, std::int64_t rows) {
   fs::create_directories(folder);
   std::vector<checkpoint::TensorSpec> specs;
@@ -54,7 +54,7 @@ Settings saved_in(const TrainingFolder& folder, const std::string& name, int ste
                                    {"train.steps", std::to_string(steps)}};
 }
 
-TEST(ConvertCommand, ConvertedTrainingGoesOnToTheLastBit) {
+TEST(ConvertCommand, ConvertedTrainingContinuesBitForBit) {
   const TrainingFolder folder;
   train(2, saved_in(folder, "whole", 6));
   const Ended done = run_program(
@@ -69,8 +69,8 @@ TEST(ConvertCommand, ConvertedTrainingGoesOnToTheLastBit) {
             std::vector<std::string>(all.begin() + 3, all.end()));
 }
 
-// As a checkpoint of another program is after its conversion: moments and step, no data position.
-TEST(ConvertCommand, WithoutADataPositionTheOrderBeginsAnew) {
+// As after the conversion of another program's checkpoint: moments and step, but no data position.
+TEST(ConvertCommand, WithoutADataPositionTheOrderStartsOver) {
   const TrainingFolder folder;
   train(1, saved_in(folder, "run", 3));
   const fs::path step = folder.path("run/step-3");
@@ -80,8 +80,9 @@ TEST(ConvertCommand, WithoutADataPositionTheOrderBeginsAnew) {
   std::ofstream(step / "manifest.json", std::ios::binary) << checkpoint::to_text(manifest);
   const Ended resumed =
       train(1, saved_in(folder, "rest", 5) + Settings{{"checkpoint.resume", step.string()}});
-  EXPECT_NE(resumed.err.find("step 3; it has no position in the data, whose order begins anew"),
-            std::string::npos)
+  EXPECT_NE(
+      resumed.err.find("step 3; it has no position in the data, so the data order starts again"),
+      std::string::npos)
       << resumed.err;
   const auto metrics = testing::metrics_in(folder.path("rest.jsonl"));
   ASSERT_EQ(metrics.size(), 2u);
@@ -97,7 +98,7 @@ TEST(ConvertCommand, StaysWithinItsMemory) {
   for (const std::string format : {"full", "sharded", "hf"}) {
     const pid_t child = ::fork();
     if (child == 0) {
-      // Memory that is written: what was allocated, stacks, the libraries' data.
+      // Memory that is written: allocations, stacks, data of the libraries.
       const rlimit limit{64'000'000, 64'000'000};
       ::setrlimit(RLIMIT_DATA, &limit);
       ::close(STDOUT_FILENO);
@@ -121,7 +122,7 @@ TEST(ConvertCommand, StaysWithinItsMemory) {
   }
 }
 
-TEST(ConvertCommand, AStoppedOneLeavesNothing) {
+TEST(ConvertCommand, AStoppedConversionLeavesNothing) {
   const TrainingFolder folder;
   write_holes(folder.path("hf"), 8, 32768);  // 1 GiB
   for (const int signal : {SIGTERM, SIGINT, SIGKILL}) {
@@ -142,7 +143,8 @@ TEST(ConvertCommand, AStoppedOneLeavesNothing) {
   const Ended done =
       run_program({"convert", folder.path("small"), folder.path("place") + "/out", "--to", "full"});
   EXPECT_EQ(done.code, 0) << done.err;
-  EXPECT_NE(done.out.find("that died left"), std::string::npos) << done.out;
+  EXPECT_NE(done.out.find("left by a conversion or an export that died"), std::string::npos)
+      << done.out;
   EXPECT_EQ(names_beside(folder.path("place") + "/out"), std::vector<std::string>{"out"});
 }
 
@@ -193,7 +195,7 @@ TEST(ConvertCommand, RefusesBadArgumentsInOneLine) {
   }
 }
 
-// What a stranger's file is called can move no cursor.
+// Names in files of other users must not move the cursor.
 TEST(ConvertCommand, NamesReachATerminalEscaped) {
   const TrainingFolder folder;
   fs::create_directory(folder.path("hf"));
@@ -220,7 +222,7 @@ TEST(ConvertCommand, NamesReachATerminalEscaped) {
   EXPECT_EQ(std::count(refused.err.begin(), refused.err.end(), '\n'), 1) << refused.err;
 }
 
-TEST(VerifyCommand, SaysWhatIsDamagedAndWhatItCosts) {
+TEST(VerifyCommand, ReportsTheDamageAndItsCost) {
   const TrainingFolder folder;
   train(1, saved_in(folder, "run", 6));
   const std::string json = folder.path("v.json");

@@ -1,5 +1,5 @@
-// `tessera encode`: the embeddings of each sentence alone, whatever the batches, the ranks and the
-// format; what is no sentence is refused.
+// `tessera encode`: each sentence gets the embedding that it gets alone, whatever the batches, the
+// ranks and the format; lines that are not sentences are refused.
 #include <cmath>
 #include <memory>
 
@@ -33,7 +33,7 @@ class EncodeCommandTest : public ::testing::Test {
     all.insert(all.end(), options.begin(), options.end());
     return all;
   }
-  // The rows in a file of either format. Both have a header of 256 bytes.
+  // The rows of a file in either format. Both have a header of 256 bytes.
   static Rows rows_in(const std::string& name, std::size_t rows = 70) {
     const std::string bytes = testing::read_text(path(name));
     const std::size_t dimension = 32;
@@ -65,7 +65,7 @@ TEST_F(EncodeCommandTest, RowsAreTheEmbeddingsOfTheLines) {
   EXPECT_EQ(testing::read_text(path("e.npy")).substr(0, 80),
             std::string("\x93NUMPY\x01\x00\xf6\x00", 10) +
                 "{'descr': '<f4', 'fortran_order': False, 'shape': (70, 32), }         ");
-  // As the format's own reader has it.
+  // As the format's own reader reads it.
   const auto file = checkpoint::File::open_for_reading(path("e.safetensors"));
   const auto header = checkpoint::read_safetensors_header(
       [&](std::uint64_t offset, void* data, std::size_t bytes) {
@@ -119,7 +119,7 @@ TEST_F(EncodeCommandTest, LowPrecisionIsClose) {
   EXPECT_LT(furthest, 0.1);
 }
 
-TEST_F(EncodeCommandTest, ReadsStdinAndLinesOfWindows) {
+TEST_F(EncodeCommandTest, ReadsStdinAndWindowsLineEndings) {
   folder_->write("windows.txt", "one line\r\nand another");
   std::vector<std::string> from_file = arguments("w.npy");
   from_file[3] = path("windows.txt");
@@ -141,7 +141,7 @@ void expect_encode_refused(const Ended& ended, int code, const std::string& part
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
 }
 
-TEST_F(EncodeCommandTest, WhatIsNoSentenceIsRefused) {
+TEST_F(EncodeCommandTest, InvalidSentencesAreRefused) {
   const auto encode = [&](const std::string& text) {
     folder_->write("bad.txt", text);
     std::vector<std::string> all = arguments("bad.npy");
@@ -175,7 +175,7 @@ TEST_F(EncodeCommandTest, BadArgumentsAreRefused) {
   EXPECT_FALSE(std::filesystem::exists(path("x.npy")));
 }
 
-TEST_F(EncodeCommandTest, AFolderThatIsNotWholeIsRefused) {
+TEST_F(EncodeCommandTest, AnIncompleteFolderIsRefused) {
   namespace fs = std::filesystem;
   const auto encode = [&](const std::string& name) {
     std::vector<std::string> all = arguments("x.npy");

@@ -1,5 +1,5 @@
-// A sentence encoder of a few thousand numbers as a folder of Sentence Transformers, and sentences
-// for it.
+// A Sentence Transformers folder with a sentence encoder of a few thousand parameters, and
+// sentences for it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ inline nlohmann::json tiny_bert() {
           {"intermediate_size", 64}, {"max_position_embeddings", 64},  {"pad_token_id", 0}};
 }
 
-// What a file of the module's parameters holds.
+// The contents of a file with the module's parameters.
 inline std::vector<checkpoint::TensorToWrite> tensors_of(const nn::Module& module) {
   std::vector<checkpoint::TensorToWrite> tensors;
   for (const auto& parameter : module.named_parameters()) {
@@ -87,7 +87,7 @@ inline std::string lines_of(const std::vector<std::string>& texts) {
   return all;
 }
 
-// Fills the model from the folder; what it holds then.
+// Loads the folder into the model and returns the model's tensors.
 inline std::vector<checkpoint::TensorToWrite> load_encoder(const std::string& folder,
                                                            models::SentenceEncoder& model) {
   std::vector<checkpoint::LogicalTensor> tensors;
@@ -102,7 +102,7 @@ inline std::vector<checkpoint::TensorToWrite> load_encoder(const std::string& fo
   return tensors_of(model);
 }
 
-// What the folder's encoder makes of each text alone, in this process.
+// The embedding of each text alone, computed by the folder's encoder in this process.
 inline std::vector<std::vector<float>> embeddings_of(const std::string& folder,
                                                      const std::vector<std::string>& texts) {
   const auto tokenizer = tokenizers::load_tokenizer(folder);

@@ -1,5 +1,5 @@
-// `tessera evaluate`: the same numbers from one rank and many, under every strategy; bad data and
-// arguments are refused.
+// `tessera evaluate`: the numbers are the same on one rank and on many, under every strategy; bad
+// data and arguments are refused.
 #include <cmath>
 #include <memory>
 
@@ -101,7 +101,7 @@ TEST_F(EvaluateCommandTest, TripletsAndNamedColumns) {
   all[5] = "anchor,near,far";
   const json result = result_of(run_program(all));
   EXPECT_EQ(result["samples"], samples);
-  EXPECT_EQ(result["cosine_accuracy"], 1.0);  // nothing is nearer than itself
+  EXPECT_EQ(result["cosine_accuracy"], 1.0);  // every text is nearest to itself
   EXPECT_EQ(result["euclidean_accuracy"], 1.0);
   all[5] = "anchor,far,near";
   EXPECT_EQ(result_of(run_program(all))["cosine_accuracy"], 0.0);
@@ -125,7 +125,7 @@ TEST_F(EvaluateCommandTest, PerplexityOfAText) {
   EXPECT_EQ(result_of(run_program(launched(2, sharded))), expected);
 }
 
-// A head beside the encoder, as a run with loss: softmax saves it.
+// A head beside the encoder, as a run with `loss: softmax` saves it.
 TEST_F(EvaluateCommandTest, AccuracyOfAHead) {
   const std::string head = path("head");
   std::filesystem::copy(path("encoder"), head, std::filesystem::copy_options::recursive);
@@ -159,11 +159,11 @@ TEST_F(EvaluateCommandTest, AccuracyOfAHead) {
   EXPECT_EQ(expected["accuracy"], right / samples);
   EXPECT_EQ(result_of(run_program(launched(2, all))), expected);
   all[1] = path("encoder");
-  EXPECT_EQ(run_program(all).code, 5);  // no head there
+  EXPECT_EQ(run_program(all).code, 5);  // the folder has no head
 }
 
-// However a run with loss: softmax saved its step, and on any ranks: the encoder without the head,
-// and the head.
+// A step of a run with `loss: softmax`, saved in either type, is evaluated on any number of ranks:
+// the encoder without the head, and the head.
 TEST_F(EvaluateCommandTest, AStepOfEitherTypeHasEncoderAndHead) {
   folder_->write_classes("classes.csv", 30);
   json similarity, accuracy;
@@ -208,8 +208,8 @@ TEST_F(EvaluateCommandTest, BadDataIsRefused) {
   };
   expect_evaluate_refused(evaluate("a\tb\t1\nc\td\tmuch\n"), 4, "bad.tsv:2");
   expect_evaluate_refused(evaluate("a\tb\t1\nc\td\n"), 4, "bad.tsv:2");
-  expect_evaluate_refused(evaluate("a\tb\t1\n"), 4, "all labels are alike");
-  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t1\n"), 4, "all labels are alike");
+  expect_evaluate_refused(evaluate("a\tb\t1\n"), 4, "all labels are equal");
+  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t1\n"), 4, "all labels are equal");
   expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t2\n", "1,2,9"), 4, "bad.tsv");
   expect_evaluate_refused(evaluate("a\tb\t1\nc \xff\td\t2\n"), 4, "bad.tsv:2");
 }

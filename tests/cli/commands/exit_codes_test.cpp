@@ -1,4 +1,4 @@
-// One cause, one exit code, whichever command meets it.
+// A cause has the same exit code in every command.
 #include "tests/cli/commands/encoder_testing.h"
 #include "tests/cli/disk_testing.h"
 
@@ -79,7 +79,7 @@ TEST_F(ExitCodes, AFullDiskIsFiveEverywhere) {
   }
 }
 
-TEST_F(ExitCodes, APlaceThatCannotBeWrittenIsThreeBeforeTheWork) {
+TEST_F(ExitCodes, AnUnwritablePathIsThreeBeforeTheWork) {
   expect_code(run_program({"tokenize", path("text.txt"), "--tokenizer", "bytes", "--out",
                            path("none/t.bin")}),
               3, "none/t.bin");
@@ -109,12 +109,12 @@ TEST_F(ExitCodes, AModelOfTheOtherKindIsNamedAsSuch) {
     expect_code(run_program(evaluate(path("steps"), task)), 3, language_model);
   }
   expect_code(run_program(evaluate(path("encoder"), "perplexity")), 3,
-              "the model is an encoder of texts (bert), and a language model is wanted here");
+              "the model is an encoder of texts (bert), but this task needs a language model");
   expect_code(run_program({"generate", path("encoder"), "--prompt", "a"}), 3,
-              "\"bert\" is an encoder of texts; a language model is wanted here");
+              "\"bert\" is an encoder of texts; a language model is required here");
 }
 
-TEST_F(ExitCodes, VerifyTellsNothingThereFromDamage) {
+TEST_F(ExitCodes, VerifyDistinguishesAMissingStepFromDamage) {
   fs::create_directory(path("plain"));
   folder_->write("plain/notes.txt", "not a checkpoint");
   const auto verify = [](const std::string& what) {
@@ -124,7 +124,7 @@ TEST_F(ExitCodes, VerifyTellsNothingThereFromDamage) {
   };
   EXPECT_NE(verify(path("plain")).find("plain: no checkpoint is there\n"), std::string::npos);
   EXPECT_NE(verify(path("text.txt")).find("text.txt: no checkpoint is there\n"), std::string::npos);
-  // A manifest that cannot be read is damage, and so is a step without one.
+  // An unreadable manifest is damage, and so is a step without one.
   folder_->write("plain/manifest.json", "{");
   EXPECT_NE(verify(path("plain")).find("damaged (unknown)"), std::string::npos);
   fs::create_directory(path("plain/step-7"));

@@ -1,4 +1,4 @@
-// `tessera generate`: the same text from every kind of folder, draws that can be repeated, logits.
+// `tessera generate`: the same text from every kind of folder, repeatable sampling, logits.
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -20,7 +20,7 @@ void write_file(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-// One model, saved in both ways. Trained once for all tests.
+// One model, saved in both types. It is trained once for all tests.
 class Generate : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -63,7 +63,7 @@ TEST_F(Generate, EveryFolderGivesTheSameText) {
   EXPECT_EQ(text(path("FULL_STATE_DICT"), draw_20), expected);
   EXPECT_EQ(text(path("SHARDED_STATE_DICT"), draw_20), expected);
   EXPECT_NE(text(path("FULL_STATE_DICT/step-15"), draw_20), expected);
-  // What transformers would see of it: the weights and their configuration.
+  // The files that transformers would read: the weights and their configuration.
   fs::create_directory(path("plain"));
   for (const std::string name : {"config.json", "model.safetensors"}) {
     fs::copy_file(path("FULL_STATE_DICT/step-30/" + name), path("plain/" + name));
@@ -161,7 +161,7 @@ TEST_F(Generate, In16BitsAndWithStatistics) {
   EXPECT_NE(ended.err.find("5 new ones in"), std::string::npos) << ended.err;
 }
 
-// The optimizer's tensors are neither read nor needed.
+// Generating neither reads nor needs the optimizer's tensors.
 TEST_F(Generate, AStepWhoseOptimizerIsDamagedGenerates) {
   fs::copy(path("FULL_STATE_DICT"), path("worn"), fs::copy_options::recursive);
   testing::damage(path("worn/step-30/optimizer.safetensors"), 200'000);
@@ -192,7 +192,7 @@ TEST_F(Generate, LogitsAreASafetensorsFileOfThePromptsTokens) {
   EXPECT_EQ(logits(path("SHARDED_STATE_DICT")), full);
 }
 
-TEST_F(Generate, WhatCannotBeAskedIsRefused) {
+TEST_F(Generate, InvalidRequestsAreRefused) {
   const std::string steps = path("FULL_STATE_DICT");
   fs::create_directory(path("empty"));
   struct RefusedRequest {
@@ -216,7 +216,7 @@ TEST_F(Generate, WhatCannotBeAskedIsRefused) {
       {steps, {"--prompt", "a", "--top-p", "0"}, 2, "--top-p must be above 0"},
       {steps, {"--prompt", "a", "--top-p", "1.5"}, 2, "--top-p"},
       {steps, {"--prompt", "a", "--dtype", "fp8"}, 2, "--dtype fp8: must be one of fp32, bf16"},
-      {steps, {"--prompt", "a", "--chat"}, 2, "chat templates are not built"},
+      {steps, {"--prompt", "a", "--chat"}, 2, "chat templates are not supported"},
       {steps, {"--prompt", "a", "--stop", "x"}, 2, "--stop"},
       {steps, {"--prompt", "a", "--prompts", "-"}, 2, "--prompts FILE"},
       {steps, {"--prompts", path("none.txt")}, 4, "none.txt: cannot be read"},
@@ -239,7 +239,7 @@ TEST_F(Generate, WhatCannotBeAskedIsRefused) {
   }
 }
 
-TEST_F(Generate, ADamagedNewestStepIsPassedOverAloud) {
+TEST_F(Generate, ADamagedNewestStepIsSkippedWithAWarning) {
   const std::string expected = text(path("FULL_STATE_DICT/step-15"), draw_20);
   fs::copy(path("FULL_STATE_DICT"), path("damaged"), fs::copy_options::recursive);
   testing::damage(path("damaged/step-30/model.safetensors"), 200'000);

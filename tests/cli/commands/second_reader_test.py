@@ -1,5 +1,5 @@
-"""A second reader of checkpoints, written from docs/checkpoint-format.md alone: it reads what the program saved in
-either type, and gets the same tensors from both.
+"""A second reader of checkpoints, written only from docs/checkpoint-format.md. It reads checkpoints of both types that the
+program saved, and gets the same tensors from both.
 
     python3 second_reader_test.py PROGRAM SOURCE_FOLDER
 """
@@ -46,7 +46,7 @@ def read_section(step, manifest, section):
 
 
 def xxh3(data):
-    """By the library that the program links: the format is about what is summed, not how."""
+    """Uses the library that the program links: the format defines which bytes are summed, not how."""
     library = ctypes.CDLL("libxxhash.so.0")
     library.XXH3_64bits.restype = ctypes.c_uint64
     library.XXH3_64bits.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
@@ -54,11 +54,11 @@ def xxh3(data):
 
 
 class FloatText(float):
-    """A float that json.dumps writes as the document says."""
+    """A float that json.dumps writes in the form of the document."""
 
     def __repr__(self):
         digits, exponent = f"{abs(self):.17g}", 0
-        for precision in range(17, 0, -1):  # the fewest digits that read back
+        for precision in range(17, 0, -1):  # the fewest digits that give the same number
             shorter = f"{abs(self):.{precision - 1}e}"
             if float(shorter) != abs(self):
                 break
@@ -77,7 +77,7 @@ class FloatText(float):
 
 
 def compact(value):
-    """The compact form whose checksum the manifest has."""
+    """The compact form, whose checksum is in the manifest."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{compact(key)}:{compact(value[key])}"
                               for key in sorted(value, key=lambda key: key.encode())) + "}"
@@ -121,13 +121,13 @@ def verify(folder):
 
 
 class SecondReader(unittest.TestCase):
-    def test_floats_are_printed_as_the_document_says(self):
+    def test_floats_are_printed_as_documented(self):
         for text in ("0.0", "-0.0", "1.0", "0.001", "0.0001", "1e-05", "1.5e-07", "123456.789", "100000000000000.0", "1e+15",
                      "1.5e+20", "5e-324", "1.7976931348623157e+308", "0.1", "-2.5", "0.30000000000000004"):
             self.assertEqual(compact(float(text)), text)
 
-    def test_the_checksum_is_of_the_documents_form(self):
-        """Floats of every size, in scalars of a manifest that the program then accepts; one digit more, and it does not."""
+    def test_the_checksum_is_that_of_the_documented_form(self):
+        """Floats of every size in the scalars of a manifest, which the program accepts; with one more digit it refuses it."""
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             train(folder, "train.lr=1.2345e-7", "train.steps=2")
@@ -144,7 +144,7 @@ class SecondReader(unittest.TestCase):
             self.assertEqual(refused.returncode, 5)
             self.assertIn("do not match their checksum", refused.stderr + refused.stdout)
 
-    def test_full_and_sharded_hold_the_same(self):
+    def test_full_and_sharded_have_the_same_tensors(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             train(folder, "train.steps=2", "checkpoint.state_dict_type=SHARDED_STATE_DICT")

@@ -1,4 +1,4 @@
-// `tessera tokenize`: a stream, or JSON by lines; what is refused; nothing half written.
+// `tessera tokenize`: a token stream, or JSON lines; refused input; no partly written files.
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -1,4 +1,5 @@
-// The HTML page of a comparison: what is in a report stays data, and a file is whole or not there.
+// The HTML page of a comparison: the contents of a report stay data, and a file is complete or
+// absent.
 #include "cli/report/html_report.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +32,7 @@ Json small_report() {
   return {{"format", "tessera-bench"}, {"version", 1}, {"rows", Json::array()}};
 }
 
-// What stands between the tags of the element that holds the report.
+// The text between the tags of the element that contains the report.
 std::string embedded(const std::string& page) {
   const std::string open = R"(<script type="application/json" id="report">)";
   const std::size_t begin = page.find(open) + open.size();
@@ -55,7 +56,7 @@ TEST(HtmlReport, HoldsTheReportAsData) {
   EXPECT_EQ(Json::parse(embedded(html_report_text(report))), report);
 }
 
-TEST(HtmlReport, NothingInAReportIsMarkup) {
+TEST(HtmlReport, AReportIsNeverMarkup) {
   Json report = small_report();
   const std::string hostile =
       "</script><script>alert(1)</script><!--<img src=x onerror=f()>&lt;]]>";
@@ -65,7 +66,7 @@ TEST(HtmlReport, NothingInAReportIsMarkup) {
   const std::string data = embedded(page);
   EXPECT_EQ(data.find_first_of("<>&"), std::string::npos) << data;
   EXPECT_EQ(Json::parse(data), report);
-  // Elements are those of an empty report.
+  // The page has the same elements as that of an empty report.
   const auto count = [](const std::string& text) {
     return std::count(text.begin(), text.end(), '<');
   };
@@ -78,13 +79,13 @@ TEST(HtmlReport, MarksOfThePageInAReportStayText) {
   EXPECT_EQ(Json::parse(embedded(html_report_text(report))), report);
 }
 
-TEST(HtmlReport, BytesThatAreNoUtf8AreReplaced) {
+TEST(HtmlReport, BytesThatAreNotUtf8AreReplaced) {
   Json report = small_report();
   report["recipe"] = std::string("a\xff\xc0z");
   EXPECT_EQ(Json::parse(embedded(html_report_text(report)))["recipe"], "a\uFFFD\uFFFDz");
 }
 
-TEST(HtmlReport, NumbersThatAreNoneBecomeNull) {
+TEST(HtmlReport, NonFiniteNumbersBecomeNull) {
   Json report = small_report();
   report["rows"].push_back({{"speedup", std::numeric_limits<double>::quiet_NaN()},
                             {"mfu", std::numeric_limits<double>::infinity()},
@@ -93,13 +94,13 @@ TEST(HtmlReport, NumbersThatAreNoneBecomeNull) {
   for (const char* key : {"speedup", "mfu", "efficiency"}) EXPECT_TRUE(row[key].is_null()) << key;
 }
 
-TEST(HtmlReport, RefusesWhatIsNoReport) {
+TEST(HtmlReport, RefusesOtherFilesThanReports) {
   EXPECT_THROW(html_report_text({{"format", "else"}}), std::logic_error);
   EXPECT_THROW(html_report_text({{"format", 3}}), std::logic_error);
   EXPECT_THROW(html_report_text(Json::array()), std::logic_error);
 }
 
-TEST(HtmlReport, NeedsNothingFromElsewhere) {
+TEST(HtmlReport, NeedsNoOtherFiles) {
   const HtmlPage source = html_page();
   EXPECT_GE(source.scripts.size(), 5u);
   const std::string page = html_report_text(small_report());
@@ -107,7 +108,7 @@ TEST(HtmlReport, NeedsNothingFromElsewhere) {
     EXPECT_EQ(page.find(forbidden), std::string::npos) << forbidden;
   }
   EXPECT_NE(page.find("Content-Security-Policy"), std::string::npos);
-  // The one address is the name of a vocabulary, which nobody opens.
+  // The only address is the name of an XML namespace, which is never opened.
   for (std::size_t at = page.find("http://"); at != std::string::npos;
        at = page.find("http://", at + 1)) {
     EXPECT_EQ(page.substr(at, 26), "http://www.w3.org/2000/svg");
@@ -126,7 +127,7 @@ TEST(HtmlReport, ReplacesNoFileOfAnotherKind) {
   EXPECT_NE(message.find("exists and is something else; name another file"), std::string::npos);
 }
 
-TEST(HtmlReport, ReplacesAFileWholeAndKeepsALink) {
+TEST(HtmlReport, ReplacesAFileAtomicallyAndKeepsALink) {
   const TemporaryFolder folder;
   const fs::path file = folder / "page.html";
   const std::string old = html_report_text({{"format", "tessera-plan"}});
@@ -140,7 +141,7 @@ TEST(HtmlReport, ReplacesAFileWholeAndKeepsALink) {
   EXPECT_EQ(checkpoint::names_in_folder(folder / ".").size(), 2u);
 }
 
-TEST(HtmlReport, ADeviceIsWrittenToAndStaysOne) {
+TEST(HtmlReport, ADeviceIsWrittenToAndKept) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
   const std::string message =
       page_error([] { write_html_report(small_report(), "/dev/full"); }, ErrorCode::checkpoint);
@@ -149,7 +150,7 @@ TEST(HtmlReport, ADeviceIsWrittenToAndStaysOne) {
   EXPECT_TRUE(fs::is_character_file("/dev/full"));
 }
 
-TEST(HtmlReport, APlaceThatCannotBeWrittenIsSaidAtOnce) {
+TEST(HtmlReport, AnUnwritablePathIsReportedAtOnce) {
   const TemporaryFolder folder;
   const fs::path absent = folder / "absent" / "page.html";
   const std::string message =

@@ -1,4 +1,4 @@
-// The page of a report's JSON, for the judges: render_page REPORT.json PAGE.html.
+// Writes the page of a JSON report, for the judges: render_page REPORT.json PAGE.html.
 #include <cstdio>
 #include <exception>
 #include <fstream>

@@ -1,4 +1,4 @@
-// Who gets into the control plane, and that strangers at its port disturb nobody.
+// Admission to the control plane; unauthenticated connections to its port do not affect the ranks.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -36,7 +36,7 @@ const JobKey& another_key() {
   return key;
 }
 
-// A door that lets callers in on a thread of its own.
+// A door that admits callers on a thread of its own.
 class OpenDoor {
  public:
   explicit OpenDoor(const JobKey& key, std::size_t strangers = 64,
@@ -52,7 +52,7 @@ class OpenDoor {
   [[nodiscard]] int port() const { return port_; }
   void close() { thread_ = {}; }  // joins
 
-  std::vector<std::string> lines, introductions;  // to be read when it is closed
+  std::vector<std::string> lines, introductions;  // read them after close()
   std::atomic<std::size_t> most_strangers{0};
 
  private:
@@ -77,11 +77,11 @@ class OpenDoor {
 
 FileDescriptor connection_to(int port) {
   auto connection = connect_to("127.0.0.1", port);
-  if (!connection) throw std::runtime_error("nobody listens");
+  if (!connection) throw std::runtime_error("no process listens");
   return std::move(*connection);
 }
 
-// What the host says, or why not.
+// The host's answer, or the error.
 std::string call(int port, const JobKey& key, const std::string& run = "run") {
   const FileDescriptor connection = connection_to(port);
   try {
@@ -93,7 +93,7 @@ std::string call(int port, const JobKey& key, const std::string& run = "run") {
   }
 }
 
-TEST(ControlDoor, WhoHasTheKeyComesIn) {
+TEST(ControlDoor, ACallerWithTheKeyIsAdmitted) {
   for (const JobKey& key : {JobKey(), the_key()}) {
     OpenDoor door(key);
     EXPECT_EQ(call(door.port(), key), "the host");
@@ -103,28 +103,29 @@ TEST(ControlDoor, WhoHasTheKeyComesIn) {
   }
 }
 
-TEST(ControlDoor, WhoHasAnotherOrNoneDoesNot) {
+TEST(ControlDoor, ACallerWithAnotherKeyOrNoneIsNotAdmitted) {
   OpenDoor door(the_key());
   expect_parts(call(door.port(), another_key()),
                {"not ours: ", "does not know this job's key (it has another)", "TESSERA_JOB_KEY"});
-  expect_parts(call(door.port(), JobKey()), {"refused: rank 0 asks for the job's key"});
+  expect_parts(call(door.port(), JobKey()), {"refused: rank 0 requires the job's key"});
   door.close();
   EXPECT_TRUE(door.introductions.empty());
   ASSERT_EQ(door.lines.size(), 1u);
   expect_parts(door.lines[0], {"the test turned a connection from 127.0.0.1 away", "job's key"});
 }
 
-// A rank must not give itself to whoever took the port before rank 0.
-TEST(ControlDoor, AHostWithoutTheKeyIsNotBelieved) {
+// A rank must not send its data to another process that has taken rank 0's port.
+TEST(ControlDoor, AHostWithoutTheKeyIsNotTrusted) {
   OpenDoor door((JobKey()));
   expect_parts(call(door.port(), the_key()), {"not ours: ", "it has none"});
   door.close();
   EXPECT_TRUE(door.introductions.empty());
 }
 
-TEST(ControlDoor, AnotherJobsCallerIsSentAwayWithoutAWord) {
+TEST(ControlDoor, ACallerOfAnotherJobIsRejectedSilently) {
   OpenDoor door(the_key());
-  expect_parts(call(door.port(), the_key(), "another run"), {"not ours: ", "hung up"});
+  expect_parts(call(door.port(), the_key(), "another run"),
+               {"not ours: ", "closed the connection"});
   EXPECT_EQ(call(door.port(), the_key()), "the host");
   door.close();
   EXPECT_TRUE(door.lines.empty());
@@ -152,7 +153,7 @@ void send_all(int socket, const std::string& bytes) {
   (void)::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-// Until the other end hangs up: how long that took.
+// Waits until the other end closes the connection; returns the time.
 steady_clock::duration until_hung_up(int socket) {
   const auto begin = steady_clock::now();
   std::string bytes(4096, '\0');
@@ -163,9 +164,9 @@ steady_clock::duration until_hung_up(int socket) {
   return steady_clock::now() - begin;
 }
 
-TEST(ControlDoor, AProofThatWasOverheardIsOfNoUse) {
+TEST(ControlDoor, AnOverheardProofIsUseless) {
   OpenDoor door(the_key());
-  // What a caller says is overheard on the way.
+  // The relay records the caller's bytes.
   FileDescriptor relay = *listen_on(0, true);
   std::string overheard;
   std::jthread listening([&] {
@@ -197,7 +198,7 @@ TEST(ControlDoor, AProofThatWasOverheardIsOfNoUse) {
   expect_parts(door.lines[0], {"it does not know the job's key"});
 }
 
-TEST(ControlDoor, SilentConnectionsAreFewAtATimeAndShutOutNobody) {
+TEST(ControlDoor, SilentConnectionsAreLimitedAndBlockNoRank) {
   OpenDoor door(the_key(), 8, 300ms);
   std::vector<FileDescriptor> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connection_to(door.port()));
@@ -205,7 +206,7 @@ TEST(ControlDoor, SilentConnectionsAreFewAtATimeAndShutOutNobody) {
   door.close();
   EXPECT_EQ(door.most_strangers, 8u);
   ASSERT_EQ(door.lines.size(), 1u);
-  expect_parts(door.lines[0], {"it did not say who it is within 0.3 s"});
+  expect_parts(door.lines[0], {"it did not identify itself within 0.3 s"});
 }
 
 World door_world(int rank, int size, int port) {
@@ -217,7 +218,8 @@ World door_world(int rank, int size, int port) {
   return world;
 }
 
-// Three ranks that exchange until `disturb` is done; their failures, "" for none.
+// Three ranks that exchange messages until `disturb` has returned. Returns their failures, "" for
+// none.
 std::vector<std::string> run_disturbed(const std::function<void(int port)>& disturb) {
   const int port = 20000 + static_cast<int>(getpid()) % 30000;
   std::atomic<bool> done = false;
@@ -245,7 +247,7 @@ std::vector<std::string> run_disturbed(const std::function<void(int port)>& dist
   while (rounds == 0) std::this_thread::sleep_for(1ms);
   const int before = rounds;
   disturb(port);
-  // Then, or at the latest now, the ranks go on.
+  // The ranks continue after the disturbance, or at the latest after this time.
   const auto deadline = steady_clock::now() + 20s;
   while (rounds < before + 50 && steady_clock::now() < deadline) std::this_thread::sleep_for(10ms);
   EXPECT_GE(rounds - before, 50);
@@ -261,17 +263,17 @@ void expect_undisturbed(const std::function<void(int port)>& disturb) {
   for (const std::string& failure : failures) EXPECT_EQ(failure, "");
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   expect_parts(said, {"tessera: rank 0 turned a connection from 127.0.0.1 away: ",
-                      "(said once; the job goes on)"});
+                      "(reported once; the job continues)"});
 }
 
-TEST(ControlDoor, RandomBytesDisturbNoRank) {
+TEST(ControlDoor, RandomBytesDoNotAffectRanks) {
   expect_undisturbed([](int port) {
     std::mt19937 random(7);
     for (int stranger = 0; stranger < 200; ++stranger) {
       const FileDescriptor connection = connection_to(port);
       std::string bytes(random() % 5000, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random());
-      // Some begin as a frame of ours does.
+      // Some begin like one of our frames.
       if (stranger % 3 == 0) bytes = frame_of(static_cast<FrameKind>(random() % 13), bytes);
       if (stranger % 7 == 0) bytes = knock(3, meeting_of("ranks", "run", {})) + bytes;
       send_all(connection.get(), bytes);
@@ -279,7 +281,7 @@ TEST(ControlDoor, RandomBytesDisturbNoRank) {
   });
 }
 
-TEST(ControlDoor, OneThatAnnouncesALongMessageIsDroppedAtOnce) {
+TEST(ControlDoor, ACallerThatAnnouncesALongMessageIsDroppedAtOnce) {
   expect_undisturbed([](int port) {
     const FileDescriptor connection = connection_to(port);
     send_all(connection.get(), frame_of(FrameKind::knock, "", max_frame_bytes));
@@ -288,20 +290,20 @@ TEST(ControlDoor, OneThatAnnouncesALongMessageIsDroppedAtOnce) {
   });
 }
 
-TEST(ControlDoor, OneOfAnotherVersionIsToldSo) {
+TEST(ControlDoor, ACallerOfAnotherVersionGetsAnError) {
   expect_undisturbed([](int port) {
     const FileDescriptor connection = connection_to(port);
     send_all(connection.get(), knock(2, meeting_of("ranks", "run", {})));
     const std::optional<Frame> answer = receive_frame(connection.get());
     ASSERT_TRUE(answer.has_value());
     EXPECT_EQ(answer->header.kind, FrameKind::refusal);
-    expect_parts(answer->payload, {"another version: use one on all hosts"});
+    expect_parts(answer->payload, {"another version: use the same on all hosts"});
     std::this_thread::sleep_for(300ms);
   });
 }
 
-// Half a connection, and one that sends a byte now and then, are dropped when their time is over.
-TEST(ControlDoor, SilentAndSlowOnesAreDroppedInTime) {
+// An incomplete connection, and one that sends a byte now and then, are dropped after the timeout.
+TEST(ControlDoor, SilentAndSlowCallersAreDroppedInTime) {
   expect_undisturbed([](int port) {
     const FileDescriptor silent = connection_to(port);
     const FileDescriptor slow = connection_to(port);
@@ -317,7 +319,7 @@ TEST(ControlDoor, SilentAndSlowOnesAreDroppedInTime) {
   });
 }
 
-TEST(ControlDoor, ARankWithAnotherKeyIsNamedAndDisturbsNobody) {
+TEST(ControlDoor, ARankWithAnotherKeyIsNamedAndDoesNotAffectOthers) {
   expect_undisturbed([](int port) {
     std::string failure;
     try {
@@ -337,7 +339,7 @@ TEST(ControlDoor, SeveralHostsNeedAKey) {
     FAIL() << "there is no key";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
-    expect_parts(error.what(), {"a job over several hosts needs a key", "TESSERA_JOB_KEY",
+    expect_parts(error.what(), {"a job over several hosts needs a secret key", "TESSERA_JOB_KEY",
                                 "TESSERA_JOB_KEY_FILE", "TESSERA_JOB_KEY=none"});
   }
   try {

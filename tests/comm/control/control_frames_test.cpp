@@ -1,4 +1,4 @@
-// Frames that arrive in pieces, and bytes that are none.
+// Frames that arrive in pieces, and bytes that are not frames.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -17,7 +17,7 @@ std::string frame_bytes(const FrameHeader& header, const std::string& payload) {
   return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
 }
 
-TEST(ControlFrames, HoweverTheyAreCutTheyAreTheSame) {
+TEST(ControlFrames, AnyCutGivesTheSameFrames) {
   std::mt19937 random(3);
   for (int run = 0; run < 50; ++run) {
     std::string bytes;
@@ -46,21 +46,21 @@ TEST(ControlFrames, HoweverTheyAreCutTheyAreTheSame) {
   }
 }
 
-TEST(ControlFrames, WhatIsNoneIsRefusedByItsFirstByte) {
+TEST(ControlFrames, OtherBytesAreRefusedAtTheFirstByte) {
   FrameAssembler assembler;
   assembler.add("G");  // of "GET / HTTP/1.1"
   EXPECT_THROW((void)assembler.next(), Error);
 }
 
-TEST(ControlFrames, ATooLongOneIsRefusedBeforeItComes) {
+TEST(ControlFrames, ATooLongFrameIsRefusedBeforeItArrives) {
   FrameAssembler assembler(100);
   const FrameHeader header{.kind = FrameKind::knock, .bytes = 101};
   assembler.add(frame_bytes(header, ""));
   EXPECT_THROW((void)assembler.next(), Error);
 }
 
-// A receiver that takes nothing holds up no sender, and loses nothing.
-TEST(ControlFrames, WhatTheSocketDoesNotTakeIsKept) {
+// A receiver that does not read neither blocks a sender nor loses data.
+TEST(ControlFrames, BytesThatTheSocketDoesNotTakeAreKept) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   FrameStream sender{FileDescriptor(ends[0])};

@@ -1,5 +1,4 @@
-// The control plane over TCP: messages, groups, and ranks that differ, die, stand still or are not
-// there.
+// The control plane over TCP: messages, groups, and ranks that differ, die, hang or are missing.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -126,7 +125,7 @@ TEST(Control, ARankThatLeavesWhileOthersWaitIsNamed) {
   EXPECT_EQ(failures[1], "");
 }
 
-TEST(Control, ARankThatDoesNotComeToACallIsNamed) {
+TEST(Control, ARankThatMissesACallIsNamed) {
   const auto failures = run(
       2,
       [](ControlGroup& world) {
@@ -137,7 +136,7 @@ TEST(Control, ARankThatDoesNotComeToACallIsNamed) {
   expect_says(failures[0], {"rank 1", "did not come to barrier", "within 1 s", "step 2"});
 }
 
-// No call times out for minutes: that all wait is noticed by itself.
+// No call times out for minutes: the deadlock detection notices that all ranks wait.
 TEST(Control, RanksThatWaitForOneAnotherAreNamed) {
   const auto failures = run(
       2,
@@ -152,7 +151,7 @@ TEST(Control, RanksThatWaitForOneAnotherAreNamed) {
   }
 }
 
-// Each rank sends one for every collective.
+// Each rank sends one frame per collective.
 TEST(Control, FramesOfCallsAreSmall) {
   Call call(Op::all_gather, {.step = 3, .unit = 2});
   call.set_name("a buffer with a name of many characters");
@@ -173,7 +172,8 @@ TEST(Control, ADuplicateRankIsRefused) {
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&, i] {
       try {
-        // Rank 1 comes twice, and rank 2 never: those who came are told so at the deadline.
+        // Rank 1 connects twice, and rank 2 never: the connected ranks get the error at the
+        // deadline.
         (void)connect_control_plane(world_of(i == 0 ? 0 : 1, 3, port), {2s, 60s});
       } catch (const Error& error) {
         failures[static_cast<std::size_t>(i)] = error.what();
@@ -188,7 +188,7 @@ TEST(Control, ADuplicateRankIsRefused) {
 }
 
 // As torchrun's agent does.
-TEST(Control, ATakenPortIsPassedOver) {
+TEST(Control, ATakenPortIsSkipped) {
   const int port = next_port();
   const auto taken = listen_on(port);
   ASSERT_TRUE(taken.has_value());
@@ -216,7 +216,7 @@ TEST(Control, TheAddressTravelsByFile) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(Control, AnUnknownWayIsRefused) {
+TEST(Control, AnUnknownMethodIsRefused) {
   setenv("TESSERA_BOOTSTRAP", "pigeon", 1);
   const auto failures = run(1, [](ControlGroup&) {});
   unsetenv("TESSERA_BOOTSTRAP");

@@ -1,4 +1,4 @@
-// The job's key: where it comes from, what is none, and its proofs.
+// The job's key: its sources, invalid keys, and proofs.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ class KeyFile {
   std::filesystem::path path_;
 };
 
-TEST(JobKey, TextsThatAreNoKeyAreRefusedByTheirSource) {
+TEST(JobKey, InvalidKeysAreRefusedWithTheirSource) {
   const auto of = [](const std::string& text) {
     return refusal([&] { return JobKey::from_text(text, "the source"); });
   };
@@ -61,7 +61,7 @@ TEST(JobKey, TextsThatAreNoKeyAreRefusedByTheirSource) {
   }
 }
 
-TEST(JobKey, AFileIsItsOwnersAlone) {
+TEST(JobKey, AFileMustBeReadableOnlyByItsOwner) {
   const KeyFile file(std::string(good) + "\n", 0600);
   const JobKey key = JobKey::from_file(file.path());
   EXPECT_EQ(key.for_environment(), good);
@@ -72,10 +72,10 @@ TEST(JobKey, AFileIsItsOwnersAlone) {
   }
   expect_parts(refusal([] { return JobKey::from_file("/nowhere/key"); }),
                {"/nowhere/key", "ENOENT"});
-  expect_parts(refusal([] { return JobKey::from_file("/tmp"); }), {"/tmp is no regular file"});
+  expect_parts(refusal([] { return JobKey::from_file("/tmp"); }), {"/tmp is not a regular file"});
 }
 
-TEST(JobKey, ALongOrEmptyFileIsNone) {
+TEST(JobKey, ALongOrEmptyFileIsNotAKey) {
   for (const std::string& text : {std::string(), std::string("\n"), std::string(5000, 'k'),
                                   std::string(good) + "\nand more\n"}) {
     const KeyFile file(text, 0600);
@@ -83,7 +83,7 @@ TEST(JobKey, ALongOrEmptyFileIsNone) {
   }
 }
 
-TEST(JobKey, TheEnvironmentHasItOrItsFileOrSaysNone) {
+TEST(JobKey, TheEnvironmentHasTheKeyOrItsFileOrSaysNone) {
   const KeyFile file(good, 0400);
   unsetenv(job_key_variable);
   unsetenv(job_key_file_variable);
@@ -103,7 +103,7 @@ TEST(JobKey, TheEnvironmentHasItOrItsFileOrSaysNone) {
   unsetenv(job_key_file_variable);
 }
 
-TEST(JobKey, AProofIsOfOneKeyAndOfThePartsAsTheyWereCut) {
+TEST(JobKey, AProofDependsOnTheKeyAndOnEachPart) {
   const JobKey key = JobKey::from_text(good, "here");
   const Proof proof = key.prove({"ab", "c"});
   EXPECT_TRUE(key.holds(proof, {"ab", "c"}));

@@ -1,5 +1,5 @@
-// Ranks on several hosts do what ranks on one do, with the same bits; what crosses between hosts is
-// what has to.
+// Ranks on several hosts compute the same bits as ranks on one host; only the necessary data cross
+// between hosts.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -27,13 +27,13 @@ void run(const Hosts& hosts, const std::function<void(const Ranks&)>& fn) {
   run_on_hosts(hosts, [&](const World&, const Ranks& ranks) { fn(ranks); });
 }
 
-// The thread sanitizer looks at every byte that a test compares: there several ranks a host, and
-// hosts that are not alike, are enough, with buffers of several pieces still.
+// The thread sanitizer checks every byte that a test compares. Under it, worlds with several ranks
+// per host and hosts of different sizes are enough, still with buffers of several pieces.
 std::vector<Hosts> shapes() {
   if (thread_sanitizer) return {{2, 2}, {3, 1, 2}};
   return {{1, 1}, {2, 2}, {3, 3}, {2, 2, 2}, {1, 1, 1, 1}, {1, 2}, {3, 1, 2}};
 }
-constexpr std::int64_t large = thread_sanitizer ? 100'001 : 1'200'001;
+constexpr std::int64_t large_share = thread_sanitizer ? 100'001 : 1'200'001;
 
 class RanksOnHosts : public ::testing::TestWithParam<Hosts> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, RanksOnHosts, ::testing::ValuesIn(shapes()),
@@ -48,7 +48,7 @@ TEST_P(RanksOnHosts, AllGather) {
     EXPECT_EQ(ranks->backend(), "shm+tcp");
     EXPECT_EQ(ranks->size(), ranks_of(GetParam()));
     for (const std::size_t share : {0, 1, 7, 4096, 50'000, 700'000}) {
-      if (share < std::size_t{large}) cases::check_all_gather(ranks, share, 3);
+      if (share < std::size_t{large_share}) cases::check_all_gather(ranks, share, 3);
     }
     cases::check_all_gather(ranks, 100, 3, 77);
     cases::check_gathered_ranges(ranks);
@@ -61,8 +61,8 @@ TEST_P(RanksOnHosts, ReductionsAreTheTree) {
 
 TEST_P(RanksOnHosts, LargeReductionsTakeSeveralPieces) {
   run(GetParam(), [](const Ranks& ranks) {
-    cases::check_reductions(ranks, large, {.scale = 0.5f}, 3);
-    cases::check_reductions(ranks, large, {.in_dtype = bfloat16, .out_dtype = bfloat16}, 4);
+    cases::check_reductions(ranks, large_share, {.scale = 0.5f}, 3);
+    cases::check_reductions(ranks, large_share, {.in_dtype = bfloat16, .out_dtype = bfloat16}, 4);
   });
 }
 
@@ -82,8 +82,8 @@ TEST_P(RanksOnHosts, SlowReaderIsWaitedFor) {
   run(GetParam(), cases::check_slow_reader_is_waited_for);
 }
 
-// Buffers lie once a host; of the gathered ones a rank counts its share of its host's.
-TEST(HostsMemory, AGatheredBufferExistsOnceAHost) {
+// A buffer exists once per host; of a gathered buffer each rank counts its part of its host's copy.
+TEST(HostsMemory, AGatheredBufferExistsOncePerHost) {
   run({2, 2}, [](const Ranks& ranks) {
     const std::size_t before = ranks->held_bytes();
     auto buffer = ranks->allocate("gathered", 8192, Sharing::one_copy);
@@ -97,7 +97,7 @@ TEST(HostsMemory, AGatheredBufferExistsOnceAHost) {
 
 // ---- bytes between hosts
 
-TEST(HostsTraffic, EachShareCrossesOnceAHost) {
+TEST(HostsTraffic, EachShardCrossesOncePerHost) {
   const std::size_t share = 10'000;
   for (const Hosts& hosts : {Hosts{2, 2}, Hosts{1, 3}, Hosts{2, 2, 2}}) {
     run(hosts, [&](const Ranks& ranks) {
@@ -112,8 +112,8 @@ TEST(HostsTraffic, EachShareCrossesOnceAHost) {
   }
 }
 
-// A host sends the sum of its ranks' contributions, in fp32, where they are a subtree.
-TEST(HostsTraffic, OfASumAHostSendsItsPartOfIt) {
+// A host sends the fp32 sum of its ranks' contributions if these are a subtree.
+TEST(HostsTraffic, AHostSendsItsPartOfASum) {
   const std::int64_t count = 6000;
   const auto sent = [&](const Hosts& hosts, DType dtype, int group) {
     std::vector<std::uint64_t> bytes(static_cast<std::size_t>(ranks_of(hosts)));
@@ -131,13 +131,13 @@ TEST(HostsTraffic, OfASumAHostSendsItsPartOfIt) {
     });
     return bytes;
   };
-  // Two hosts: half of the elements are the other host's.
+  // Two hosts: half of the elements belong to the other host.
   using Bytes = std::vector<std::uint64_t>;
   const std::uint64_t quarter = 6000 / 4;
   EXPECT_EQ(sent({2, 2}, float32, 0), Bytes(4, quarter * 4));
   EXPECT_EQ(sent({2, 2}, bfloat16, 0), Bytes(4, quarter * 4));  // one fp32 for two bf16
   EXPECT_EQ(sent({2, 2}, float32, 4), Bytes(4, quarter * 4));
-  EXPECT_EQ(sent({2, 2}, float32, 3), Bytes(4, quarter * 8));  // three ranks are no host's
+  EXPECT_EQ(sent({2, 2}, float32, 3), Bytes(4, quarter * 8));  // three ranks: not one host
   EXPECT_EQ(sent({1, 1}, bfloat16, 0), Bytes(2, 6000 / 2 * 2));
 }
 
@@ -175,7 +175,7 @@ TEST(SumOverHosts, HostsThatAreSubtreesSendSums) {
   EXPECT_TRUE(of({0, 0, 1, 1}, 0, bfloat16).by_host);
 }
 
-// Whole runs: two hosts of two ranks, and other shapes, against one host of as many.
+// Whole runs: two hosts of two ranks, and other shapes, compared with one host of as many ranks.
 std::vector<Hosts> shapes_of_strategies() {
   if (thread_sanitizer) return {{2, 2}};
   return {{2, 2}, {3, 1}, {1, 1, 1}};
@@ -218,7 +218,7 @@ TEST_P(StrategiesOnHosts, GiveTheBitsOfOneHostInFloat32) {
 TEST_P(StrategiesOnHosts, GiveTheBitsOfOneHostInBFloat16) {
   expect_the_bits_of_one_host(GetParam(), {.param_dtype = bfloat16});
 }
-// Where data crosses in fewer bits.
+// With data that cross in fewer bits.
 TEST_P(StrategiesOnHosts, GiveTheBitsOfOneHostWithWires) {
   expect_the_bits_of_one_host(GetParam(),
                               {.gather_wire = WireFormat::int8, .reduce_wire = WireFormat::int8});

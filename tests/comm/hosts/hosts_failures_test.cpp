@@ -1,8 +1,11 @@
-// What the ranks of several hosts are told when one of them dies, stops, differs or leaves: its
-// name, within seconds, on every other one. A rank that is slow is waited for.
+// Errors of the ranks on several hosts when one of them dies, stops, diverges or leaves: every
+// other rank names it within seconds. The others wait for a slow rank.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <new>
 #include <string>
@@ -50,7 +53,7 @@ void expect_named(const Outcome& outcome, const std::vector<std::string>& parts)
   }
 }
 
-// Gathers and sums for ever.
+// Gathers and sums without end.
 void work(const Ranks& ranks, std::atomic<int>& progress) {
   auto gathered = ranks->allocate("weights", std::size_t{1} << 20, Sharing::one_copy);
   auto gradients = ranks->allocate("gradients", std::size_t{1} << 20, Sharing::per_rank);
@@ -65,26 +68,25 @@ void work(const Ranks& ranks, std::atomic<int>& progress) {
   }
 }
 
-void signal_rank_3(int signal, const std::string& what, std::chrono::milliseconds within) {
+void signal_rank_3(int signal, const std::string& what) {
   Processes processes = start({2, 2}, work);
   for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(processes.wait_for_progress(rank, 1));
-  const auto begin = std::chrono::steady_clock::now();
   processes.signal(3, signal);
+  for (const int rank : {0, 1, 2}) EXPECT_TRUE(processes.wait_for_end(rank));
   const std::string name = "rank 3 (pid " + std::to_string(processes.pid(3));
-  const std::vector<Outcome> outcomes = processes.wait(within + 2s);
+  const std::vector<Outcome> outcomes = processes.wait(0s);  // ends the stopped one
   for (int rank = 0; rank < 3; ++rank) {
     const Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     expect_named(outcome, {name, what});
-    EXPECT_LT(outcome.ended - begin, within) << outcome.message;
   }
 }
 
 TEST(HostsFailures, ARankThatIsKilledIsNamedByAll) {
-  signal_rank_3(SIGKILL, "", 4s);
+  signal_rank_3(SIGKILL, "");
 }
 
 TEST(HostsFailures, ARankThatIsStoppedIsNamedByAll) {
-  signal_rank_3(SIGSTOP, "no sign of life", 5s);
+  signal_rank_3(SIGSTOP, "no sign of life");
 }
 
 // Rank 0 has the hub of the control plane.
@@ -92,18 +94,23 @@ TEST(HostsFailures, RankZeroThatIsStoppedIsNamedByAll) {
   Processes processes = start({2, 2}, work);
   for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(processes.wait_for_progress(rank, 1));
   processes.signal(0, SIGSTOP);
-  const std::vector<Outcome> outcomes = processes.wait(6s);
+  for (const int rank : {1, 2, 3}) EXPECT_TRUE(processes.wait_for_end(rank));
+  const std::vector<Outcome> outcomes = processes.wait(0s);  // ends the stopped one
   for (std::size_t rank = 1; rank < 4; ++rank) {
     expect_named(outcomes[rank], {"rank 0 (pid " + std::to_string(processes.pid(0))});
   }
 }
 
-// What a rank throws by itself ends the others' call as soon as it is thrown, not with the rank.
+// An exception of a rank ends the other ranks' call at once, not only when the rank ends.
 TEST(HostsFailures, ARankWithoutMemoryEndsTheCallOfAll) {
   if (tessera::testing::address_sanitizer || tessera::testing::thread_sanitizer) {
     GTEST_SKIP() << "a sanitizer's own memory is larger than the limit";
   }
-  const auto body = [](const Ranks& ranks, std::atomic<int>&) {
+  // That rank 1 was told, in memory that the processes share: rank 2 waits for it.
+  void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  auto* told = new (shared) std::atomic<bool>(false);
+  const auto body = [told](const Ranks& ranks, std::atomic<int>&) {
     auto gradients = ranks->allocate("gradients", std::size_t{1} << 20, Sharing::per_rank);
     std::vector<float> out(1 << 16);
     ranks->acquire(*gradients);
@@ -112,18 +119,24 @@ TEST(HostsFailures, ARankWithoutMemoryEndsTheCallOfAll) {
       if (ranks->rank() == 2) tessera::testing::limit_memory(64 << 10);
       ranks->reduce_scatter(*gradients, mine, {}, {.step = 7});
     } catch (const std::bad_alloc&) {
-      std::this_thread::sleep_for(2s);
+      for (int look = 0; !*told; ++look) {
+        if (look == 1500) _exit(Outcome::failed_expectation);
+        std::this_thread::sleep_for(10ms);
+      }
+      throw;
+    } catch (const Error&) {
+      if (ranks->rank() == 1) *told = true;
       throw;
     }
   };
   Processes processes = start({1, 1, 1}, body, {.standstill_timeout = 30s});
-  const std::vector<Outcome> outcomes = processes.wait(10s);
+  const std::vector<Outcome> outcomes = processes.wait(30s);
+  munmap(shared, 4096);
   EXPECT_EQ(outcomes[2].message, "std::bad_alloc");
-  for (const int rank : {0, 1}) {  // rank 0 ends when its hub has given the others time to hear
+  for (const int rank : {0, 1}) {  // rank 0 ends last: its hub gives the others time
     expect_named(outcomes[static_cast<std::size_t>(rank)],
                  {"rank 2 (pid", "reduce_scatter of 'gradients'", "bad_alloc"});
   }
-  EXPECT_LT(outcomes[1].ended + 1s, outcomes[2].ended);
 }
 
 TEST(HostsFailures, CallsThatDifferAreBothNamed) {
@@ -138,15 +151,17 @@ TEST(HostsFailures, CallsThatDifferAreBothNamed) {
   }
 }
 
-TEST(HostsFailures, ARankThatDoesNotComeToACollectiveIsNamed) {
+TEST(HostsFailures, ARankThatMissesACollectiveIsNamed) {
   Processes processes = start({2, 1}, [](const Ranks& ranks, std::atomic<int>&) {
     auto buffer = ranks->allocate("weights", 6000, Sharing::one_copy);
     ranks->acquire(*buffer);
     if (ranks->rank() == 2) std::this_thread::sleep_for(60s);
     ranks->all_gather(*buffer, 6000, {.step = 7});
   });
-  // Rank 0 ends when its hub has given the sleeper time to hear.
-  const std::vector<Outcome> outcomes = processes.wait(15s);
+  // Rank 0 would give the sleeper ten seconds to hear of it.
+  EXPECT_TRUE(processes.wait_for_end(1));
+  processes.signal(2, SIGKILL);
+  const std::vector<Outcome> outcomes = processes.wait(60s);
   for (std::size_t rank = 0; rank < 2; ++rank) {
     expect_named(outcomes[rank], {"rank 2 (pid", "stood still", "all_gather of 'weights'"});
   }
@@ -168,8 +183,8 @@ TEST(HostsFailures, ARankThatSendsSomethingElseIsNamed) {
   }
 }
 
-// Nobody but the two knows of a message: it is the time limit that ends the wait.
-TEST(HostsFailures, AMessageThatDoesNotComeEndsWithTheTimeLimit) {
+// Only the two ranks know of a message, so the time limit ends the wait.
+TEST(HostsFailures, AMissingMessageEndsWithTheTimeLimit) {
   const RankBody body = [](const Ranks& ranks, std::atomic<int>&) {
     std::byte memory{};
     ranks->receive(&memory, 1, 1 - ranks->rank(), {.step = 7});
@@ -180,7 +195,7 @@ TEST(HostsFailures, AMessageThatDoesNotComeEndsWithTheTimeLimit) {
   }
 }
 
-TEST(HostsFailures, AbortReachesEverybody) {
+TEST(HostsFailures, AbortReachesAllRanks) {
   Processes processes = start({2, 2}, [](const Ranks& ranks, std::atomic<int>& progress) {
     auto host = ranks->split_blocks(2, "host");
     if (ranks->rank() == 3) {
@@ -196,20 +211,21 @@ TEST(HostsFailures, AbortReachesEverybody) {
 }
 
 TEST(HostsFailures, ARankThatComputesIsWaitedFor) {
-  Processes processes = start({2, 2}, [](const Ranks& ranks, std::atomic<int>&) {
+  const RankBody body = [](const Ranks& ranks, std::atomic<int>&) {
     for (int late = 0; late < 4; late += 3) {
-      if (ranks->rank() == late) tessera::testing::compute_for(2500ms);
+      if (ranks->rank() == late) tessera::testing::compute_for(1500ms);
       cases::check_all_gather(ranks, 1000, 1);
-      if (ranks->rank() == late) tessera::testing::compute_for(2500ms);
+      if (ranks->rank() == late) tessera::testing::compute_for(1500ms);
       cases::check_reductions(ranks, 1000, {}, 1);
     }
-  });
+  };
+  Processes processes = start({2, 2}, body, {.standstill_timeout = 600ms});
   for (const Outcome& outcome : processes.wait(60s)) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.message;
   }
 }
 
-TEST(HostsFailures, RanksThatDoNotComeAreNamed) {
+TEST(HostsFailures, MissingRanksAreNamed) {
   const int port = free_port();
   Processes processes(4, [=](int rank, std::atomic<int>&) {
     if (rank == 3) return;

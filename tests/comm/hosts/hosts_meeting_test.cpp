@@ -1,5 +1,5 @@
-// Connections between hosts: ranks recognise each other, strangers are turned away and disturb
-// nobody.
+// Connections between hosts: ranks recognise each other; unauthenticated connections are closed and
+// do not affect the ranks.
 #include "comm/hosts/tcp/meeting.h"
 
 #include <arpa/inet.h>
@@ -45,7 +45,8 @@ void say(const FileDescriptor& socket, const std::string& bytes) {
   (void)send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-// Both ends of a connection between ranks 0 and 1, and that bytes of the one reach the other.
+// Expects that ranks 0 and 1 have the two ends of a connection and that bytes of one reach the
+// other.
 void expect_connection(Meeting& zero, Meeting& one, std::uint64_t channel) {
   std::vector<FileDescriptor> ends(2);
   std::thread other(
@@ -65,7 +66,7 @@ TEST(HostsMeeting, ConnectsThePairOnEveryChannel) {
   for (std::uint64_t channel = 1; channel < 5; ++channel) expect_connection(zero, one, channel);
 }
 
-TEST(HostsMeeting, StrangersAreTurnedAwayAndDisturbNobody) {
+TEST(HostsMeeting, UnauthenticatedConnectionsAreClosedAndDoNotAffectRanks) {
   Meeting zero(world_of(0)), one(world_of(1));
   std::mt19937 random(5);
   std::vector<FileDescriptor> strangers;
@@ -73,14 +74,14 @@ TEST(HostsMeeting, StrangersAreTurnedAwayAndDisturbNobody) {
     strangers.push_back(call_as_stranger(one));
     std::string noise(static_cast<std::size_t>(random() % 200), '\0');
     for (char& character : noise) character = static_cast<char>(random());
-    if (i % 3 != 0) say(strangers.back(), noise);  // every third one says nothing
+    if (i % 3 != 0) say(strangers.back(), noise);  // every third one sends nothing
     if (i % 5 == 0) strangers.pop_back();          // and every fifth one hangs up
   }
   expect_connection(zero, one, 1);
 }
 
-// All of a rank's hello but the secret.
-TEST(HostsMeeting, WhoeverDoesNotKnowTheSecretIsNoRank) {
+// A complete hello of a rank, except for the secret.
+TEST(HostsMeeting, ACallerWithoutTheSecretIsRejected) {
   Meeting zero(world_of(0)), one(world_of(1));
   const std::uint64_t words[] = {0x31617461646c7374, 1, std::uint64_t{1} << 32, 1, 2, 3, 4};
   const FileDescriptor liar = call_as_stranger(one);
@@ -91,8 +92,8 @@ TEST(HostsMeeting, WhoeverDoesNotKnowTheSecretIsNoRank) {
   expect_connection(zero, one, 1);
 }
 
-// Another program listens where a rank did.
-TEST(HostsMeeting, AnAnswerWithoutTheSecretIsNone) {
+// Another program listens on a rank's former port.
+TEST(HostsMeeting, AnAnswerWithoutTheSecretIsRejected) {
   Meeting zero(world_of(0)), one(world_of(1));
   Meeting::Peer impostor = peer_of(1, one);
   impostor.contact.answer[0] ^= 1;
@@ -103,21 +104,24 @@ TEST(HostsMeeting, AnAnswerWithoutTheSecretIsNone) {
 
 TEST(HostsMeeting, AWaitEndsWhenTheJobHasFailed) {
   Meeting zero(world_of(0)), one(world_of(1));
-  const auto begin = std::chrono::steady_clock::now();
   const auto look = [] { throw Error(ErrorCode::rank_failed, "rank 7 died"); };
-  EXPECT_THROW(one.connect(1, {peer_of(0, zero)}, 60s, look), Error);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  try {
+    one.connect(1, {peer_of(0, zero)}, 60s, look);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {  // not that the time limit has passed
+    EXPECT_EQ(std::string(error.what()), "rank 7 died");
+  }
 }
 
-TEST(OwnAddress, HostsDifferByTheirNumbersOnOneMachine) {
+TEST(OwnAddress, NodeNumbersDistinguishHostsOnOneMachine) {
   EXPECT_NE(own_host(world_of(0)), own_host(world_of(1)));
   EXPECT_EQ(own_host(world_of(1)), own_host(world_of(1)));
   EXPECT_FALSE(own_address("127.0.0.1").empty());
 }
 
-// A launcher that numbers no nodes: what rank / ranks-per-host gives splits the second of two hosts
-// with two ranks and three.
-TEST(OwnAddress, AHostWithoutANumberIsTheMachine) {
+// Without node numbers from the launcher, rank
+// ranks-per-host would split the second of two hosts with two ranks and three.
+TEST(OwnAddress, WithoutNodeNumbersTheMachineIsTheHost) {
   const auto rank_of_second = [](int rank) {
     setenv("RANK", std::to_string(rank).c_str(), 1);
     const World world = world_from_environment();

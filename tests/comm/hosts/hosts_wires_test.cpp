@@ -1,5 +1,5 @@
-// What travels in fewer bits crosses between hosts in as many: the same values as on one host, and
-// bytes by formula.
+// Data encoded in fewer bits also cross between hosts in fewer bits: the same values as on one
+// host, and a number of bytes by formula.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using Bytes = std::vector<std::uint64_t>;
 constexpr WireFormat formats[] = {WireFormat::bf16, WireFormat::int8, WireFormat::fp8_e4m3,
                                   WireFormat::fp8_e5m2};
 
-// What each rank has sent to other hosts.
+// The bytes that each rank has sent to other hosts.
 Bytes sent_by(const Hosts& hosts, const std::function<void(const Ranks&)>& fn) {
   Bytes bytes(static_cast<std::size_t>(ranks_of(hosts)));
   run_on_hosts(hosts, [&](const World&, const Ranks& ranks) {
@@ -41,7 +41,7 @@ Bytes sent_by(const Hosts& hosts, const std::function<void(const Ranks&)>& fn) {
 
 // ---- gathers
 
-// Shares of several pieces, and of parts of a block: fp32, bf16, and one that goes as it is.
+// Shards of several pieces, and of parts of a block: fp32, bf16, and one without an encoding.
 std::vector<GatheredRange> ranges_for(std::size_t ranks, WireFormat wire) {
   const std::size_t large = 150'001 * ranks * 4, middle = 40 * ranks * 2, small = 12 * ranks;
   const std::size_t gap = 64;
@@ -100,8 +100,8 @@ TEST(HostsWires, AGatherSendsTheFormatsBytesOnceToEachHost) {
 
 // ---- sums
 
-// At any cut, of parts of a block and of several pieces.
-TEST(HostsWires, SumsOfWhatTravelsEncodedAreTheTree) {
+// With any cut, of parts of a block and of several pieces.
+TEST(HostsWires, SumsOfEncodedDataAreTheTree) {
   for (const Hosts& hosts : {Hosts{1, 1}, Hosts{2, 2}, Hosts{1, 2}, Hosts{1, 1, 1}}) {
     run_on_hosts(hosts, [](const World&, const Ranks& ranks) {
       for (const WireFormat wire : {WireFormat::bf16, WireFormat::int8}) {
@@ -117,7 +117,7 @@ TEST(HostsWires, SumsOfWhatTravelsEncodedAreTheTree) {
   }
 }
 
-// Contributions as they travel, or a host's fp32 sum of them: what takes fewer bytes.
+// A host sends encoded contributions, or their fp32 sum if that has fewer bytes.
 TEST(HostsWires, ASumSendsTheFormatsBytes) {
   const std::int64_t count = 24 * 1024;
   const auto sent = [&](const Hosts& hosts, DType dtype, WireFormat wire) {
@@ -151,7 +151,7 @@ TEST(HostsWires, AnAllReduceSendsTheFormatsBytesAndSumsBack) {
   EXPECT_EQ(sent, Bytes(2, 32'000 / 32 * 33 + 32'000 * 4));
 }
 
-TEST(HostsWires, PiecesOfWhatTravelsEncodedKeepToItsBlocks) {
+TEST(HostsWires, PiecesOfEncodedDataAreWholeBlocks) {
   struct Cut {
     std::int64_t first, count;
   };
@@ -168,7 +168,7 @@ struct Traffic {
   std::uint64_t between_hosts = 0, bytes = 0;
 };
 
-// Of each rank, in the second step.
+// The traffic of each rank in the second step.
 std::vector<Traffic> traffic_of_step(const Hosts& hosts, const ShardingOptions& options) {
   std::vector<Traffic> traffic(static_cast<std::size_t>(ranks_of(hosts)));
   run_on_hosts(hosts, [&](const World& world, const Ranks& ranks) {
@@ -195,8 +195,8 @@ double bytes_of_element(WireFormat wire) {
   return wire == WireFormat::same ? 4.0 : wire == WireFormat::bf16 ? 2.0 : 33.0 / 32.0;
 }
 
-// FULL_SHARD: two gathers of a unit, one of the root and of the last, and a reduction each. On
-// hosts of one rank what crosses is what the ranks count.
+// FULL_SHARD: two gathers per unit, one for the root and the last unit, and a reduction for each.
+// On hosts of one rank the bytes that cross are those that the ranks count.
 TEST(HostsWires, BytesOfAStepFollowTheFormula) {
   const WireFormat wires[][2] = {{WireFormat::same, WireFormat::same},
                                  {WireFormat::bf16, WireFormat::int8},
@@ -211,7 +211,7 @@ TEST(HostsWires, BytesOfAStepFollowTheFormula) {
       options.reduce_wire = reduces;
       ToyTransformer net;
       const auto units = tessera::testing::expected_units(net, options.wrap, options.param_dtype);
-      // One fp32 of a host, or what each of its ranks adds.
+      // One fp32 per host, or the contribution of each of its ranks.
       const double summed = std::min(4.0, hosts.front() * bytes_of_element(reduces));
       double expected = 0;
       for (std::size_t i = 0; i < units.size(); ++i) {

@@ -1,5 +1,5 @@
-// Worlds of several hosts on one machine: ranks that are told different numbers of their nodes, and
-// reach each other over TCP at 127.0.0.1.
+// Worlds of several hosts on one machine: ranks with different node numbers, which reach each other
+// over TCP at 127.0.0.1.
 #pragma once
 
 #include <arpa/inet.h>
@@ -25,14 +25,14 @@
 
 namespace tessera::testing {
 
-// Ranks of each host, host after host.
+// The number of ranks of each host.
 using Hosts = std::vector<int>;
 
 inline int ranks_of(const Hosts& hosts) {
   return std::accumulate(hosts.begin(), hosts.end(), 0);
 }
 
-// Of a job without a key.
+// A free port for a job without a key.
 inline int free_port() {
   setenv("TESSERA_JOB_KEY", "none", 1);
   const comm::FileDescriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
@@ -61,7 +61,7 @@ inline comm::World world_on_hosts(const Hosts& hosts, int rank, int port) {
           .run_id = std::to_string(port) + test->name()};
 }
 
-// Runs the ranks as threads, and throws what the first one that failed has thrown.
+// Runs the ranks as threads, and rethrows the exception of the first rank that failed.
 inline void run_on_hosts(
     const Hosts& hosts,
     const std::function<void(const comm::World&, const std::shared_ptr<comm::Communicator>&)>& fn,

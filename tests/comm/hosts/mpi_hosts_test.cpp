@@ -1,5 +1,5 @@
-// Backend shm+mpi: what crosses between hosts goes by MPI, and everything is as over TCP, to the
-// bit. Settings under which MPI cannot do it are refused.
+// Backend shm+mpi: data cross between hosts by MPI, and all results equal those over TCP bit for
+// bit. Settings that MPI does not support are refused.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -34,9 +34,9 @@ Mpi& library() {
   return mpi_library("the test", "skip it");
 }
 
-// ---- what ranks do
+// ---- the tests that the ranks run
 
-// Everything that this rank sees of three steps, to the bit.
+// All results of three steps on this rank, bit for bit.
 std::string trained_part(const Context& context, const ShardingOptions& options) {
   const tessera::testing::OneThread one_thread;
   manual_seed(17);
@@ -79,7 +79,7 @@ std::string trained_parts(const Context& context) {
 }
 
 // Messages of all sizes around that of a piece, in both directions at once, between a rank and the
-// same one of the other host; at the end one that is shorter than expected.
+// corresponding rank of the other host; the last one is shorter than expected.
 void check_pieces(const World& world) {
   const int peer = (world.rank + 2) % 4;
   constexpr std::size_t piece = 1000;
@@ -133,7 +133,7 @@ TEST(MpiHostsRank, DoesEverything) {
     check_pieces(world);
     trained = trained_parts(Context(world, ranks));
   }
-  // MPI starts once in a process.
+  // MPI can start only once in a process.
   try {
     connect(world);
     ADD_FAILURE() << "MPI has begun again";
@@ -144,7 +144,7 @@ TEST(MpiHostsRank, DoesEverything) {
   if (!HasFailure()) say_from_rank(world, trained);
 }
 
-// A program that uses MPI itself, and ends it.
+// A program that uses MPI itself, and finalises it.
 class MpiOfProgram {
  public:
   explicit MpiOfProgram(Mpi::Threads threads) {
@@ -160,7 +160,7 @@ class MpiOfProgram {
   MpiOfProgram& operator=(const MpiOfProgram&) = delete;
 };
 
-// At another port than before, where the last hub may still listen.
+// Uses another port than before, where the last hub may still listen.
 World anew(World world, int round) {
   world.master_port += 20 * round;
   return world;
@@ -200,7 +200,7 @@ TEST(MpiHostsRank, IsRefused) {
 
 // ---- the tests
 
-// By MPI, rank 0 is found as well.
+// Rank 0's address is also exchanged by MPI.
 TEST(MpiHosts, TwoOfTwoGiveTheBitsOfOneHost) {
   if (in_mpirun()) return;
   if (const std::string why = no_mpirun(); !why.empty()) GTEST_SKIP() << why;
@@ -227,7 +227,7 @@ TEST(MpiHosts, AProgramMayUseMpiItself) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(ranks.said(rank), "done");
 }
 
-TEST(MpiHosts, RanksThatAreOthersForMpiAndOneThreadAreRefused) {
+TEST(MpiHosts, RanksThatDifferFromMpisAndOneThreadAreRefused) {
   if (in_mpirun()) return;
   if (const std::string why = no_mpirun(); !why.empty()) GTEST_SKIP() << why;
   const MpiRun ranks;

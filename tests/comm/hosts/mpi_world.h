@@ -1,5 +1,5 @@
-// Ranks that mpirun starts on this machine, as if they were those of several hosts: each runs one
-// test of this program, and what it has to say is a file.
+// Ranks that mpirun starts on this machine, as if on several hosts. Each rank runs one test of this
+// program and writes its result to a file.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ inline bool in_mpirun() {
   return std::getenv(mpi_folder_variable) != nullptr;
 }
 
-// Why no ranks can be started; empty: they can.
+// The reason why ranks cannot be started; empty if they can.
 inline std::string no_mpirun() {
   if (address_sanitizer || thread_sanitizer) {
     return "Open MPI leaks memory and has locks that the sanitizers report";
@@ -48,13 +48,13 @@ class MpiRun {
   MpiRun(const MpiRun&) = delete;
   MpiRun& operator=(const MpiRun&) = delete;
 
-  // The test that each of four ranks runs, and its environment. mpirun's exit status.
+  // Runs the test on each of four ranks with this environment. Returns mpirun's exit status.
   int run(const std::string& test, const std::string& environment = "",
           const std::string& before_end = "") const {
     const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
     std::ostringstream command;
-    // No test report from the ranks: theirs would overwrite this one's. What they print is kept for
-    // the case that one fails.
+    // The ranks write no test report: it would overwrite this one's. Their output is kept in case
+    // one fails.
     command << "env -u TESSERA_TEST_REPORTS -u RANK -u WORLD_SIZE OMPI_ALLOW_RUN_AS_ROOT=1 "
             << "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 TESSERA_BACKEND=shm+mpi TESSERA_JOB_KEY=none "
             << "TESSERA_HOST_ADDRESS=127.0.0.1 MASTER_ADDR=127.0.0.1 MASTER_PORT=" << free_port()
@@ -83,7 +83,7 @@ class MpiRun {
 
 // ---- for the ranks
 
-// Two hosts of two. The launcher's numbers of the nodes are what tells hosts apart.
+// Two hosts of two ranks. The launcher's node numbers distinguish the hosts.
 inline comm::World world_under_mpirun() {
   const char* of_open_mpi = std::getenv("OMPI_COMM_WORLD_RANK");
   const int rank = std::atoi(of_open_mpi != nullptr ? of_open_mpi : std::getenv("PMI_RANK"));

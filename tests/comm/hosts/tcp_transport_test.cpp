@@ -1,5 +1,5 @@
-// How connections between hosts end: at once where a message is under way, else when what was sent
-// has arrived.
+// The end of connections between hosts: at once while a message is being sent, else after the sent
+// data have arrived.
 #include "comm/hosts/tcp/tcp_transport.h"
 
 #include <arpa/inet.h>
@@ -36,7 +36,7 @@ TcpTransport transport_over(FileDescriptor connection) {
   return TcpTransport(std::move(peers));
 }
 
-TEST(TcpTransport, WhatWasSentArrivesAfterItsEnd) {
+TEST(TcpTransport, SentDataArriveAfterItsEnd) {
   auto [mine, theirs] = connected();
   std::vector<std::byte> message(1000, std::byte{7}), got(1000);
   {
@@ -49,8 +49,9 @@ TEST(TcpTransport, WhatWasSentArrivesAfterItsEnd) {
   EXPECT_EQ(recv(theirs.get(), got.data(), 1, 0), 0);
 }
 
-// The kernel keeps nothing of it: a host that is gone would be called for half a minute.
-TEST(TcpTransport, AMessageUnderWayEndsWithIt) {
+// The kernel keeps no data of the connection: it would otherwise retry for half a minute with a
+// host that is gone.
+TEST(TcpTransport, AnUnfinishedMessageEndsWithIt) {
   auto [mine, theirs] = connected();
   std::vector<std::byte> message(std::size_t{64} << 20);
   {

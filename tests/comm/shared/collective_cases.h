@@ -1,5 +1,5 @@
-// What every communicator has to do, whatever its backend: each case runs on all ranks of the one
-// it is given, and reports through gtest's EXPECT.
+// Requirements for every communicator, whatever its backend: each case runs on all ranks of the
+// given communicator and reports through gtest's EXPECT.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ inline double value_of(std::uint64_t seed, int rank, std::int64_t index) {
   return std::ldexp(unit, static_cast<int>(x % 9) - 4);
 }
 
-// Stores as an element of `dtype`, and returns what the element then holds.
+// Stores `value` as an element of `dtype`, and returns the stored value.
 inline double put(std::byte* memory, std::int64_t index, DType dtype, double value) {
   const auto store = [&](auto element) {
     std::memcpy(memory + index * static_cast<std::int64_t>(sizeof element), &element,
@@ -54,7 +54,7 @@ inline double put(std::byte* memory, std::int64_t index, DType dtype, double val
   }
 }
 
-// The tree of the design, written down once more: split at the largest power of two below the size.
+// The summation tree, implemented independently: split at the largest power of two below the size.
 template <class Real>
 Real tree(const std::vector<Real>& values, std::size_t first, std::size_t count) {
   if (count == 1) return values[first];
@@ -72,8 +72,8 @@ Real grouped_tree(const std::vector<Real>& values, std::size_t group) {
   return tree(sums, 0, sums.size());
 }
 
-// The element that a reduction has to leave, from the ranks' elements and the output's old value.
-// Scales are powers of two in these cases, so that there is one right rounding.
+// The expected element of a reduction, from the ranks' elements and the output's old value. Scales
+// are powers of two in these cases, so that there is only one correct rounding.
 inline void reference(const std::vector<double>& ranks, const Reduction& reduction, std::byte* out,
                       std::int64_t index, double old) {
   const auto group =
@@ -86,7 +86,7 @@ inline void reference(const std::vector<double>& ranks, const Reduction& reducti
     sum = static_cast<double>(grouped_tree(values, group) * reduction.scale);
   }
   if (reduction.accumulate) {
-    // fp32 sums meet fp32 and 16-bit outputs in fp32, everything else in fp64.
+    // fp32 sums for fp32 and 16-bit outputs are computed in fp32, all others in fp64.
     const bool in_float = reduction.in_dtype != float64 && reduction.out_dtype != float64;
     sum = in_float ? static_cast<double>(static_cast<float>(old) + static_cast<float>(sum))
                    : old + sum;
@@ -94,14 +94,14 @@ inline void reference(const std::vector<double>& ranks, const Reduction& reducti
   put(out, index, reduction.out_dtype, sum);
 }
 
-// `spare` bytes at the buffer's end take no part, as in a pool of buffers.
+// `spare` bytes at the buffer's end are not used, as in a pool of buffers.
 inline void check_all_gather(const Ranks& ranks, std::size_t share, int rounds,
                              std::size_t spare = 0) {
   const auto size = static_cast<std::size_t>(ranks->size());
   auto buffer = ranks->allocate("gathered", share * size + spare, Sharing::one_copy);
   ASSERT_EQ(reinterpret_cast<std::uintptr_t>(buffer->data()) % 4096, 0u);
   for (std::size_t i = 0; i < buffer->bytes(); ++i) ASSERT_EQ(buffer->data()[i], std::byte{0});
-  ranks->barrier();  // nobody writes while another still looks at the zeros
+  ranks->barrier();  // no rank writes while another still reads the zeros
   const auto byte_of = [](int round, std::size_t rank, std::size_t index) {
     return static_cast<std::byte>(round * 37 + static_cast<int>(rank) * 11 +
                                   static_cast<int>(index));
@@ -124,7 +124,7 @@ inline void check_all_gather(const Ranks& ranks, std::size_t share, int rounds,
   }
 }
 
-// Two ranges with room before, between and behind them, which keeps what it has.
+// Two ranges with gaps before, between and after them; the gaps must not change.
 inline void check_gathered_ranges(const Ranks& ranks) {
   const auto size = static_cast<std::size_t>(ranks->size());
   const auto own = static_cast<std::size_t>(ranks->rank());
@@ -139,7 +139,7 @@ inline void check_gathered_ranges(const Ranks& ranks) {
     return static_cast<std::byte>(static_cast<int>(rank) + 1 + 16 * round);
   };
   for (int round = 0; round < 3; ++round) {
-    // The second range alone in the last round: the first one keeps what it has.
+    // The last round gathers only the second range: the first one must not change.
     const bool whole = round < 2;
     ranks->acquire(*buffer);
     if (whole) fill(parts[0], value_of_rank(own, round));
@@ -178,8 +178,8 @@ inline double element_at(const std::byte* memory, std::int64_t index, DType dtyp
   }
 }
 
-// Elements [first, first + count) of what a rank adds, rounded to what it travels as; `first` is
-// where a block begins.
+// Elements [first, first + count) of a rank's contribution, rounded to the wire format; `first` is
+// the start of a block.
 inline void put_contribution(std::byte* memory, int rank, std::int64_t first, std::int64_t count,
                              const Reduction& reduction, std::uint64_t seed) {
   for (std::int64_t i = 0; i < count; ++i) {
@@ -198,8 +198,8 @@ inline std::vector<std::byte> contribution_of(int rank, std::int64_t count,
   return region;
 }
 
-// reduce_scatter over ranges that together cover the buffer, and all_reduce of the same contents,
-// against the tree.
+// Compares reduce_scatter over ranges that together cover the buffer, and all_reduce of the same
+// contents, with the tree.
 inline void check_reductions(const Ranks& ranks, std::int64_t count, const Reduction& reduction,
                              std::uint64_t seed) {
   const std::size_t in_bytes = size_of(reduction.in_dtype),
@@ -300,7 +300,7 @@ inline void check_messages(const Ranks& ranks) {
   }
 }
 
-// Every pair in both directions, several messages on their way, and every root.
+// Every pair in both directions, several messages in flight, and every root.
 inline void check_point_to_point(const Ranks& ranks) {
   const int rank = ranks->rank(), size = ranks->size();
   const auto value_at = [](int from, int to, int round, std::size_t i) {
@@ -362,8 +362,8 @@ inline void check_groups(const Ranks& ranks) {
   check_reductions(alone, 50, {.scale = 0.5f}, 6);
   auto quarter = half->split(half->rank() % 2, 0, "quarter");
   EXPECT_EQ(quarter->exchange("x").size(), static_cast<std::size_t>(quarter->size()));
-  auto everybody = quarter->size() == size ? quarter : ranks->duplicate("everybody");
-  check_messages(everybody);
+  auto all_ranks = quarter->size() == size ? quarter : ranks->duplicate("all ranks");
+  check_messages(all_ranks);
 }
 
 // Two channels at once, each from a thread of its own.

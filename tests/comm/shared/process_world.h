@@ -10,8 +10,8 @@
 
 namespace tessera::testing {
 
-// For a process that the test forked. Its run is named after the test, so that tests which run
-// side by side do not meet.
+// The world of a process that the test forked. The run has the test's name, so that tests that run
+// in parallel do not connect to each other.
 inline comm::World world_of_process(int rank, int size) {
   return {.rank = rank,
           .size = size,

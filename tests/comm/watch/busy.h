@@ -1,4 +1,4 @@
-// A rank at work, for tests of what is no standstill.
+// A busy rank, for tests that expect no deadlock report.
 #pragma once
 
 #include <chrono>

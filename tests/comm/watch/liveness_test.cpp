@@ -1,5 +1,5 @@
-// A rank that others wait for and that was stopped, or does not move, is named soon, by all of
-// them, with what it did last; one that computes or waits for a disk is left alone.
+// When ranks wait for a rank that was stopped or makes no progress, all of them soon name it and
+// its last call; a rank that computes or waits for a disk is not blamed.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/userfaultfd.h>
@@ -41,8 +41,6 @@ using tessera::testing::world_of_process;
 using Ranks = std::shared_ptr<Communicator>;
 
 constexpr std::chrono::milliseconds limit = 600ms;
-// What may pass until the others have said so: the test's machine is a busy one.
-constexpr std::chrono::milliseconds slack = 2000ms;
 constexpr ConnectOptions patient{.collective_timeout = 60s, .standstill_timeout = limit};
 
 void steps(const Ranks& ranks, std::uint64_t first, std::uint64_t last) {
@@ -51,7 +49,7 @@ void steps(const Ranks& ranks, std::uint64_t first, std::uint64_t last) {
   }
 }
 
-// Ranks in an endless loop, until something happens to one of them.
+// Ranks in an endless loop, until one of them is disturbed.
 void loop(int rank, int size, std::atomic<int>& progress) {
   const Ranks ranks = connect(world_of_process(rank, size), patient);
   for (std::uint64_t step = 1;; ++step) {
@@ -61,17 +59,17 @@ void loop(int rank, int size, std::atomic<int>& progress) {
   }
 }
 
-void expect_all_name(const std::vector<Outcome>& outcomes, const std::string& name,
-                     steady_clock::time_point since) {
+// How soon, by the clock on the wall, liveness_slow_test measures: these tests run on busy
+// machines. Each message has the limit that ended the wait, and no other limit is as short.
+void expect_all_name(const std::vector<Outcome>& outcomes, const std::string& name) {
   for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_code, static_cast<int>(ErrorCode::rank_failed)) << outcome.message;
     expect_parts(outcome.message, {name, "its last call was barrier (step ", "unit 2, backward",
                                    "TESSERA_STANDSTILL_TIMEOUT", "the last 32 collectives"});
-    EXPECT_LT(outcome.ended - since, limit + slack);
   }
 }
 
-// One of two ranks that go on for a while, whatever happens to them on the way.
+// One of two ranks that work for a while, whatever disturbs them meanwhile.
 void take_many_steps(int rank, std::atomic<int>& progress) {
   const Ranks ranks = connect(world_of_process(rank, 2), patient);
   for (std::uint64_t step = 1; step <= 300; ++step) {
@@ -84,22 +82,19 @@ void take_many_steps(int rank, std::atomic<int>& progress) {
 TEST(Liveness, AStoppedProcessIsNamedByAllOthers) {
   Processes processes(3, [](int rank, std::atomic<int>& progress) { loop(rank, 3, progress); });
   ASSERT_TRUE(processes.wait_for_progress(1, 40));
-  const auto stopped = steady_clock::now();
   processes.signal(1, SIGSTOP);
-  std::jthread late([&] {
-    std::this_thread::sleep_for(limit + slack);
-    processes.signal(1, SIGCONT);  // too late: it is told so as well
-  });
+  for (const int rank : {0, 2}) EXPECT_TRUE(processes.wait_for_end(rank));
+  processes.signal(1, SIGCONT);  // too late: it gets the error as well
   std::vector<Outcome> outcomes = processes.wait(20s);
   const std::string name = "rank 1 (pid " + std::to_string(processes.pid(1)) +
                            ") has given no sign of life for 0.6 s: its process was stopped by a "
                            "signal (SIGSTOP)";
   expect_parts(outcomes[1].message, {name});
   outcomes.erase(outcomes.begin() + 1);
-  expect_all_name(outcomes, name, stopped);
+  expect_all_name(outcomes, name);
 }
 
-TEST(Liveness, AShortStopIsNone) {
+TEST(Liveness, AShortStopIsIgnored) {
   Processes processes(2, take_many_steps);
   ASSERT_TRUE(processes.wait_for_progress(1, 10));
   processes.signal(1, SIGSTOP);
@@ -110,8 +105,8 @@ TEST(Liveness, AShortStopIsNone) {
   }
 }
 
-// As by Ctrl-Z and fg, or on a machine that sleeps.
-TEST(Liveness, AJobThatIsStoppedAsAWholeGoesOn) {
+// As with Ctrl-Z and fg, or when a machine sleeps.
+TEST(Liveness, AJobThatIsStoppedAsAWholeContinues) {
   Processes processes(2, take_many_steps);
   ASSERT_TRUE(processes.wait_for_progress(1, 10));
   for (const int rank : {0, 1}) processes.signal(rank, SIGSTOP);
@@ -146,7 +141,7 @@ TEST(Liveness, AProcessInADebuggerIsWaitedFor) {
   }
 }
 
-// A page that nobody ever fills.
+// Touches a page that is never filled.
 void touch_a_page_that_does_not_come(int faults) {
   void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   uffdio_register range{};
@@ -187,7 +182,7 @@ void block(Block how, const Ranks& ranks) {
     case Block::page_fault:
       touch_a_page_that_does_not_come(open_faults());
       return;
-    case Block::workers: {  // the rank's own thread waits for them, and they for nobody
+    case Block::workers: {  // the rank's own thread waits for the workers, which never finish
       std::latch never(1);
       std::jthread worker([&] {
         const WorkerScope scope(*ranks);
@@ -213,19 +208,17 @@ void expect_block_is_named(Block how, const char* what) {
     }
   });
   ASSERT_TRUE(processes.wait_for_progress(2, 1));
-  const auto blocked = steady_clock::now();
   for (const int rank : {0, 1}) ASSERT_TRUE(processes.wait_for_progress(rank, 2));
   processes.signal(2, SIGKILL);
   std::vector<Outcome> outcomes = processes.wait(20s);
   EXPECT_EQ(outcomes[2].signal, SIGKILL);
   outcomes.pop_back();
-  expect_all_name(outcomes,
-                  "rank 2 (pid " + std::to_string(processes.pid(2)) + ") has stood still for 0.6 s",
-                  blocked);
+  expect_all_name(
+      outcomes, "rank 2 (pid " + std::to_string(processes.pid(2)) + ") has stood still for 0.6 s");
   expect_parts(outcomes[0].message, {what, "step 5", "rank 0-1 only: step 6"});
 }
 
-TEST(Liveness, ARankInADeadLockIsNamed) {
+TEST(Liveness, ARankInADeadlockIsNamed) {
   expect_block_is_named(Block::lock, "waits for a lock or another thread");
 }
 
@@ -237,7 +230,7 @@ TEST(Liveness, ARankThatSleepsIsNamed) {
   expect_block_is_named(Block::sleep, "its own thread sleeps");
 }
 
-TEST(Liveness, ARankWhoseWorkersDoNotMoveIsNamed) {
+TEST(Liveness, ARankWhoseWorkersMakeNoProgressIsNamed) {
   expect_block_is_named(Block::workers, "waits for a lock or another thread");
 }
 
@@ -248,11 +241,10 @@ TEST(Liveness, ARankInAPageFaultThatNeverReturnsIsNamed) {
   expect_block_is_named(Block::page_fault, "hangs in a page fault");
 }
 
-// Of ranks that are threads: the one that waits for ever does so until the others have ended.
+// Ranks that are threads: the blocked one waits until the others have ended.
 TEST(Liveness, ABlockedThreadIsNamed) {
   std::vector<std::string> messages(3);
   std::latch ended(2);
-  const auto begin = steady_clock::now();
   EXPECT_THROW(run_local(
                    3,
                    [&](const Ranks& ranks) {
@@ -272,7 +264,6 @@ TEST(Liveness, ABlockedThreadIsNamed) {
                    },
                    patient),
                Error);
-  EXPECT_LT(steady_clock::now() - begin, limit + slack);
   for (const int rank : {0, 1}) {
     expect_parts(messages[static_cast<std::size_t>(rank)],
                  {"rank 2 (a thread of pid ", "has stood still for 0.6 s",
@@ -280,8 +271,9 @@ TEST(Liveness, ABlockedThreadIsNamed) {
   }
 }
 
-// One rank is blocked, and another one computes on for longer than the limit: it is not blamed.
-TEST(Liveness, OfABlockedAndAComputingThreadTheBlockedOneIsNamed) {
+// One rank is blocked, and another computes for longer than the limit: the computing rank is not
+// blamed.
+TEST(Liveness, TheBlockedThreadIsNamedAndNotTheComputingOne) {
   std::latch ended(1);
   std::string message;
   EXPECT_THROW(run_local(
@@ -325,23 +317,23 @@ void expect_left_alone(const std::function<void(const Ranks&)>& work) {
   }
 }
 
-TEST(Liveness, ARankThatComputesIsLeftAlone) {
+TEST(Liveness, ARankThatComputesIsNotBlamed) {
   expect_left_alone([](const Ranks&) { compute_for(3 * limit); });
 }
 
-// As the threads of a matrix product, which nobody announces.
-TEST(Liveness, ARankWhoseOtherThreadsComputeIsLeftAlone) {
+// Like the threads of a matrix product, which are not announced.
+TEST(Liveness, ARankWhoseOtherThreadsComputeIsNotBlamed) {
   expect_left_alone([](const Ranks&) {
     std::jthread other([] { compute_for(3 * limit); });
     other.join();
   });
 }
 
-TEST(Liveness, ARankThatWaitsForAFileIsLeftAlone) {
+TEST(Liveness, ARankThatWaitsForAFileIsNotBlamed) {
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("tessera-liveness-" + std::to_string(getpid()));
   expect_left_alone([&](const Ranks& ranks) {
-    // Opening it waits, in the kernel, as opening a file of a slow server does.
+    // Opening the pipe blocks in the kernel, like opening a file of a slow server.
     const std::string pipe = path.string() + std::string(ranks->backend());
     ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
     std::jthread server([&] {
@@ -353,15 +345,15 @@ TEST(Liveness, ARankThatWaitsForAFileIsLeftAlone) {
   });
 }
 
-TEST(Liveness, ARankThatSaysItWaitsOutsideIsLeftAlone) {
+TEST(Liveness, ARankThatReportsAnOutsideWaitIsNotBlamed) {
   expect_left_alone([](const Ranks& ranks) {
     const OutsideWait wait(*ranks);
     std::this_thread::sleep_for(2 * limit);
   });
 }
 
-// Many more threads that want a core than there are cores, the ranks' among them.
-TEST(Liveness, ALoadedMachineRaisesNoAlarm) {
+// Many more runnable threads than cores, the ranks' threads among them.
+TEST(Liveness, ALoadedMachineCausesNoFalseAlarm) {
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   std::atomic<bool> over = false;
   Processes processes(3, [&](int rank, std::atomic<int>&) {

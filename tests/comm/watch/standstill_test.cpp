@@ -1,5 +1,5 @@
-// Ranks that wait for one another in different channels are told who waits in what; as long as one
-// of them computes they wait.
+// Ranks that wait for one another in different channels get an error that lists the waiting ranks
+// and their calls; while one of them computes they wait.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -28,7 +28,6 @@ using Ranks = std::shared_ptr<Communicator>;
 constexpr ConnectOptions impatient{.standstill_timeout = 400ms};
 
 std::string failure_of_impatient_ranks(int ranks, const std::function<void(const Ranks&)>& fn) {
-  const auto begin = std::chrono::steady_clock::now();
   std::string message = "no failure";
   try {
     run_local(ranks, fn, impatient);
@@ -36,11 +35,10 @@ std::string failure_of_impatient_ranks(int ranks, const std::function<void(const
     EXPECT_EQ(error.code(), ErrorCode::rank_failed);
     message = error.what();
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
   return message;
 }
 
-// Rank 0 goes to one channel, the others to another.
+// Rank 0 enters one channel, the others another.
 void part_ways(const Ranks& ranks) {
   auto left = ranks->duplicate("left");
   auto right = ranks->duplicate("right");
@@ -83,8 +81,8 @@ TEST(Standstill, WorkersThatTheirRanksWaitForAreNamed) {
   expect_parts(text, {"all ranks wait for one another", "'first'", "'second'"});
 }
 
-// Rank 0 wants to write what rank 1 still reads.
-TEST(Standstill, AcquireIsNamedWithWhatItIsFor) {
+// Rank 0 tries to write a buffer that rank 1 still reads.
+TEST(Standstill, AcquireIsNamedWithItsPurpose) {
   const std::string text = failure_of_impatient_ranks(2, [](const Ranks& ranks) {
     auto channel = ranks->duplicate("channel");
     auto buffer = ranks->allocate("weights", 64, Sharing::one_copy);
@@ -114,9 +112,9 @@ TEST(Standstill, ProcessesAreNamedByTheirNumbers) {
   }
 }
 
-// Each rank's workers wait for the other's, for far longer than the limit, while the ranks' own
-// threads are at work on what will end it.
-TEST(Standstill, LongWorkIsNone) {
+// The workers of each rank wait for those of the other, for far longer than the limit, while the
+// ranks' own threads do work that will end the wait.
+TEST(Standstill, LongWorkIsNotADeadlock) {
   run_local(
       2,
       [](const Ranks& ranks) {
@@ -133,7 +131,7 @@ TEST(Standstill, LongWorkIsNone) {
       impatient);
 }
 
-TEST(Standstill, OneRankThatWorksIsWaitedFor) {
+TEST(Standstill, OneWorkingRankIsWaitedFor) {
   run_local(
       3,
       [](const Ranks& ranks) {

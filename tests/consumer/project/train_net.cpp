@@ -1,5 +1,5 @@
-// A user's own module, trained under FULL_SHARD on however many ranks started it. Exits with 0 only
-// if the loss fell on every rank and the folder of the checkpoint was written.
+// A user's own module, trained under FULL_SHARD on any number of ranks. Exits with 0 only if the
+// loss fell on every rank and the folder of the checkpoint was written.
 #include <tessera/tessera.h>
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Net : ts::nn::Module {
   ts::nn::Linear fc1, fc2;
 };
 
-// Digits of a kind: class c lights every tenth feature from c on, under a little seeded noise.
+// Simple digits: class c lights every tenth feature from c on, with a little seeded noise.
 ts::data::TensorLoader make_loader() {
   std::vector<float> x(samples * features);
   std::vector<std::int32_t> y(samples);

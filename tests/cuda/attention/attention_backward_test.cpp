@@ -40,7 +40,7 @@ TEST_P(AttentionBackwardTest, EveryShape) {
   }
 }
 
-// 100 queries of 30 keys: the first 70 causal ones see no key.
+// 100 queries and 30 keys: with a causal mask the first 70 queries see no key.
 TEST_P(AttentionBackwardTest, RowsThatSeeNothingHaveNoGradient) {
   const AttentionProblem problem(
       {.about = "nothing seen", .heads = 1, .key_heads = 1, .queries = 100, .keys = 30, .batch = 1},

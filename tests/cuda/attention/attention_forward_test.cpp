@@ -47,7 +47,7 @@ TEST_P(AttentionForwardTest, LogSumExpIsOptional) {
   for (const double value : without.log_sum_exp) EXPECT_EQ(value, AttentionProblem::untouched);
 }
 
-// 100 queries of 30 keys: the first 70 causal ones see no key.
+// 100 queries and 30 keys: with a causal mask the first 70 queries see no key.
 TEST_P(AttentionForwardTest, RowsThatSeeNothingGiveZero) {
   const AttentionProblem problem(
       {.about = "nothing seen", .heads = 1, .key_heads = 1, .queries = 100, .keys = 30, .batch = 1},
@@ -72,9 +72,9 @@ TEST_P(AttentionForwardTest, NoKeysAtAllGiveZero) {
   EXPECT_EQ(got.out[0], 0);
 }
 
-// With the unit matrix as values, an output's element is the probability of one key: zero where it
-// is dropped, and nowhere else.
-TEST_P(AttentionForwardTest, DropsWhatTheGeneratorSays) {
+// With the unit matrix as values, an element of the output is the probability of one key: zero
+// where it is dropped, and nowhere else.
+TEST_P(AttentionForwardTest, DropsTheElementsOfTheGenerator) {
   const AttentionCase sizes{.about = "dropout, values of the unit matrix",
                             .head_dim = 64,
                             .queries = 70,

@@ -1,5 +1,5 @@
-// Runs attention on a problem: forward and, if asked for, backward, on the GPU or with the CPU's
-// kernels. Each backward reads what its own forward has saved, as in training.
+// Runs attention on a problem: forward and, on request, backward, on the GPU or with the CPU's
+// kernels. Each backward reads the values that its own forward has saved, as in training.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-// Where a problem's arrays lie, in the memory of the device that runs it.
+// The addresses of a problem's arrays, in the memory of the device that runs it.
 struct AttentionPlaces {
   const void* mask = nullptr;
   const void* dout = nullptr;
@@ -52,7 +52,7 @@ inline kernels::AttentionBackward backward_arguments(const AttentionProblem& pro
 
 enum class AttentionRun { forward, forward_without_log_sum_exp, backward };
 
-// Results are filled with AttentionProblem::untouched before.
+// Results are first filled with AttentionProblem::untouched.
 inline AttentionResults run_on_device(const AttentionProblem& problem, AttentionRun run) {
   const DType dtype = problem.dtype();
   const auto unwritten = [](std::size_t size, DType type) {

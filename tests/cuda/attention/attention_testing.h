@@ -1,10 +1,10 @@
 // Attention problems for the tests of the GPU's kernels: shapes, inputs, and the formula in long
-// double, which is what results are compared with.
-//
-// The yardstick (expect_within_bound) of fp32 and fp64 is the CPU's kernel. For 16-bit types it is
-// the formula, rounded where the GPU's kernels round: tensor cores take 16-bit operands, so there
-// the unnormalised probabilities of the forward and the probabilities and score gradients of the
-// backward are rounded to the type. The CPU's kernel rounds them or not, by type and by processor.
+// double, with which results are compared.
+// For fp32 and fp64 the allowed error (expect_within_bound) is based on the CPU's kernel. For
+// 16-bit types it is based on the formula, rounded where the GPU's kernels round. Tensor cores take
+// 16-bit operands, so the unnormalised probabilities of the forward, and the probabilities and
+// score gradients of the backward, are rounded to the type there. The CPU's kernel rounds them or
+// not, depending on type and processor.
 #pragma once
 
 #include <fmt/format.h>
@@ -27,11 +27,11 @@ struct AttentionCase {
   bool mask = false;
   float dropout = 0;
   bool packed = false;       // q, k and v side by side in one array's rows
-  std::int64_t padding = 8;  // elements between rows that are nobody's
+  std::int64_t padding = 8;  // unused elements between rows
   double deviation = 1;      // of the queries
   std::int64_t batch = 1;
 
-  // Whether the kernels on tensor cores take it, for 16-bit types.
+  // True if the kernels on tensor cores accept the problem, for 16-bit types.
   [[nodiscard]] bool on_tensor_cores() const {
     return head_dim % 8 == 0 && head_dim <= 128 && padding % 8 == 0;
   }
@@ -114,7 +114,7 @@ struct AttentionResults {
 
 class AttentionProblem {
  public:
-  // Where a tensor lies in `inputs` (and in the gradients).
+  // The place of a tensor in `inputs` (and in the gradients).
   struct Tensor {
     std::size_t array;
     std::int64_t offset, stride;
@@ -156,7 +156,7 @@ class AttentionProblem {
     return size_of(dtype_) == 2 && sizes_.on_tensor_cores();
   }
 
-  // key_mask: the mask's place, in device memory for device kernels.
+  // key_mask: the mask's address, in device memory for device kernels.
   [[nodiscard]] kernels::AttentionShape shape(const void* key_mask) const {
     return {.batch = sizes_.batch,
             .heads = sizes_.heads,
@@ -177,8 +177,8 @@ class AttentionProblem {
             .dtype = dtype_};
   }
 
-  // The formula. Results are rounded to `result`, operands of products to `operand`; float64 for
-  // as they are. The gradients are left out unless asked for.
+  // The formula. Results are rounded to `result`, operands of products to `operand`; float64 means
+  // no rounding. The gradients are computed only on request.
   [[nodiscard]] AttentionResults formula(DType result, DType operand, bool gradients) const {
     AttentionResults r;
     r.out.assign(out_size(), untouched);
@@ -215,7 +215,7 @@ class AttentionProblem {
     return draw >= static_cast<std::uint32_t>(sizes_.dropout * 0x1p32) ? 1 / (1 - dropout) : 0;
   }
 
-  static constexpr double untouched = 9;  // exact in every type; what kernels must leave alone
+  static constexpr double untouched = 9;  // exact in every type; kernels must not change it
   static constexpr kernels::RandomKey random_key{.seed = 0x123456789abcdef, .stream = 5};
   static constexpr std::int64_t first_sample = 3;
 
@@ -238,7 +238,7 @@ class AttentionProblem {
   }
 
   // Every third key of the first sample is hidden, and its first third, so that causal rows see
-  // nothing; of the last sample every key is.
+  // nothing; in the last sample every key is hidden.
   void make_mask() {
     for (std::int64_t b = 0; b < sizes_.batch; ++b) {
       for (std::int64_t j = 0; j < sizes_.keys; ++j) {
@@ -285,7 +285,7 @@ class AttentionProblem {
     }
   }
 
-  // e^(score - largest) of the row's keys, with the largest and the sum.
+  // e^(score - largest) for the row's keys, with the largest score and the sum.
   struct Softmax {
     Row weights;
     long double largest, sum;

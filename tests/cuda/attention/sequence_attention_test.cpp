@@ -1,4 +1,4 @@
-// Attention, dropout and pooling of packed sequences on the GPU, against the CPU's fp64.
+// Attention, dropout and pooling of packed sequences on the GPU, compared with the CPU's fp64.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@ struct PackedCase {
   float dropout;
 };
 
-// Within a tile and over several, heads of one panel and of several, draws that straddle blocks.
+// Sequences within a tile and over several, heads of one panel and of several, draws that straddle
+// blocks.
 const std::vector<PackedCase> packed_cases = {{{5, 1, 33}, 2, 8, false, 0},
                                               {{70, 3}, 2, 32, true, 0},
                                               {{40, 9}, 1, 70, true, 0.25f},
@@ -30,7 +31,7 @@ std::vector<double> as_doubles(const std::vector<std::int32_t>& values) {
   return {values.begin(), values.end()};
 }
 
-// The places of sequences, on each side.
+// The addresses of sequences, on host and device.
 class Places {
  public:
   explicit Places(const PackedSequences& s)

@@ -1,5 +1,5 @@
 // Ranks that share a GPU: every collective gives the CPU's bits, in the order of the ranks' queues;
-// mismatches, failures and memory are as on the CPU.
+// mismatches, failures and memory behave as on the CPU.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -71,7 +71,7 @@ TEST(CommDevice, SumsInTheFixedOrder) {
   }
 }
 
-// Large enough for several rounds through the shared sums, whose halves take turns.
+// Large enough for several rounds through the shared sums, whose two halves alternate.
 TEST(CommDevice, LargeSumsGoInPieces) {
   expect_the_cpus_bits(3, [](const Ranks& communicator, std::vector<Bytes>& seen) {
     reduce(communicator, (std::int64_t{2} << 20) + 12'345, {.scale = 0.5f}, seen);
@@ -120,21 +120,24 @@ TEST(CommDevice, AnAbortEndsEveryRank) {
   EXPECT_EQ(text, "rank 1's own trouble");
 }
 
-// Not all of it at once: the emulated GPU has 1 GiB.
+// One after the other: the emulated GPU has only 1 GiB.
 TEST(CommDevice, DroppedBuffersGiveTheirMemoryBack) {
   run_local(2,
             [](const Ranks& ranks) {
+              const std::size_t bytes = std::size_t{128} << 20;
+              const std::size_t before = ranks->held_bytes();
               for (int i = 0; i < 6; ++i) {
-                const auto buffer =
-                    ranks->allocate("temporary", std::size_t{128} << 20, Sharing::per_rank);
+                const auto buffer = ranks->allocate("temporary", bytes, Sharing::per_rank);
+                EXPECT_EQ(ranks->held_bytes(), before + bytes);  // the one before is gone
                 ranks->acquire(*buffer);
-                current_queue(gpu).zero(buffer->data(), 4096);  // under way when the buffer goes
+                current_queue(gpu).zero(buffer->data(), 4096);  // runs past the buffer
               }
+              EXPECT_EQ(ranks->held_bytes(), before);
             },
             {.device = gpu});
 }
 
-TEST(CommDevice, MemoryThatIsNotThereIsRefused) {
+TEST(CommDevice, MemoryThatIsNotAvailableIsRefused) {
   run_local(2,
             [](const Ranks& ranks) {
               try {
@@ -144,7 +147,7 @@ TEST(CommDevice, MemoryThatIsNotThereIsRefused) {
                 EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
               }
               std::vector<Bytes> seen;
-              gather_several_times(ranks, seen);  // goes on
+              gather_several_times(ranks, seen);  // still works
             },
             {.device = gpu});
 }

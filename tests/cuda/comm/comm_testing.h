@@ -1,5 +1,5 @@
-// What the tests of communicators on a device share: collectives whose results any backend and the
-// CPU must agree on, and memory of a rank's device for outputs.
+// Shared by the tests of communicators on a device: collectives whose results must be the same with
+// any backend and on the CPU, and memory of a rank's device for outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ inline void upload(Device device, void* memory, const Bytes& host) {
   if (!host.empty()) current_queue(device).copy_from_host(memory, host.data(), host.size());
 }
 
-// Elements of rank `rank`, which any rank can compute.
+// The elements of rank `rank`, which any rank can compute.
 inline Bytes elements_of(int rank, std::int64_t count, DType dtype, std::uint64_t seed) {
   Bytes host(static_cast<std::size_t>(count) * size_of(dtype));
   for (std::int64_t i = 0; i < count; ++i) {
@@ -57,11 +57,12 @@ class Output {
   std::shared_ptr<std::byte> memory_;
 };
 
-// What each rank saw, in its own order.
+// The results of each rank, in its own order.
 using Results = std::map<int, std::vector<Bytes>>;
 using Program = std::function<void(const Ranks&, std::vector<Bytes>& seen)>;
 
-// A pooled buffer, larger than what is gathered in it, written again while others still read.
+// A pooled buffer, larger than the gathered data, which is written again while other ranks still
+// read.
 inline void gather_several_times(const Ranks& ranks, std::vector<Bytes>& seen) {
   const Device device = ranks->device();
   const auto size = static_cast<std::size_t>(ranks->size());
@@ -80,7 +81,7 @@ inline void gather_several_times(const Ranks& ranks, std::vector<Bytes>& seen) {
   }
 }
 
-// Two ranges, and then the second one alone; a ragged place before each.
+// Two ranges, and then only the second one; each begins at an odd place.
 inline void gather_ranges(const Ranks& ranks, std::vector<Bytes>& seen) {
   const Device device = ranks->device();
   const auto size = static_cast<std::size_t>(ranks->size());
@@ -104,7 +105,7 @@ inline void gather_ranges(const Ranks& ranks, std::vector<Bytes>& seen) {
   }
 }
 
-// A reduce_scatter of two uneven ranges a rank, which start at any element, and an all_reduce.
+// A reduce_scatter of two uneven ranges per rank, which start at any element, and an all_reduce.
 inline void reduce(const Ranks& ranks, std::int64_t count, const comm::Reduction& reduction,
                    std::vector<Bytes>& seen) {
   const Device device = ranks->device();

@@ -34,7 +34,7 @@ inline comm::World world_of(int rank, int size, int port) {
 }
 
 // Runs fn on every rank but `absent` and returns each rank's failure ("" for none). `functions`
-// stand for NCCL's own.
+// replace NCCL's own.
 inline std::vector<std::string> run_nccl(
     int ranks, const std::function<void(const std::shared_ptr<comm::Communicator>&)>& fn,
     comm::ConnectOptions options = {}, int absent = -1,
@@ -68,7 +68,7 @@ inline std::vector<std::string> run_nccl(
   return failures;
 }
 
-// Ends a test where so many ranks cannot have NCCL.
+// Skips a test where NCCL cannot connect so many ranks.
 #define TESSERA_NEEDS_NCCL(ranks)                                                            \
   if (const std::string missing = testing::nccl_under_test(ranks).missing; !missing.empty()) \
   GTEST_SKIP() << missing

@@ -1,6 +1,6 @@
 // The NCCL communicator, on the emulated GPU over a stand-in for NCCL: in the fixed order the bits
-// of every other communicator, in NCCL's own close to them; ranks that differ, hang or give up are
-// named.
+// of every other communicator, in NCCL's own order close to them; ranks that differ, hang or give
+// up are named.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -73,7 +73,7 @@ TEST(Nccl, TheFixedOrderGivesTheBitsOfOtherCommunicators) {
   }
 }
 
-// 16 bits are not left to NCCL, which would round after every rank.
+// NCCL does not sum 16-bit elements, because it would round after every rank.
 TEST(Nccl, SumsOf16BitsAreThoseOfOtherCommunicators) {
   const Program program = [](const Ranks& communicator, std::vector<Bytes>& seen) {
     reduce(communicator, 300, {.in_dtype = bfloat16, .scale = 0.5f, .accumulate = true}, seen);
@@ -105,7 +105,7 @@ TEST(Nccl, ItsOwnOrderIsCloseToTheFixedOne) {
   }
 }
 
-// Equal ranges one behind the other are NCCL's own reduce-scatter.
+// Adjacent ranges of equal size use NCCL's own reduce-scatter.
 TEST(Nccl, EqualSharesAreOneReduceScatter) {
   TESSERA_NEEDS_NCCL(3);
   const Program program = [](const Ranks& ranks, std::vector<Bytes>& seen) {
@@ -128,7 +128,7 @@ TEST(Nccl, EqualSharesAreOneReduceScatter) {
   EXPECT_TRUE(over_nccl(3, false, program) == on_the_cpu(3, program));
 }
 
-// What ranks ask of NCCL, all of them together.
+// The calls of NCCL by all ranks together.
 struct NcclCalls {
   const cuda::NcclFunctions* real = nullptr;
   std::atomic<int> gathers{0}, scatters{0}, reductions{0}, groups{0};
@@ -162,13 +162,13 @@ cuda::NcclFunctions counted(const cuda::NcclFunctions& real) {
   return functions;
 }
 
-// A unit of several segments, as its gather and its reduction name them.
+// A unit of several segments, as its gather and its reduction pass them.
 TEST(Nccl, SegmentsOfAUnitAreOneGroupOfCalls) {
   TESSERA_NEEDS_NCCL(3);
   constexpr std::int64_t first_share = 64, second_share = 192;
   const Program program = [](const Ranks& ranks, std::vector<Bytes>& seen) {
     const std::int64_t size = ranks->size();
-    const std::int64_t second = size * first_share + 32;  // not quite behind the first one
+    const std::int64_t second = size * first_share + 32;  // with a gap after the first one
     const std::int64_t count = second + size * second_share;
     const auto buffer = ranks->allocate("segments", static_cast<std::size_t>(count) * sizeof(float),
                                         Sharing::per_rank);
@@ -205,7 +205,7 @@ TEST(Nccl, SegmentsOfAUnitAreOneGroupOfCalls) {
   EXPECT_EQ(nccl_calls().scatters, 2 * 3);
   EXPECT_EQ(nccl_calls().gathers, (2 + 1) * 3);
   EXPECT_EQ(nccl_calls().reductions, 0);
-  EXPECT_EQ(nccl_calls().groups, 2 * 3);  // one range by itself needs none
+  EXPECT_EQ(nccl_calls().groups, 2 * 3);  // a single range needs no group
 }
 
 TEST(Nccl, GroupsChannelsAndMessages) {
@@ -260,7 +260,7 @@ TEST(Nccl, ARankThatGivesUpEndsTheOthers) {
   expect_all_say({failures[0], failures[2]}, {"rank 1", "gave up", "rank 1's own trouble"});
 }
 
-TEST(Nccl, ARankThatDoesNotComeIsNamed) {
+TEST(Nccl, AMissingRankIsNamed) {
   TESSERA_NEEDS_NCCL(3);
   const auto failures = run_nccl(
       3, [](const Ranks&) { FAIL() << "there is no world"; },
@@ -268,7 +268,7 @@ TEST(Nccl, ARankThatDoesNotComeIsNamed) {
   expect_all_say({failures[0], failures[1]}, {"rank(s) 2 of 3 did not come within 2 s"});
 }
 
-// Rank 1 computes, or hangs: it never comes to the collective.
+// Rank 1 computes, or hangs: it never reaches the collective.
 TEST(Nccl, ARankThatHangsIsNamed) {
   TESSERA_NEEDS_NCCL(2);
   const auto failures = run_nccl(2,
@@ -316,7 +316,7 @@ TEST(Nccl, ABlockedRankThatSkipsACollectiveIsNamedSoon) {
                   "all_gather of 'pooled'", "step 7, unit 2", "rank 0, 2 only: step 7"});
 }
 
-TEST(Nccl, RanksThatWaitForOneAnotherInTwoChannelsAreNamedSoon) {
+TEST(Nccl, RanksInADeadlockOverTwoChannelsAreNamedSoon) {
   TESSERA_NEEDS_NCCL(2);
   const auto failures = run_nccl(
       2,
@@ -350,7 +350,7 @@ class PointOfAFailingDevice final : public QueuePoint {
   mutable std::atomic<int> looks_ = 0;
 };
 
-TEST(NcclJob, AFailingDeviceIsToldToEveryRank) {
+TEST(NcclJob, AFailingDeviceIsReportedToEveryRank) {
   constexpr std::chrono::seconds patience{20};
   comm::NcclJob job(
       comm::control::connect_control_plane(world_of(0, 1, next_port()), {patience, patience}),
@@ -363,7 +363,7 @@ TEST(NcclJob, AFailingDeviceIsToldToEveryRank) {
   }
   try {
     job.control().check(call);
-    FAIL() << "nobody was told";
+    FAIL() << "no rank got the error";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("an illegal address"), std::string::npos)
         << error.what();

@@ -11,7 +11,7 @@ namespace {
 
 constexpr Device shared_gpu = Device::cuda();
 
-// Ranks as threads over NCCL, each with a context as init() makes it.
+// Ranks as threads over NCCL, each with a context like those of init().
 TrainingCase over_nccl(bool fixed_order) {
   TrainingCase what{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
   what.launcher = [fixed_order](int ranks, const std::function<void(Context&)>& fn) {
@@ -44,7 +44,7 @@ TEST(NcclTraining, GroupsOfTwoGiveTheSameBits) {
       same_bits(expected, train_toy(4, toy_options(Strategy::hybrid_shard, 2), over_nccl(true))));
 }
 
-// Two ranges in a reduction, four in a gather, and two after a step where the rest is frozen.
+// A reduction has two ranges and a gather four, or two after a step if the rest is frozen.
 TEST(NcclTraining, UnitsOfSeveralSegmentsGiveTheSameBits) {
   TESSERA_NEEDS_NCCL(3);
   const auto train = [](const ShardingOptions& strategy, const TrainingCase& what) {
@@ -79,8 +79,8 @@ TEST(NcclTraining, StateOnTheHostGivesTheSameBits) {
   }
 }
 
-// What travels in fewer bits has the bits of ranks that share a GPU, where nothing travels, in
-// whatever order NCCL sums otherwise.
+// With encoded wires, ranks get the same bits as ranks that share a GPU, where nothing is sent,
+// whatever order NCCL otherwise sums in.
 TEST(NcclTraining, WiresGiveTheBitsOfASharedGpu) {
   TESSERA_NEEDS_NCCL(3);
   const auto wired = [](ShardingOptions options, WireFormat gather, WireFormat reduce) {
@@ -110,7 +110,7 @@ TEST(NcclTraining, WiresInGroupsOfTwoGiveTheSameBits) {
   EXPECT_TRUE(same_bits(expected, train_toy(4, options, over_nccl(true))));
 }
 
-// What a group kept of rounded parameters is the same when it is rounded on its way once more.
+// Rounding the kept rounded parameters of a group once more for sending does not change them.
 TEST(NcclTraining, WiresOfKeptPartsGiveTheSameBits) {
   TESSERA_NEEDS_NCCL(4);
   for (const WireFormat wire : {WireFormat::int8, WireFormat::fp8_e5m2}) {

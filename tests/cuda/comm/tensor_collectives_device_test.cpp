@@ -1,5 +1,5 @@
-// Context::all_gather, all_reduce and mean on a GPU: ranks that share one, and ranks over NCCL,
-// have the CPU's values, and in the fixed order the CPU's bits.
+// Context::all_gather, all_reduce and mean on a GPU: for ranks that share one, and ranks over NCCL,
+// the CPU's values, and in the fixed order the CPU's bits.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -27,8 +27,7 @@ Tensor numbered_rows(int rank, std::int64_t rows, DType dtype, std::uint64_t see
   return cast(Tensor::from(numbers, {rows, 8}), dtype).to(device);
 }
 
-// Gathered rows, sums and means, and the gradients of this rank's, in several rounds and two
-// dtypes.
+// Gathered rows, sums and means, and this rank's gradients, in several rounds and two dtypes.
 std::vector<Numbers> results_with_gradients(const Context& context) {
   const Device device = context.device();
   std::vector<Numbers> seen;
@@ -95,7 +94,7 @@ TEST(TensorCollectivesDevice, RanksOverNcclHaveTheCpusBits) {
   }
 }
 
-TEST(TensorCollectivesDevice, RowsElsewhereAreRefused) {
+TEST(TensorCollectivesDevice, RowsOnAnotherDeviceAreRefused) {
   launch(
       2,
       [](Context& context) {

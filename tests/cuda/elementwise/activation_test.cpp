@@ -1,4 +1,4 @@
-// Bias with GELU, and SwiGLU, forward and backward against the CPU's fp64.
+// Bias with GELU, and SwiGLU, forward and backward, compared with the CPU's fp64.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -95,7 +95,7 @@ TEST(CudaActivation, BiasGeluBackward) {
   }
 }
 
-// gate and up: halves of packed rows, or rows of strides of their own.
+// gate and up: halves of packed rows, or rows with their own strides.
 struct SwiGluShape {
   std::int64_t rows, dim, gate_stride, up_stride;
   std::size_t gate_offset = 0, up_offset = 0, out_offset = 0;
@@ -133,7 +133,7 @@ void check_swiglu_backward(const SwiGluShape& s, DType dtype, bool again) {
   const std::vector<double> gate_values = random_values(s.gate_size(), dtype, 1, 2);
   const std::vector<double> up_values = random_values(s.up_size(), dtype, 2);
   const std::vector<double> dout_values = random_values(s.size(), dtype, 3);
-  // What lies between the rows must stay: both sides begin with the same.
+  // The gaps between the rows must not change: both sides start with the same values.
   const std::vector<double> gate_old(s.gate_size(), 7), up_old(s.up_size(), 7);
   const std::vector<double> nothing(s.size(), 9);
   MirroredArray gate(gate_values, dtype, s.gate_offset), dgate(gate_old, dtype, s.gate_offset);

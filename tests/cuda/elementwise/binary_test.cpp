@@ -42,8 +42,8 @@ void check(const NamedOp& op, DType dtype, const BroadcastCase& s) {
 TEST(CudaBinary, EveryShape) {
   const BroadcastCase broadcasts[] = {
       {1, 1003},          // the same shape
-      {1, 75, 1, 1, 1},   // off a vector boundary together
-      {1, 75, 1, 2, 0},   // apart
+      {1, 75, 1, 1, 1},   // equally off a vector boundary
+      {1, 75, 1, 2, 0},   // differently
       {8, 128},           // whole groups in every row
       {13, 77},           // groups across rows
       {13, 77, 3, 1, 3},  // ... and off a boundary
@@ -52,7 +52,7 @@ TEST(CudaBinary, EveryShape) {
       {75, 1},            // a scalar
       {75, 1, 1, 0, 2},   // a scalar, element by element
       {0, 5},
-      {5, 0},  // nothing
+      {5, 0},  // no elements
       {1, 0},
       {1, 1},
   };
@@ -82,7 +82,7 @@ TEST(CudaBinary, InPlace) {
   }
 }
 
-TEST(CudaBinary, RefusesWhatIsNoOperation) {
+TEST(CudaBinary, RefusesInvalidOperations) {
   const DeviceMemory x(16);
   TestContext context;
   EXPECT_THROW(
@@ -91,7 +91,7 @@ TEST(CudaBinary, RefusesWhatIsNoOperation) {
       std::logic_error);
 }
 
-// A product and a sum, each rounded: fused, these would differ.
+// A product and a sum, each rounded; a fused operation would give another result.
 TEST(CudaAffine, EveryLengthAndOffset) {
   for (const DType dtype : floating_dtypes) {
     for (const std::size_t n : array_lengths) {

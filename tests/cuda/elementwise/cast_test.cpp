@@ -16,7 +16,7 @@ constexpr DType integers[] = {int32, int64, uint8, boolean};
 constexpr DType all_dtypes[] = {float32, bfloat16, float16, float64, int32, int64, uint8, boolean};
 
 // Ties of the 16-bit formats, their neighbours beyond float's precision, subnormal and largest
-// numbers, and what is no number, between normal draws of several magnitudes.
+// numbers, infinities and NaNs, between normal draws of several magnitudes.
 std::vector<double> floating_values(std::size_t n, DType dtype, unsigned seed) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double special[] = {0.0,
@@ -64,7 +64,7 @@ std::vector<double> values_of(std::size_t n, DType dtype, unsigned seed) {
   return is_floating(dtype) ? floating_values(n, dtype, seed) : integer_values(n, dtype);
 }
 
-// A NaN's payload is nobody's business.
+// The payload of a NaN does not matter.
 std::vector<double> with_one_nan(std::vector<double> values) {
   for (double& value : values) {
     if (std::isnan(value)) value = std::numeric_limits<double>::quiet_NaN();
@@ -99,7 +99,7 @@ TEST(CudaCast, FloatingPairs) {
         check({in, out, scale, false}, 1003, 0, 0);
         check({in, out, scale, true}, 1003, 0, 0);
       }
-      check({in, out, 0.37f}, 301, 1, 1);  // the same distance from a boundary
+      check({in, out, 0.37f}, 301, 1, 1);  // equally far from a boundary
       check({in, out, 0.37f, true}, 301, 3, 2);
       check({in, out}, 0, 0, 0);
       check({in, out}, 5, 1, 0);

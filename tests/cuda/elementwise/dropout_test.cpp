@@ -39,8 +39,8 @@ TEST(CudaDropout, EveryOption) {
   const std::int64_t far = (std::int64_t{1} << 34) - 6;
   const DropoutCase dropouts[] = {
       {0, 0.1f, false, false},         {0, 0.5f, true, true},
-      {4, 0.3f, true, false},        // a block of words on, a group of 16-bit elements off
-      {1, 0.3f, false, true, 1, 1},  // draws and memory begin off a boundary together
+      {4, 0.3f, true, false},  // aligned to a block of words, not to a group of 16-bit elements
+      {1, 0.3f, false, true, 1, 1},  // draws and memory are unaligned together
       {5, 0.3f, true, false, 5, 5},    {2, 0.3f, true, true, 0, 0},  // ... and apart
       {far, 0.7f, false, false, 3, 2}, {0, 0.0f, true, false},
       {0, 1.0f, false, true},
@@ -74,8 +74,8 @@ TEST(CudaDropout, InPlaceAndCutGivesTheSameBits) {
   }
 }
 
-// A dropped element is zero, whatever it was.
-TEST(CudaDropout, DropsWhatIsNoNumber) {
+// A dropped element is zero, even if it was a NaN or infinite.
+TEST(CudaDropout, DropsNonFiniteElements) {
   constexpr std::size_t n = 64;
   const double nan = std::numeric_limits<double>::quiet_NaN();
   MirroredArray x(std::vector<double>(n, nan), float32), out(std::vector<double>(n, 1), float32);
@@ -93,7 +93,7 @@ TEST(CudaDropout, DropsWhatIsNoNumber) {
   EXPECT_LT(dropped, static_cast<int>(n));
 }
 
-TEST(CudaDropout, RefusesWhatIsNoProbability) {
+TEST(CudaDropout, RefusesInvalidProbabilities) {
   const DeviceMemory x(16);
   TestContext context;
   for (const float p : {-0.1f, 1.1f, std::numeric_limits<float>::quiet_NaN()}) {

@@ -23,8 +23,8 @@ void check(DType dtype, double value) {
 }
 
 TEST(CudaFill, FloatingDtypes) {
-  // The last three lie by ties of bfloat16 and float16, which a rounding by way of float would
-  // miss.
+  // The last three are near ties of bfloat16 and float16, which rounding to float first would get
+  // wrong.
   for (const double value : {0.0, -0.0, -1.5, 1e-7, 1e30, std::numeric_limits<double>::infinity(),
                              1 + 0x1p-8, 1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11 + 0x1p-40}) {
     for (const DType dtype : floating_dtypes) check(dtype, value);

@@ -1,4 +1,4 @@
-// AdamW and SGD: the CPU's bits over several steps, wherever a segment begins.
+// AdamW and SGD: the CPU's bits over several steps, for any start of a segment.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ struct Types {
   std::optional<DType> copy;
 };
 
-// Every type of gradient, each with the copies that its parameters may have.
+// Every type of gradient, each with the possible copies of its parameters.
 std::vector<Types> all_types() {
   std::vector<Types> types;
   for (const DType dtype : {float32, float64}) {
@@ -38,7 +38,7 @@ struct Offsets {
   std::size_t state, grad, copy;
 };
 
-// Parameters with the state of either optimizer, on both sides.
+// Parameters with the state of either optimizer, on host and device.
 struct Segment {
   Segment(const Types& of, std::size_t elements, const Offsets& offsets)
       : types(of),
@@ -117,7 +117,7 @@ kernels::SgdStep sgd(Segment& s, bool device, int step, const SgdOptions& option
 constexpr Offsets all_offsets[] = {
     {0, 0, 0},
     {3, 3, 3},  // a segment of flat arrays
-    {1, 2, 0},  // arrays that do not fit together
+    {1, 2, 0},  // arrays with different alignments
 };
 
 TEST(CudaOptimizer, AdamW) {
@@ -206,7 +206,7 @@ TEST(CudaOptimizer, SgdOptions) {
 }
 
 // The first step writes the buffer and does not read it.
-TEST(CudaOptimizer, SgdBeginsWithoutABuffer) {
+TEST(CudaOptimizer, SgdStartsWithoutABuffer) {
   Segment segment({float32, float32, {}}, 41, {0, 0, 0});
   const DeviceMemory buffer(41 * sizeof(float));
   TestContext context;
@@ -219,7 +219,7 @@ TEST(CudaOptimizer, SgdBeginsWithoutABuffer) {
   segment.param.expect_same("sgd_step", "param");
 }
 
-// What was one segment may be several, as when ranks own other parts.
+// One segment may become several, as when ranks own other parts.
 TEST(CudaOptimizer, CutsChangeNoBit) {
   for (const Types& types : {Types{float32, float32, bfloat16}, Types{float32, bfloat16, float16},
                              Types{float64, float64, float32}}) {

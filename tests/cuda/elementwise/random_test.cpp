@@ -26,7 +26,7 @@ void check(DType dtype, Distribution distribution, std::int64_t first, std::size
 }
 
 void check_all(Distribution distribution) {
-  const std::int64_t far = (std::int64_t{1} << 34) - 6;  // past 32 bits of the block's counter
+  const std::int64_t far = (std::int64_t{1} << 34) - 6;  // beyond 32 bits of the block's counter
   for (const DType dtype : floating_dtypes) {
     for (const std::size_t n : array_lengths) {
       check(dtype, distribution, 0, n, 0);

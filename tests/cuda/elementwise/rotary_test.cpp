@@ -13,7 +13,7 @@ namespace {
 
 struct RotaryCase {
   std::int64_t rows, sequence, heads, head_dim, first_position = 0;
-  std::int64_t x_padding = 0, out_padding = 0;  // of a row
+  std::int64_t x_padding = 0, out_padding = 0;  // per row
   std::size_t x_offset = 0, out_offset = 0, table_offset = 0;
 
   [[nodiscard]] std::int64_t x_stride() const { return heads * head_dim + x_padding; }
@@ -22,9 +22,9 @@ struct RotaryCase {
 constexpr RotaryCase shapes[] = {
     {6, 3, 2, 32},                    // two sequences
     {6, 3, 2, 32, 5, 64, 0},          // packed rows, later positions
-    {5, 5, 3, 6},                     // half a head is no group
-    {5, 5, 1, 16, 0, 3, 8},           // strides are none
-    {4, 4, 2, 16, 1, 0, 0, 1, 1, 0},  // off vector boundaries
+    {5, 5, 3, 6},                     // half a head is not a whole group
+    {5, 5, 1, 16, 0, 3, 8},           // strides are not whole groups
+    {4, 4, 2, 16, 1, 0, 0, 1, 1, 0},  // not on vector boundaries
     {4, 4, 2, 16, 1, 0, 0, 0, 3, 0},
     {4, 4, 2, 16, 0, 0, 0, 0, 0, 1},
     {3, 8, 1, 2},

@@ -1,4 +1,4 @@
-// Unary functions and their backward against the CPU's fp64.
+// Unary functions and their backward, compared with the CPU's fp64.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ constexpr NamedOp all_ops[] = {
     {UnaryOp::sigmoid, "sigmoid"},     {UnaryOp::exp, "exp"},      {UnaryOp::log, "log"},
     {UnaryOp::sqrt, "sqrt"},           {UnaryOp::square, "square"}};
 
-// Normal draws; positive ones for the functions that ask for them.
+// Normal draws; positive ones for the functions that need them.
 std::vector<double> inputs_of(UnaryOp op, std::size_t n, DType dtype) {
   std::vector<double> values = random_values(n, dtype, 1, 2);
   if (op == UnaryOp::log || op == UnaryOp::sqrt) {
@@ -39,7 +39,7 @@ std::vector<double> exact_forward(UnaryOp op, const std::vector<double>& x) {
   return out;
 }
 
-// dx begins as `old` when given.
+// dx starts as `old` if given.
 std::vector<double> exact_backward(UnaryOp op, const std::vector<double>& dout,
                                    const std::vector<double>& x, const std::vector<double>& old) {
   std::vector<double> dx = old.empty() ? std::vector<double>(x.size()) : old;
@@ -83,7 +83,7 @@ TEST(CudaUnary, Forward) {
   for (const NamedOp& op : all_ops) {
     for (const DType dtype : floating_dtypes) {
       check_forward(op, dtype, 1003, 0, 0);
-      check_forward(op, dtype, 75, 1, 1);  // the same distance from a boundary
+      check_forward(op, dtype, 75, 1, 1);  // equally far from a boundary
       check_forward(op, dtype, 75, 3, 0);
       check_forward(op, dtype, 0, 0, 0);
     }
@@ -126,7 +126,8 @@ TEST(CudaUnary, InPlaceGivesTheSameBits) {
   }
 }
 
-// Where an array begins decides which elements go by vectors, and no element's bits.
+// The start of an array decides which elements are processed as vectors, but changes no element's
+// bits.
 TEST(CudaUnary, CutsChangeNoBit) {
   constexpr std::size_t n = 75;
   for (const DType dtype : floating_dtypes) {
@@ -193,7 +194,7 @@ TEST(CudaUnary, SpecialValues) {
   }
 }
 
-TEST(CudaUnary, RefusesWhatIsNoOperation) {
+TEST(CudaUnary, RefusesInvalidOperations) {
   const DeviceMemory x(16);
   TestContext context;
   const auto op = static_cast<UnaryOp>(200);

@@ -60,7 +60,7 @@ TEST(CudaWire, HasTheCpusBits) {
   }
 }
 
-TEST(CudaWire, RefusesWhatDoesNotTravel) {
+TEST(CudaWire, RefusesDtypesWithoutAWireFormat) {
   TestContext context;
   const DeviceMemory memory(std::vector<std::byte>(256));
   double* const wide = memory.as<double>();

@@ -1,5 +1,5 @@
-// What recomputation keeps, on the host of a GPU between forward and backward: the same bits, and
-// the bytes that it saves.
+// Kept inputs of recomputation, on the host between forward and backward: the same bits, and the
+// bytes that this saves.
 #include "engine/activation_offload.h"
 
 #include <optional>
@@ -44,7 +44,7 @@ TEST_F(ActivationsOnHost, KeepEveryBit) {
   }
 }
 
-TEST_F(ActivationsOnHost, GoTogetherWithStateThere) {
+TEST_F(ActivationsOnHost, WorkTogetherWithOffloadedState) {
   ShardingOptions options =
       toy_recomputed(Strategy::full_shard, ActivationCheckpointing::full, true);
   testing::expect_offload_keeps_bits(2, options, {.micro_batches = 2, .max_norm = 1e-3},
@@ -124,7 +124,8 @@ RankMemory deep_planned(const ShardingOptions& options) {
   return plan(net, {.ranks = 1, .device = DeviceType::cuda}, plan_options).memory;
 }
 
-// The input of the layer whose backward runs stays, and the one before is on its way.
+// The input of the layer whose backward runs stays on the device, and the previous layer's input is
+// being copied.
 TEST_F(ActivationsOnHost, TakeNoMoreThanTwoInputsOnTheDevice) {
   const RankMemory plain = deep_planned(deep_options(false));
   const RankMemory planned = deep_planned(deep_options(true));
@@ -138,7 +139,8 @@ TEST_F(ActivationsOnHost, TakeNoMoreThanTwoInputsOnTheDevice) {
   EXPECT_EQ(planned.total(), measured.total());
 }
 
-// A forward without backward, inputs that are one tensor, a view of one, and none of the graph.
+// A forward without backward, inputs that are the same tensor, a view of a tensor, and a tensor
+// outside the graph.
 TEST_F(ActivationsOnHost, OtherInputsStayAsTheyAre) {
   const Device device = Device::cuda();
   const auto gradients = [&](const std::shared_ptr<ActivationOffload>& offload) {
@@ -160,7 +162,7 @@ TEST_F(ActivationsOnHost, OtherInputsStayAsTheyAre) {
         return a * 2.0 + gelu(reshape(b, {8, 8}));
       };
       result = recompute(options, flattened, result, reshape(result, {64}));
-      if (step == 1) continue;  // the graph goes without a backward
+      if (step == 1) continue;  // the graph is destroyed without a backward
       mean(result).backward();
       seen.push_back(leaf.grad().to_vector());
       leaf.zero_grad();
@@ -170,7 +172,7 @@ TEST_F(ActivationsOnHost, OtherInputsStayAsTheyAre) {
   EXPECT_EQ(gradients(ActivationOffload::create(device)), gradients(nullptr));
 }
 
-TEST_F(ActivationsOnHost, AreRefusedWhereTheySayNothing) {
+TEST_F(ActivationsOnHost, AreRefusedWhereTheyHaveNoEffect) {
   const auto refusal = [](ShardingOptions options, Device device) {
     return testing::message_of<Error>([&] {
       launch(
@@ -185,11 +187,11 @@ TEST_F(ActivationsOnHost, AreRefusedWhereTheySayNothing) {
   EXPECT_EQ(
       refusal(toy_recomputed(Strategy::full_shard, ActivationCheckpointing::full, true),
               Device::cpu()),
-      "activation_offload is for GPUs: what a CPU rank keeps is in the host's memory already; "
+      "activation_offload is for GPUs: a CPU rank keeps activations in the host's memory already; "
       "leave it out");
   EXPECT_EQ(refusal(toy_recomputed(Strategy::full_shard, ActivationCheckpointing::none, true),
                     Device::cuda()),
-            "activation_offload says nothing without activation_checkpointing");
+            "activation_offload requires activation_checkpointing");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The arena's free parts and its size as the environment asks for it.
+// The arena's free ranges, and its size as set in the environment.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -25,7 +25,7 @@ TEST(FreeRanges, TakesTheSmallestThatFits) {
   EXPECT_EQ(ranges.largest(), 400u);
 }
 
-TEST(FreeRanges, UnitesNeighboursOnBothSides) {
+TEST(FreeRanges, MergesNeighboursOnBothSides) {
   FreeRanges ranges(400);
   for (int i = 0; i < 4; ++i) (void)ranges.take(100);
   EXPECT_EQ(ranges.largest(), 0u);
@@ -38,7 +38,7 @@ TEST(FreeRanges, UnitesNeighboursOnBothSides) {
   EXPECT_EQ(ranges.take(400), 0u);
 }
 
-TEST(FreeRanges, RefusesWhatIsFree) {
+TEST(FreeRanges, RefusesRangesThatAreFree) {
   FreeRanges ranges(300);
   for (int i = 0; i < 3; ++i) (void)ranges.take(100);
   ranges.give_back(100, 100);
@@ -48,7 +48,7 @@ TEST(FreeRanges, RefusesWhatIsFree) {
   EXPECT_EQ(ranges.free_bytes(), 100u);
 }
 
-TEST(FreeRanges, NeverHandsOutABytesTwice) {
+TEST(FreeRanges, NeverHandsOutAByteTwice) {
   std::mt19937 random(301);
   FreeRanges ranges(100'000);
   std::map<std::size_t, std::size_t> held;
@@ -98,7 +98,7 @@ TEST_F(SettingsTest, AreBytesOrAFraction) {
   EXPECT_EQ(read("0.5").memory_bytes, std::nullopt);
 }
 
-TEST_F(SettingsTest, ThatCannotBeReadAreNamed) {
+TEST_F(SettingsTest, ThatAreInvalidAreNamed) {
   for (const char* text : {"", "0", "M", "12Q", "-5", "1.5", "0.0", "0.5G", "99999999999G", " 1"}) {
     try {
       (void)read(text);

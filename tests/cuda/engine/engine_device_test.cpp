@@ -57,7 +57,7 @@ TEST(Device, DescribingAllOfThemBindsNone) {
   }).join();
 }
 
-// Loading one at its first launch could wait for a collective that waits for this rank.
+// Loading a kernel at its first launch could wait for a collective that waits for this rank.
 TEST(Device, LoadsAllKernelsAtTheStart) {
   ASSERT_GE(cuda::availability().count, 1);
   ASSERT_NE(std::getenv("CUDA_MODULE_LOADING"), nullptr);
@@ -82,7 +82,7 @@ TEST(Device, ThatCannotBeUsedHasAReason) {
   EXPECT_EQ(cuda::availability_from(cudaSuccess, 2, 13000).reason, "");
 }
 
-TEST(Device, ThatIsNotThereIsAConfigurationError) {
+TEST(Device, ThatIsMissingIsAConfigurationError) {
   const Error error = error_of([] { (void)Tensor::zeros({2}, float32, Device::cuda(99)); });
   EXPECT_EQ(error.code(), ErrorCode::configuration);
   EXPECT_NE(std::string(error.what()).find("cuda:99"), std::string::npos) << error.what();
@@ -120,7 +120,7 @@ TEST(Queue, WaitsForAPointOfAnother) {
     other->copy(y.data(), doubled.data(), y.bytes());
     end = other->record();
     EXPECT_FALSE(end->reached());
-    queue.wait(end);  // `doubled` may be used again after this
+    queue.wait(end);  // after this `doubled` may be reused
     gate.open();
   }
   EXPECT_EQ(fetch(y)[255], 510.0f);
@@ -157,7 +157,8 @@ TEST(Queue, MeasuresTimeBetweenPoints) {
   EXPECT_THROW((void)untimed->seconds_since(*begin), std::logic_error);
 }
 
-// More than the staging ring holds, in sizes that wrap around its end; the source changes at once.
+// More than the staging ring's capacity, in sizes that wrap around its end; the source changes at
+// once.
 TEST(Queue, CopiesFromTheHostMayBeOverwrittenAtOnce) {
   DeviceQueue& queue = current_queue(gpu);
   const std::size_t elements = 700'001;
@@ -191,7 +192,7 @@ TEST(Queue, SmallCopiesDoNotWaitForTheDevice) {
   EXPECT_EQ(fetch(target), std::vector<float>(64, 99.0f));
 }
 
-TEST(Queue, ZeroesAndCopiesNothing) {
+TEST(Queue, ZeroesAndCopiesZeroBytes) {
   DeviceQueue& queue = current_queue(gpu);
   const Tensor x = on_gpu(counting(100, 1));
   queue.zero(x.raw_data() + 4, 8);
@@ -225,7 +226,7 @@ TEST(Pinned, IsReachedByCopiesThatReturnAtOnce) {
   EXPECT_EQ(std::memcmp(out.get(), values.data(), bytes), 0);
 }
 
-TEST(Pinned, IsKeptForTheNext) {
+TEST(Pinned, IsKeptForTheNextUser) {
   const Backend& backend = backend_of(DeviceType::cuda);
   const std::byte* first = backend.allocate_pinned(5'000'000).get();
   EXPECT_EQ(backend.allocate_pinned(5'000'000).get(), first);
@@ -270,7 +271,7 @@ TEST(Tensors, DrawTheSameInitialValues) {
   }
 }
 
-TEST(Tensors, OfTwoDevicesDoNotMeetInAnOp) {
+TEST(Tensors, OfTwoDevicesAreRefusedInAnOp) {
   const Tensor host = Tensor::zeros({2, 2});
   const Tensor device = host.to(gpu);
   const Tensor ids = Tensor::zeros({2}, int32);

@@ -21,8 +21,8 @@ using testing::Gate;
 using testing::gpu;
 using testing::on_gpu;
 
-// A small arena, so that its end can be reached. The first use of a GPU in a program makes it, so
-// these tests have a program of their own, or are skipped.
+// A small arena, so that its end can be reached. The first use of a GPU in a program creates the
+// arena, so these tests run in a program of their own, or are skipped.
 class Memory : public ::testing::Test {
  protected:
   static constexpr std::size_t arena_bytes = std::size_t{64} << 20;
@@ -47,7 +47,7 @@ TEST_F(Memory, IsReusedInTheOrderOfTheQueue) {
   EXPECT_EQ(pool->stats().reserved, 100'096u);
 }
 
-TEST_F(Memory, SaysWhatTheArenaHasWhenItIsUsedUp) {
+TEST_F(Memory, ReportsTheArenasContentsWhenItIsFull) {
   const auto pool = MemoryPool::create(gpu);
   const auto held = pool->allocate(std::size_t{8} << 20);
   const Error error = error_of([&] { (void)pool->allocate(std::size_t{60} << 20); });
@@ -59,7 +59,7 @@ TEST_F(Memory, SaysWhatTheArenaHasWhenItIsUsedUp) {
   EXPECT_EQ(pool->stats().in_use, std::size_t{8} << 20);
 }
 
-// A pool gives memory back that its queue still works on; another thread gets it, in time.
+// A pool returns memory that its queue still uses; another thread gets it after that work.
 TEST_F(Memory, IsNotHandedToAnotherThreadWhileItIsInUse) {
   constexpr std::int64_t elements = 10 << 20;  // two of them do not fit
   MemoryPool::current(gpu)->trim();
@@ -86,8 +86,8 @@ TEST_F(Memory, IsNotHandedToAnotherThreadWhileItIsInUse) {
   MemoryPool::current(gpu)->trim();
 }
 
-// Idle memory is handed out while other memory is still in use: nobody waits for the device, where
-// a collective may be waiting for this thread.
+// Idle memory is handed out while other memory is still in use, without waiting for the device,
+// where a collective may be waiting for this thread.
 TEST_F(Memory, IsHandedOutBesideWhatIsInFlight) {
   DeviceQueue& queue = current_queue(gpu);
   const auto pool = MemoryPool::create(gpu);
@@ -96,7 +96,7 @@ TEST_F(Memory, IsHandedOutBesideWhatIsInFlight) {
   pool->trim();
   const auto other = pool->allocate(std::size_t{8} << 20);
   EXPECT_NE(other.get(), busy);
-  EXPECT_FALSE(queue.record()->reached());  // the gate is shut
+  EXPECT_FALSE(queue.record()->reached());  // the gate is closed
 }
 
 TEST_F(Memory, OfTheKernelsGrowsInTheOrderOfTheQueue) {
@@ -112,7 +112,7 @@ TEST_F(Memory, OfTheKernelsGrowsInTheOrderOfTheQueue) {
     queue->copy(first, source.data(), source.bytes());
     void* larger = context.scratch(std::size_t{3} << 20);
     EXPECT_NE(larger, first);
-    queue->zero(larger, std::size_t{3} << 20);  // would reach into `first` if that were free
+    queue->zero(larger, std::size_t{3} << 20);  // would overlap `first` if that were free
     queue->copy(source.raw_data(), first, source.bytes());
   }
   queue->copy_to_host(result.data(), source.data(), source.bytes());

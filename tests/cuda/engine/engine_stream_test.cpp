@@ -1,4 +1,4 @@
-// Side streams on the GPU, stalls, and bad data that kernels meet.
+// Side streams on the GPU, stalls, and bad data in kernels.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -30,7 +30,8 @@ TEST(Faults, AreDataErrorsThatNameThePlace) {
                 .find("embedding: id 9 at position 2 is outside the table of 5 entries"),
             std::string::npos)
       << error.what();
-  EXPECT_EQ(table.to_vector(), std::vector<double>(20, 0.0));  // told once, and the queue goes on
+  EXPECT_EQ(table.to_vector(),
+            std::vector<double>(20, 0.0));  // reported once, and the queue continues
 
   const Tensor logits = Tensor::zeros({3, 6}, float32, gpu);
   const Tensor targets = Tensor::from(std::vector<std::int64_t>{5, -100, 6}, {3}).to(gpu);
@@ -43,7 +44,7 @@ TEST(Faults, AreDataErrorsThatNameThePlace) {
       << bad_target.what();
 }
 
-TEST(Faults, AreSeenAtPointsAndStreams) {
+TEST(Faults, AreReportedAtPointsAndStreams) {
   const Tensor table = Tensor::zeros({5, 4}, float32, gpu);
   const Tensor ids = Tensor::full({1}, 5, int32, gpu);
   const Tensor rows = embedding(ids, table);
@@ -65,7 +66,7 @@ class DeviceStreamTest : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Modes, DeviceStreamTest, ::testing::Bool(),
                          [](const auto& mode) { return mode.param ? "Serial" : "Threads"; });
 
-TEST_P(DeviceStreamTest, WorkSeesWhatTheCallerPutInBefore) {
+TEST_P(DeviceStreamTest, WorkSeesTheCallersEarlierWork) {
   Stream stream("gather", gpu);
   Tensor x = on_gpu(counting(1000));
   Tensor result = Tensor::empty({1000}, float32, gpu);
@@ -124,7 +125,7 @@ TEST(DeviceStream, RunsBesideTheComputeQueue) {
     while (!over) std::this_thread::yield();
   });
   while (gate == nullptr) std::this_thread::yield();
-  EXPECT_EQ(x.to_vector(), std::vector<double>(4, 0.0));  // the compute queue goes on
+  EXPECT_EQ(x.to_vector(), std::vector<double>(4, 0.0));  // the compute queue continues
   EXPECT_FALSE(event.done());
   gate.load()->open();
   over = true;
@@ -134,7 +135,7 @@ TEST(DeviceStream, RunsBesideTheComputeQueue) {
   EXPECT_GT(stream.busy_seconds(), 0.0);
 }
 
-TEST(StallClock, CountsWhatTheQueueStandsStill) {
+TEST(StallClock, CountsTheTimeOfIdleQueues) {
   Stream stream("gather", gpu);
   StallClock clock(gpu);
   clock.join(Event{});

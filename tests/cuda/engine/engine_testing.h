@@ -1,4 +1,5 @@
-// What the tests of the engine's GPU share: a gate in a queue, values there and back.
+// Shared by the tests of the engine's GPU: a gate in a queue, and copies of values to the device
+// and back.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +20,7 @@ namespace tessera::testing {
 
 inline constexpr Device gpu = Device::cuda();
 
-// Holds up a queue until it is opened, or at the end of its scope.
+// Blocks a queue until it is opened, or until the end of its scope.
 class Gate {
  public:
   explicit Gate(DeviceQueue& queue) {
@@ -60,7 +61,7 @@ inline std::vector<float> fetch(const Tensor& x) {
   return {values.begin(), values.end()};
 }
 
-// What `call` throws, as an Error.
+// The Error that `call` throws.
 template <class Call>
 Error error_of(Call&& call) {
   try {

@@ -1,4 +1,4 @@
-// The gradient of every op, on the GPU: the cases are the CPU's.
+// The gradient of every op, on the GPU, with the CPU's cases.
 #include <cstdlib>
 
 #include "engine/gradient_check_test.h"
@@ -11,8 +11,8 @@ Device gradient_cases::checked_device() {
 }
 
 // The formulas are the CPU's, whose every element is checked, and each kernel is compared with a
-// reference. What is left is that the tape starts the right ones: a few elements tell, and an
-// emulated GPU takes its time over each.
+// reference. This test only checks that the tape starts the right kernels. A few elements suffice
+// for that, and an emulated GPU is slow.
 std::size_t gradient_cases::checked_elements() {
   return 3;
 }

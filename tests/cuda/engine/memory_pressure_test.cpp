@@ -1,5 +1,5 @@
-// When a GPU's memory is nearly used up: what pools and collectives only keep goes to whoever needs
-// it, and what does not fit can be caught.
+// When a GPU's memory is nearly used up: memory that pools and collectives keep for later is given
+// to other users, and running out of memory is an error that can be caught.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -8,6 +8,7 @@
 #include "cuda/device_under_test.h"
 #include "engine/cuda/arena.h"
 #include "engine/device/backend.h"
+#include "engine/device/memory.h"
 #include "sharding/sharding_testing.h"
 
 namespace tessera {
@@ -15,8 +16,8 @@ namespace {
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 
-// The first use of a GPU in a program makes the arena, so these tests have a program of their own,
-// or are skipped.
+// The first use of a GPU in a program creates the arena, so these tests run in a program of their
+// own, or are skipped.
 class MemoryPressure : public ::testing::Test {
  protected:
   static constexpr std::size_t arena_bytes = 32 * mebibyte;
@@ -34,7 +35,7 @@ class MemoryPressure : public ::testing::Test {
   const testing::AccessChecking access_checking_;
 };
 
-// Four units of a mebibyte each.
+// Four units of one MiB each.
 class FourLayers : public nn::Module {
  public:
   FourLayers() {
@@ -62,13 +63,17 @@ std::vector<double> gradients_of(const ShardedModel& model) {
   return model.parameters().front().tensor.grad().to_vector();
 }
 
-// A rank's pool keeps most of the memory for later when collective memory is made, by the same rank
-// and by another.
+// A rank's pool keeps most of the memory for later while collective memory is allocated, by the
+// same rank and by another.
 TEST_F(MemoryPressure, PoolsGiveWayToCollectiveMemory) {
   launch(
       2,
       [](Context& context) {
-        if (context.is_main()) hoard(context.device(), 26 * mebibyte);
+        const auto held = [&] { return MemoryPool::current(context.device())->stats().held; };
+        if (context.is_main()) {
+          hoard(context.device(), 26 * mebibyte);
+          EXPECT_GE(held(), 26 * mebibyte);
+        }
         context.barrier();
         manual_seed(3);
         FourLayers net;
@@ -76,12 +81,13 @@ TEST_F(MemoryPressure, PoolsGiveWayToCollectiveMemory) {
         hoard(context.device(), 4 * mebibyte);
         context.barrier();
         const auto whole = model.unsharded();
+        EXPECT_LT(held(), 26 * mebibyte);
       },
       Device::cuda());
 }
 
-// Whole parameters do not fit: an error of all ranks that one can catch, after which training goes
-// on as before.
+// The whole parameters do not fit: all ranks get an error that can be caught, and training then
+// continues as before.
 TEST_F(MemoryPressure, AnUnshardedScopeThatDoesNotFitLeavesTheModelUsable) {
   launch(
       2,
@@ -102,7 +108,7 @@ TEST_F(MemoryPressure, AnUnshardedScopeThatDoesNotFitLeavesTheModelUsable) {
         const auto buffers = model.communication().buffers;
         const auto bytes = model.communication().buffer_bytes;
         {
-          std::vector<Tensor> ballast;  // all that is free, in pieces smaller than a unit
+          std::vector<Tensor> ballast;  // all free memory, in pieces smaller than a unit
           if (context.is_main()) {
             try {
               for (;;) ballast.push_back(Tensor::empty({1 << 19}, uint8, context.device()));

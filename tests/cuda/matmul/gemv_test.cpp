@@ -1,4 +1,4 @@
-// Products of a few rows with a matrix: the CPU's within the bound of low precision.
+// Products of a few rows with a matrix, compared with the CPU's within the bound of low precision.
 #include <gtest/gtest.h>
 
 #include <cstdint>

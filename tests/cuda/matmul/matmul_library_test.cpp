@@ -1,5 +1,5 @@
-// Matrix products through cuBLASLt, over the functions of matmul_library_testing.h. Neither a
-// device nor an emulated one takes part.
+// Matrix products through cuBLASLt, with the functions of matmul_library_testing.h, without a real
+// or an emulated device.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -23,7 +23,7 @@ using kernels::cuda::CublasLt;
 using kernels::cuda::CublasLtLibrary;
 using kernels::cuda::MatmulWay;
 
-// A queue that launches nothing: its memory is the host's.
+// A queue without launches: its memory is on the host.
 class HostContext final : public kernels::cuda::Context {
  public:
   void* scratch(std::size_t bytes) override {
@@ -35,7 +35,7 @@ class HostContext final : public kernels::cuda::Context {
   std::vector<std::byte> memory_;
 };
 
-// The arguments of a product and their memory on the host, where vectors begin on 16 bytes.
+// The arguments of a product and their memory on the host, where vectors are aligned to 16 bytes.
 struct Product {
   Matmul arguments{};
   std::vector<std::byte> a, b, c, bias;
@@ -124,25 +124,25 @@ TEST_F(CudaMatmulLibrary, DescribesRowMajorProductsOfEveryKind) {
   expect_multiplied(Product(bfloat16, float32, 8, 12, 16));
 }
 
-TEST_F(CudaMatmulLibrary, AsksOncePerShapeAndChoosesOncePerShapeOfARow) {
+TEST_F(CudaMatmulLibrary, ChecksOncePerShapeAndChoosesOncePerRowShape) {
   Product product(bfloat16, bfloat16, 64, 16, 8);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(run(product.arguments));
   EXPECT_EQ(record.choices, 1);
   EXPECT_EQ(record.checks, 1);
   EXPECT_EQ(record.products, 3);
-  // Another number of rows: the algorithm that there is.
+  // Another number of rows uses the existing algorithm.
   product.arguments.m = 5;
   EXPECT_TRUE(run(product.arguments));
   EXPECT_EQ(record.choices, 1);
   EXPECT_EQ(record.checks, 2);
-  // Another row: another algorithm.
+  // Another row length needs another algorithm.
   product.arguments.n = product.arguments.ldb = product.arguments.ldc = 8;
   EXPECT_TRUE(run(product.arguments));
   EXPECT_EQ(record.choices, 2);
   ASSERT_EQ(record.rows_of_choices.size(), 2u);
   EXPECT_EQ(record.rows_of_choices[0], record.rows_of_choices[1]);
   EXPECT_EQ(record.created_handles, 1);
-  // A bias is part of a description; which bias is not.
+  // A description includes that there is a bias, but not which one.
   product.arguments.bias = product.bias.data();
   EXPECT_TRUE(run(product.arguments));
   EXPECT_EQ(record.bias, product.bias.data());
@@ -168,7 +168,7 @@ TEST_F(CudaMatmulLibrary, TakesItsWorkspaceFromTheQueue) {
   EXPECT_NE(record.workspace, nullptr);
 }
 
-TEST_F(CudaMatmulLibrary, LeavesToTheOwnKernelsWhatItDoesNotCover) {
+TEST_F(CudaMatmulLibrary, LeavesUnsupportedProductsToTheOwnKernels) {
   const auto expect_left = [this](const char* why, auto&& change) {
     Product product(bfloat16, bfloat16, 8, 8, 8);
     product.arguments.bias = product.bias.data();
@@ -201,7 +201,7 @@ TEST_F(CudaMatmulLibrary, LeavesToTheOwnKernelsWhatItDoesNotCover) {
   EXPECT_EQ(record.products, 0);
 }
 
-TEST_F(CudaMatmulLibrary, FreesWhatItMade) {
+TEST_F(CudaMatmulLibrary, FreesItsObjects) {
   std::thread([this] { EXPECT_TRUE(run(Product(bfloat16, bfloat16, 8, 8, 8).arguments)); }).join();
   EXPECT_EQ(record.created_handles, 1);
   EXPECT_EQ(record.handles, 0);
@@ -238,7 +238,7 @@ TEST_F(CudaMatmulLibrary, NamesTheCallThatFailed) {
   EXPECT_EQ(record.operations, 1) << "only the plan's is alive";
 }
 
-TEST_F(CudaMatmulLibrary, IsUsedByTheWayThatIsSet) {
+TEST_F(CudaMatmulLibrary, IsUsedAccordingToTheSetting) {
   const Product product(bfloat16, bfloat16, 8, 8, 8);
   for (const MatmulWay way : {MatmulWay::automatic, MatmulWay::cublas}) {
     record.products = 0;
@@ -250,7 +250,7 @@ TEST_F(CudaMatmulLibrary, IsUsedByTheWayThatIsSet) {
   EXPECT_EQ(kernels::cuda::cublas_lt_library().functions->cublasLtMatmul, &cublas::matmul);
 }
 
-TEST_F(CudaMatmulLibrary, IsMissedWithItsReason) {
+TEST_F(CudaMatmulLibrary, IsReportedMissingWithTheReason) {
   const CublasLtLibrary missing =
       kernels::cuda::load_cublas_lt({"libtessera-absent.so.13", "libtessera-absent.so.12"});
   EXPECT_EQ(missing.functions, nullptr);
@@ -260,13 +260,13 @@ TEST_F(CudaMatmulLibrary, IsMissedWithItsReason) {
       {"TESSERA_CUDA_MATMUL", "libtessera-absent.so.13", "libtessera-absent.so.12",
        "LD_LIBRARY_PATH"},
       [&] { kernels::cuda::matmul_by(MatmulWay::cublas, product.arguments, context_, missing); });
-  // A library of that name without the functions.
+  // A library of that name that lacks the functions.
   const CublasLtLibrary other = kernels::cuda::load_cublas_lt({"libm.so.6"});
   EXPECT_EQ(other.functions, nullptr);
   EXPECT_NE(other.problem.find("cublasLtCreate"), std::string::npos) << other.problem;
 }
 
-TEST(CudaMatmulWay, IsReadFromItsWords) {
+TEST(CudaMatmulWay, IsParsed) {
   EXPECT_EQ(kernels::cuda::matmul_way_of(nullptr), MatmulWay::automatic);
   EXPECT_EQ(kernels::cuda::matmul_way_of(""), MatmulWay::automatic);
   EXPECT_EQ(kernels::cuda::matmul_way_of("auto"), MatmulWay::automatic);

@@ -1,5 +1,5 @@
-// A table of functions that stands in for cuBLASLt: they check what they are told as the library's
-// reference describes it, count calls, and multiply on the host, in matrices of the host's memory.
+// A table of functions that replaces cuBLASLt: they check their arguments as the library's
+// reference describes them, count calls, and multiply matrices in host memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,12 +16,12 @@ namespace tessera::testing::cublas {
 
 using kernels::cuda::CublasLt;
 
-// What the stand-in was asked for, and how it is to answer.
+// The calls of the stand-in, and its answers.
 struct Record {
-  int handles = 0, operations = 0, layouts = 0, preferences = 0;  // alive
+  int handles = 0, operations = 0, layouts = 0, preferences = 0;  // live objects
   int created_handles = 0, choices = 0, checks = 0, products = 0;
-  std::vector<std::uint64_t> rows_of_choices;  // the result's columns, which are our rows
-  std::map<int, std::uint64_t> preference;     // attributes of the last
+  std::vector<std::uint64_t> rows_of_choices;  // columns of the results, which are our rows
+  std::map<int, std::uint64_t> preference;     // attributes of the last one
   bool has_algorithm = true;
   bool algorithm_fits = true;
   cublasStatus_t create_status = CUBLAS_STATUS_SUCCESS;
@@ -219,7 +219,7 @@ inline double scalar(const void* value, cudaDataType_t type) {
                             : static_cast<double>(*static_cast<const float*>(value));
 }
 
-// d = alpha * op(a) * op(b) + beta * c (+ bias), as the reference of cublasLtMatmul says.
+// d = alpha * op(a) * op(b) + beta * c (+ bias), as the reference of cublasLtMatmul defines it.
 inline cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t descriptor, const void* alpha,
                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,

@@ -1,5 +1,5 @@
-// Matrix products on a GPU against the CPU's: every type, flag, stride and edge, by every way that
-// this machine has (the own kernels; cuBLASLt where it is installed).
+// Matrix products on a GPU compared with the CPU's: every type, flag, stride and edge, with every
+// implementation on this machine (the own kernels; cuBLASLt where it is installed).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 using kernels::Matmul;
 using kernels::cuda::MatmulWay;
 
-// Multiprocessors that make the kernels take their large tiles, or their small ones.
+// Numbers of multiprocessors with which the kernels choose their large tiles, or their small ones.
 constexpr int few_multiprocessors = 1;
 constexpr int many_multiprocessors = 1 << 20;
 
@@ -28,9 +28,9 @@ struct ProductCase {
   bool accumulate = false, bias = false;
   float alpha = 1;
   std::int64_t batch = 1;
-  bool one_b = false;       // for the whole batch
+  bool one_b = false;       // one matrix b for the whole batch
   std::int64_t gap = 0;     // elements between rows
-  std::int64_t offset = 0;  // elements before the first, so that nothing is aligned
+  std::int64_t offset = 0;  // elements before the first, so that the matrix is unaligned
   int multiprocessors = 0;  // 0: the device's
 };
 
@@ -69,8 +69,8 @@ Matmul arguments_of(const ProductCase& c, DType dtype, DType out_dtype) {
   return p;
 }
 
-// A matrix, as numbers that its dtype holds. The arrays end with the last element, so that the
-// address sanitizer sees what lies beyond.
+// A matrix, as numbers that its dtype can represent. The arrays end with the last element, so that
+// the address sanitizer detects reads beyond it.
 struct Values {
   std::vector<double> a, b, c, bias;
 };
@@ -89,7 +89,7 @@ Values values_of(const ProductCase& c, DType dtype, DType out_dtype) {
   return values;
 }
 
-// c as the CPU leaves it, in the case's types or all in fp64.
+// c after the CPU's product, in the case's types or all in fp64.
 std::vector<double> on_cpu(const ProductCase& c, const Values& values, DType dtype,
                            DType out_dtype) {
   Matmul p = arguments_of(c, dtype, out_dtype);
@@ -104,7 +104,7 @@ std::vector<double> on_cpu(const ProductCase& c, const Values& values, DType dty
   return decode(result, out_dtype);
 }
 
-// `offset` elements of nothing, then the values.
+// `offset` unused elements, then the values.
 DeviceMemory uploaded(const std::vector<double>& values, DType dtype, std::int64_t offset) {
   std::vector<double> shifted(static_cast<std::size_t>(offset), 0.0);
   shifted.insert(shifted.end(), values.begin(), values.end());
@@ -132,7 +132,7 @@ std::vector<double> on_device(const ProductCase& c, const Values& values, DType 
   return {all.begin() + c.offset, all.end()};
 }
 
-// Of all that lies in c's memory: the elements of the matrix, or those of the gaps.
+// From the whole memory of c: the elements of the matrix, or those of the gaps.
 std::vector<double> part_of(const ProductCase& c, const std::vector<double>& all, bool gaps) {
   const std::int64_t leading = c.n + c.gap;
   std::vector<double> part;
@@ -193,7 +193,7 @@ TEST(CudaMatmul, MultipliesInLargeTiles) {
 }
 
 // Sizes at, below and beyond the edges of tiles, of steps along k, and of vectors; more steps than
-// are in shared memory.
+// fit in shared memory.
 TEST(CudaMatmul, MultipliesUpToEveryEdge) {
   for (const ProductCase& c :
        {ProductCase{1, 1, 1}, ProductCase{1, 72, 33}, ProductCase{3, 5, 7}, ProductCase{64, 64, 32},
@@ -247,7 +247,7 @@ TEST(CudaMatmul, MultipliesBatches) {
   }
 }
 
-// What lies beyond k must not come in, not even as 0 * infinity.
+// Elements beyond k must not enter the result, not even as 0 * infinity.
 TEST(CudaMatmul, NeverReadsBetweenTheRows) {
   for (const DType dtype : floating_dtypes) {
     const ProductCase c{.m = 5, .n = 6, .k = 7, .transpose_b = true, .gap = 9};
@@ -266,7 +266,7 @@ TEST(CudaMatmul, NeverReadsBetweenTheRows) {
   }
 }
 
-TEST(CudaMatmul, OfNothingLeavesBiasAndWhatWasThere) {
+TEST(CudaMatmul, OfZeroDepthLeavesBiasAndTheOldValues) {
   check_all_types({.m = 6, .n = 10, .k = 0, .bias = true});
   check_all_types({.m = 6, .n = 10, .k = 0, .accumulate = true, .bias = true});
   check_all_types({.m = 6, .n = 10, .k = 0});
@@ -278,8 +278,8 @@ TEST(CudaMatmul, OfNothingLeavesBiasAndWhatWasThere) {
   }
 }
 
-// The first rows of products with more rows, in other tiles and at other places of their tile.
-TEST(CudaMatmul, RowsDoNotDependOnHowManyAreAskedFor) {
+// The first rows of products with more rows, which use other tiles and other places in their tile.
+TEST(CudaMatmul, RowsDoNotDependOnTheNumberOfRows) {
   for (const DType dtype : floating_dtypes) {
     ProductCase whole{.m = 150, .n = 72, .k = 90, .bias = true};
     whole.multiprocessors = few_multiprocessors;
@@ -301,7 +301,7 @@ TEST(CudaMatmul, RowsDoNotDependOnHowManyAreAskedFor) {
   }
 }
 
-TEST(CudaMatmul, CutsBatchesThatAGridCannotCount) {
+TEST(CudaMatmul, SplitsBatchesThatExceedAGrid) {
   Matmul p{};
   p.batch = 2 * kernels::cuda::most_products_of_a_launch + 1;
   std::vector<std::pair<std::int64_t, std::int64_t>> parts;
@@ -311,7 +311,7 @@ TEST(CudaMatmul, CutsBatchesThatAGridCannotCount) {
                        {0, 65535}, {65535, 65535}, {131070, 1}}));
 }
 
-TEST(CudaMatmul, RefusesArgumentsThatMakeNoSense) {
+TEST(CudaMatmul, RefusesInvalidArguments) {
   TestContext context;
   const Matmul good = arguments_of({4, 4, 4}, bfloat16, bfloat16);
   const auto expect_refused = [&](auto&& change) {

@@ -1,4 +1,4 @@
-// Softmax cross-entropy on the GPU against the CPU's fp64, and what it reports.
+// Softmax cross-entropy on the GPU, compared with the CPU's fp64, and its error reports.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ struct CrossEntropyCase {
   std::int64_t padding = 0;
   std::size_t offset = 0, gradient_offset = 0;
 };
-// A warp, 128 and 512 threads a row; rows on and off vector boundaries.
+// A warp, 128 and 512 threads per row; rows on and off vector boundaries.
 const std::vector<CrossEntropyCase> cases = {{4, 1},           {7, 31, 3},    {3, 64},
                                              {3, 77, 0, 1, 1}, {3, 77, 3, 1}, {2, 1021, 3, 1, 1},
                                              {0, 8},           {1, 9001}};
@@ -88,8 +88,8 @@ struct BlocksCase {
   std::size_t offset = 0;
 };
 
-// Blocks of columns one after the other, in fp32 with gradients of each narrower type and in fp64:
-// every block begins wherever it does.
+// Consecutive blocks of columns, in fp32 with gradients of each narrower type and in fp64: blocks
+// may begin anywhere.
 void check_blocks(const BlocksCase& c, DType dtype, DType out_dtype) {
   SCOPED_TRACE(fmt::format("{} x {} by {} {}", c.rows, c.vocabulary, c.width, name_of(out_dtype)));
   const auto n = static_cast<std::size_t>(c.rows * c.vocabulary);
@@ -164,7 +164,7 @@ TEST(CudaCrossEntropy, BlocksOfColumnsMatchFp64) {
   }
 }
 
-// The gradient over the logits, and rows off vector boundaries: no bit changes.
+// The gradient overwrites the logits, and rows are off vector boundaries: the bits do not change.
 TEST(CudaCrossEntropy, PlaceChangesNoBit) {
   constexpr std::int64_t rows = 3, vocabulary = 301;
   for (const DType dtype : floating_dtypes) {
@@ -229,7 +229,7 @@ TEST(CudaCrossEntropy, ReportsTargetsOutsideTheVocabulary) {
   }
 }
 
-TEST(CudaCrossEntropy, RefusesWhatDoesNotFit) {
+TEST(CudaCrossEntropy, RefusesMismatchedArguments) {
   TestContext context;
   const DeviceMemory memory(64);
   void* p = memory.data();

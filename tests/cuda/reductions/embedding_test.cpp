@@ -1,4 +1,4 @@
-// Table look-up on the GPU and its backward have the CPU's bits.
+// Table lookup on the GPU and its backward give the CPU's bits.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -17,7 +17,7 @@ struct EmbeddingCase {
   std::int64_t rows, entries, dim;
   std::size_t offset = 0;
 };
-// One pass of the sort and two, one tile of rows and several, an id that takes half of the rows.
+// One pass of the sort and two, one tile of rows and several, an id that half of the rows have.
 const std::vector<EmbeddingCase> embedding_cases = {
     {40, 9, 16}, {40, 9, 13, 1}, {7, 260, 24}, {0, 5, 8}, {3, 1, 1}, {20, 4, 0}, {64, 5, 8, 1}};
 
@@ -115,7 +115,7 @@ TEST(CudaEmbedding, ReportsIdsOutsideTheTable) {
   }
 }
 
-TEST(CudaEmbedding, RefusesWhatItCannotIndex) {
+TEST(CudaEmbedding, RefusesInvalidTypesAndSizes) {
   TestContext context;
   const DeviceMemory memory(64);
   void* p = memory.data();

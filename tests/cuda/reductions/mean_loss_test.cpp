@@ -1,4 +1,4 @@
-// The mean of the losses that count, on the GPU.
+// The mean over the losses that are not ignored, on the GPU.
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -13,7 +13,7 @@ using kernels::MeanLoss;
 
 constexpr std::int64_t ignored_target = -1;
 
-// One in `every` targets is ignored; its loss is 0, as cross-entropy leaves it.
+// One in `every` targets is ignored; its loss is 0, as after cross-entropy.
 void check(std::int64_t rows, std::int64_t every, DType dtype, DType target_dtype) {
   std::vector<double> values = random_values(static_cast<std::size_t>(rows), dtype, 1);
   std::vector<double> ids(values.size(), 5);
@@ -44,12 +44,12 @@ TEST(CudaMeanLoss, MatchesFp64) {
   for (const DType dtype : {float32, float64}) {
     for (const DType target_dtype : {int32, int64}) {
       for (const std::int64_t rows : {0, 1, 2, 1500}) check(rows, 3, dtype, target_dtype);
-      check(40, 1, dtype, target_dtype);  // none counts
+      check(40, 1, dtype, target_dtype);  // all are ignored
     }
   }
 }
 
-TEST(CudaMeanLoss, RefusesWhatItCannotRead) {
+TEST(CudaMeanLoss, RefusesInvalidTypes) {
   TestContext context;
   const DeviceMemory memory(64);
   void* p = memory.data();

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm on the GPU, forward and backward, against the CPU's fp64.
+// LayerNorm and RMSNorm on the GPU, forward and backward, compared with the CPU's fp64.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ struct NormCase {
   std::size_t offset = 0;
 };
 
-// One warp a row, 128 and 512 threads, more than the registers keep; whole groups and tails; off
+// One warp per row, 128 and 512 threads, more than the registers hold; whole groups and tails; off
 // vector boundaries.
 const std::vector<NormCase> norm_cases = {
     {3, 64, false, true, true, true},      {3, 64, true, true, true, false},
@@ -78,7 +78,7 @@ TEST(CudaNormalization, Forward) {
   }
 }
 
-// x, its mean and rstd as a forward pass leaves them.
+// x, its mean and rstd, from a forward pass.
 struct Input {
   std::vector<double> x, mean, rstd;
 };
@@ -141,7 +141,8 @@ TEST(CudaNormalization, BackwardOfManyRows) {
   check_backward({300, 8, true, false, true, false}, bfloat16, false);
 }
 
-// dx over dout, or over dresidual, and the same rows off vector boundaries: no bit changes.
+// dx overwrites dout or dresidual, and the same rows are off vector boundaries: the bits do not
+// change.
 TEST(CudaNormalization, PlaceChangesNoBit) {
   for (const DType dtype : floating_dtypes) {
     const NormCase c{3, 80, false, true, true, true};
@@ -170,7 +171,7 @@ TEST(CudaNormalization, PlaceChangesNoBit) {
   }
 }
 
-TEST(CudaNormalization, RefusesWhatDoesNotFit) {
+TEST(CudaNormalization, RefusesMismatchedArguments) {
   TestContext context;
   const DeviceMemory memory(64);
   void* p = memory.data();

@@ -77,7 +77,7 @@ TEST(CudaReduceRanks, OverAnInput) {
   a.expect_same("reduce_ranks", "out over an input");
 }
 
-TEST(CudaReduceRanks, RefusesWhatItCannotAdd) {
+TEST(CudaReduceRanks, RefusesTypesThatItCannotAdd) {
   TestContext context;
   const DeviceMemory memory(64);
   const std::vector<const void*> in(65, memory.data());

@@ -1,4 +1,4 @@
-// Row-wise softmax on the GPU against the CPU's fp64.
+// Row-wise softmax on the GPU, compared with the CPU's fp64.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ struct Case {
   std::int64_t rows, dim;
   std::size_t offset = 0, out_offset = 0;
 };
-// A warp, 128 and 512 threads a row; rows on and off vector boundaries, alone and together.
+// A warp, 128 and 512 threads per row; rows on and off vector boundaries, separately and together.
 const std::vector<Case> cases = {{4, 1},        {3, 31},         {3, 64}, {3, 77, 1, 1},
                                  {3, 77, 1, 2}, {2, 1021, 0, 0}, {0, 5},  {1, 9001, 3, 3}};
 
@@ -79,7 +79,7 @@ TEST(CudaSoftmax, PlaceChangesNoBit) {
 
 TEST(CudaSoftmax, MaskedAndExtremeValues) {
   const double infinity = std::numeric_limits<double>::infinity();
-  // Whole groups of -Inf, and numbers that overflow without a shift.
+  // Whole groups of -inf, and numbers that overflow without a shift.
   std::vector<double> values(2000, -infinity);
   values[1500] = values[1501] = 1000;
   for (const DType dtype : floating_dtypes) {

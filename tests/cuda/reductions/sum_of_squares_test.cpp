@@ -1,4 +1,4 @@
-// The exact sum of squares on the GPU has the CPU's bits.
+// The exact sum of squares on the GPU gives the CPU's bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -64,7 +64,7 @@ TEST(CudaSumOfSquares, HasTheCpusBits) {
   }
 }
 
-// Numbers that do not meet in one integer of 128 bits: every power of two, subnormal squares,
+// Numbers that do not fit together in one 128-bit integer: every power of two, subnormal squares,
 // zeroes between them.
 TEST(CudaSumOfSquares, OfAllMagnitudes) {
   std::vector<double> wide;
@@ -82,7 +82,7 @@ TEST(CudaSumOfSquares, OfAllMagnitudes) {
                   1.0f);
 }
 
-TEST(CudaSumOfSquares, AddsToWhatIsThere) {
+TEST(CudaSumOfSquares, AddsToTheOldSum) {
   ExactSum start;
   start.add(1e300);
   start.add(1e-300);
@@ -91,7 +91,7 @@ TEST(CudaSumOfSquares, AddsToWhatIsThere) {
   expect_same_sum({}, float32, 0, 1.0f, start);
 }
 
-// Shards cut at multiples of 32 give the whole's bits.
+// Shards cut at multiples of 32 give the bits of the whole.
 TEST(CudaSumOfSquares, OfShards) {
   constexpr std::size_t n = 1000, cut = 320;
   MirroredArray x(random_values(n, bfloat16, 5), bfloat16);
@@ -116,7 +116,7 @@ TEST(CudaSumOfSquares, NonFiniteNumbers) {
   }
 }
 
-TEST(CudaSumOfSquares, RefusesWhatItCannotAdd) {
+TEST(CudaSumOfSquares, RefusesTypesThatItCannotAdd) {
   TestContext context;
   const DeviceMemory x(64);
   const DeviceSum sum;

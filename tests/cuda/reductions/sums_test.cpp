@@ -1,4 +1,4 @@
-// Sums over rows and over everything on the GPU, against the CPU's fp64.
+// Sums over rows and over all elements on the GPU, compared with the CPU's fp64.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ void check_rows(std::int64_t rows, std::int64_t inner, DType dtype, bool accumul
   out.expect_within_bound("sum_rows", "out");
 }
 
-// Rows that are folded and rows that are not, one chunk of them and many, whole groups and tails.
+// Rows that are folded and rows that are not, one chunk and many, whole groups and tails.
 TEST(CudaSums, SumRows) {
   for (const DType dtype : floating_dtypes) {
     check_rows(3, 128, dtype, false);
@@ -61,8 +61,8 @@ TEST(CudaSums, SumAll) {
   }
 }
 
-// The sum is rounded once: 1 + 2^-8 + 2^-40 lies above the middle between two bfloat16 numbers, and
-// would lie on it, where the even one is taken, had it been rounded to fp32 first.
+// The sum is rounded once: 1 + 2^-8 + 2^-40 is above the middle between two bfloat16 numbers.
+// Rounded to fp32 first, it would be the middle, which rounds to the even number.
 TEST(CudaSums, SumAllRoundsOnce) {
   const DeviceMemory x({1.0}, bfloat16), out(2);
   TestContext context;

@@ -1,4 +1,4 @@
-// Checkpoints between a GPU and the CPU: the same files, the same state, either way.
+// Checkpoints between a GPU and the CPU: the same files, the same state, in both directions.
 #include <unistd.h>
 
 #include <filesystem>
@@ -37,8 +37,8 @@ INSTANTIATE_TEST_SUITE_P(Types, CheckpointDevice,
                            return parameter.param == StateDictType::full ? "Full" : "Sharded";
                          });
 
-// On two ranks of `device`: a model, from `from` or else trained for a step, saved under `to`.
-// bf16 in the file, so that elements are converted on the way.
+// Runs on two ranks of `device`: a model, loaded from `from` or else trained for a step, saved
+// under `to`. The file has bf16, so elements are converted.
 void run(Device device, Strategy strategy, const fs::path& from, const fs::path& to,
          StateDictType type, DType model_dtype) {
   launch(
@@ -101,8 +101,8 @@ TEST_P(CheckpointDevice, ConvertsAsTheCpuDoes) {
   EXPECT_TRUE(tensor_files(folder_ / "again/step-1") == tensor_files(folder_ / "again-cpu/step-1"));
 }
 
-// The copy is of the moment of the save, though the device may come to it later.
-TEST_P(CheckpointDevice, IsSavedWhileItTrains) {
+// The copy has the values at the time of the save, even if the device reaches it later.
+TEST_P(CheckpointDevice, IsSavedDuringTraining) {
   launch(
       2,
       [&](Context& context) {
@@ -134,7 +134,7 @@ TEST_P(CheckpointDevice, IsSavedWhileItTrains) {
   }
 }
 
-// More elements than a staging buffer holds, in every combination of places and dtypes.
+// More elements than a staging buffer holds, for every combination of devices and dtypes.
 TEST(StagingDevice, MovesInSlices) {
   const std::int64_t count = checkpoint::Staging::bytes / 4 + 12'345;
   std::vector<float> values(static_cast<std::size_t>(count));

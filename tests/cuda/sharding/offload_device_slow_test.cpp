@@ -1,4 +1,4 @@
-// Every strategy on 1, 2 and 4 ranks that share a GPU, with state on the host: the same bits.
+// Every strategy on 1, 2 and 4 ranks that share a GPU, with state on the host, gives the same bits.
 #include "cuda/sharding/offload_testing.h"
 
 namespace tessera::testing {
@@ -6,7 +6,7 @@ namespace {
 
 class OffloadStrategiesOnDevice : public OffloadOnDevice {};
 
-// All on the host, and one of the other ways in turns.
+// All state on the host, and one of the other placements in turn.
 TEST_F(OffloadStrategiesOnDevice, EveryStrategyKeepsItsBits) {
   const std::vector<OffloadOptions> all = placements();
   std::size_t turn = 0;

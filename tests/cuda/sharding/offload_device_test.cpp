@@ -1,5 +1,5 @@
-// Masters, gradients and moments on the host of a GPU: the bits of a run that has them on the GPU,
-// and memory as planned.
+// Masters, gradients and moments on the host: the bits of a run that has them on the GPU, and
+// memory as planned.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ TEST_F(OffloadOnDevice, EveryWayOfTrainingKeepsItsBits) {
   }
 }
 
-// All on the host, and one of the other ways in turns.
+// All state on the host, and one of the other placements in turn.
 TEST_F(OffloadOnDevice, StrategiesKeepTheirBits) {
   const std::vector<OffloadOptions> all = placements();
   std::size_t turn = 0;
@@ -57,9 +57,9 @@ TEST_F(OffloadOnDevice, EveryPlacementKeepsItsBits) {
                                      {.micro_batches = 2, .max_norm = 1e-3}, placements());
 }
 
-// What a parameter is, and what its gradient and its momentum are, at the end of some steps of SGD,
-// where one unit is frozen, one parameter's gradient is dropped between two backwards, clipping is
-// left pending, and no norm stands between the last backward and a step.
+// The parameters, their gradients and momenta after some steps of SGD, where one unit is frozen,
+// one parameter's gradient is dropped between two backwards, clipping is left pending, and no norm
+// is computed between the last backward and a step.
 std::vector<std::vector<double>> trained_by_hand(const OffloadOptions& offload) {
   std::vector<std::vector<double>> seen;
   const auto rank = [&](Context& context) {
@@ -82,7 +82,7 @@ std::vector<std::vector<double>> trained_by_hand(const OffloadOptions& offload) 
       train_once();
       (void)model.clip_grad_norm(1e-2);
       model.parameters()[1].tensor.zero_grad();
-      train_once();  // adds to what was clipped
+      train_once();  // adds to the clipped gradients
       if (step == 1) {
         Tensor first = model.parameters().front().tensor;
         first.copy_from(Tensor::full(first.shape(), 0.01));
@@ -112,8 +112,8 @@ TEST_F(OffloadOnDevice, UsersSeeTheSameValues) {
   }
 }
 
-// A gradient that is looked at between a step and the next backward, as one logs it: clipping is
-// still pending in it, and the GPU may still be reading it.
+// Reads a gradient between a step and the next backward, e.g. for logging: clipping is still
+// pending in it, and the GPU may still read it.
 std::vector<std::vector<double>> trained_with_a_look(const OffloadOptions& offload) {
   std::vector<std::vector<double>> seen;
   const auto rank = [&](Context& context) {
@@ -140,7 +140,7 @@ std::vector<std::vector<double>> trained_with_a_look(const OffloadOptions& offlo
   return seen;
 }
 
-TEST_F(OffloadOnDevice, AGradientMayBeLookedAtAfterItsStep) {
+TEST_F(OffloadOnDevice, AGradientMayBeReadAfterItsStep) {
   const auto expected = trained_with_a_look({});
   for (const OffloadOptions& offload : placements()) {
     EXPECT_EQ(trained_with_a_look(offload), expected) << placements_of(offload);
@@ -152,7 +152,7 @@ Tensor toy_loss_on(const ToyTransformer& net, Device device) {
   return net.loss(batch.ids.to(device), batch.targets.to(device));
 }
 
-// Two steps of rank 0 of two that share the GPU.
+// Two steps of rank 0 of two ranks that share the GPU.
 RankMemory measured_with(const ShardingOptions& options) {
   RankMemory measured;
   const auto rank = [&](Context& context) {
@@ -202,8 +202,8 @@ BufferPlan table_of(const ShardingOptions& options) {
   return buffer_plan(units, options, {.size = 2, .device = Device::cuda()});
 }
 
-// What the GPU no longer holds the host does, byte for byte, and windows are all that is added.
-TEST_F(OffloadOnDevice, MemoryMovesByTheByte) {
+// Offloaded state moves to the host byte for byte; the GPU has only windows in addition.
+TEST_F(OffloadOnDevice, MemoryMovesByteForByte) {
   for (const Strategy strategy : {Strategy::full_shard, Strategy::no_shard}) {
     ShardingOptions options = toy_options(strategy);
     const RankMemory before = measured_with(options);
@@ -243,8 +243,8 @@ TEST_F(OffloadOnDevice, MemoryMovesByTheByte) {
   }
 }
 
-// On one placement, then on the others from its checkpoint, in the middle of training.
-TEST_F(OffloadOnDevice, CheckpointsDoNotKnowOfIt) {
+// Trains with one placement, then with the others from its checkpoint, in the middle of training.
+TEST_F(OffloadOnDevice, CheckpointsAreIndependentOfIt) {
   const std::filesystem::path folder =
       std::filesystem::path(::testing::TempDir()) / ("offload-device-" + std::to_string(getpid()));
   const auto run = [&](const OffloadOptions& offload, const std::string& from,

@@ -1,4 +1,5 @@
-// Training on a GPU with masters, gradients and moments on its host, against training without.
+// Training on a GPU with masters, gradients and moments on its host, compared with training without
+// offload.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 
 namespace tessera::testing {
 
-// Pieces that the toy's shares take several of.
+// A piece size of which the toy's shards need several.
 inline OffloadOptions placed(Placement parameters, Placement gradients, Placement optimizer) {
   OffloadOptions options;
   options.parameters = parameters;
@@ -21,7 +22,7 @@ inline OffloadOptions placed(Placement parameters, Placement gradients, Placemen
   return options;
 }
 
-// All on the host first.
+// The first one has all state on the host.
 inline std::vector<OffloadOptions> placements() {
   std::vector<OffloadOptions> all;
   const auto place = [](int bit) { return bit != 0 ? Placement::host : Placement::device; };

@@ -1,4 +1,5 @@
-// Plans for GPUs against ranks that share one and ranks over NCCL, and what the arena says of both.
+// Compares plans for GPUs with ranks that share one and ranks over NCCL, and with the arena's
+// figures.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -61,13 +62,13 @@ void expect_planned(const PlanWorld& world, const ShardingOptions& options,
     EXPECT_EQ(planned.memory.of(kind), measured.memory.of(kind)) << what << ", " << name_of(kind);
   }
   EXPECT_EQ(planned.total(), measured.memory.total()) << what;
-  // What the metrics call the peak holds all of it, and what kernels take besides.
+  // The peak in the metrics contains all of it, and the memory of kernels in addition.
   const auto taken = backend_of(DeviceType::cuda).memory_source(Device::cuda())->taken();
   EXPECT_GE(taken.peak, measured.reserved + measured.memory.of(MemoryKind::communication)) << what;
   EXPECT_GE(taken.peak, taken.now);
 }
 
-TEST(PlanOnDevice, IsWhatRanksThatShareAGpuHold) {
+TEST(PlanOnDevice, MatchesRanksThatShareAGpu) {
   for (ShardingOptions options :
        {toy_options(Strategy::no_shard), toy_options(Strategy::full_shard),
         toy_options(Strategy::hybrid_shard, 1)}) {
@@ -84,7 +85,7 @@ TEST(PlanOnDevice, IsWhatRanksThatShareAGpuHold) {
   }
 }
 
-// Of `ranks` threads over NCCL.
+// Measures `ranks` threads over NCCL.
 HeldOnGpu held_over_nccl(int ranks, const ShardingOptions& options, bool fixed_order) {
   HeldOnGpu measured;
   const auto rank = [&](const std::shared_ptr<comm::Communicator>& communicator) {
@@ -97,8 +98,8 @@ HeldOnGpu held_over_nccl(int ranks, const ShardingOptions& options, bool fixed_o
   return measured;
 }
 
-// Each with its own copy, and scratch for NCCL's sums.
-TEST(PlanOnDevice, IsWhatRanksOverNcclHold) {
+// Each rank has its own copy, and scratch for NCCL's sums.
+TEST(PlanOnDevice, MatchesRanksOverNccl) {
   TESSERA_NEEDS_NCCL(2);
   ShardingOptions wired[] = {toy_options(Strategy::no_shard), toy_options(Strategy::full_shard)};
   for (ShardingOptions& options : wired) {
@@ -114,8 +115,8 @@ TEST(PlanOnDevice, IsWhatRanksOverNcclHold) {
   }
 }
 
-// Sums across copies have scratch of their own, and so have gathers from those that keep a part.
-TEST(PlanOnDevice, IsWhatGroupsOverNcclHold) {
+// Sums across copies have scratch of their own, and so have gathers from ranks that keep a part.
+TEST(PlanOnDevice, MatchesGroupsOverNccl) {
   TESSERA_NEEDS_NCCL(4);
   ShardingOptions hybrid = toy_options(Strategy::hybrid_shard, 2);
   hybrid.param_dtype = bfloat16;

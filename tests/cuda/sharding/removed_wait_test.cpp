@@ -1,6 +1,6 @@
-// Each wait between the schedule's queues is needed: without it, the access checker finds accesses
-// that nothing orders. Under the thread sanitizer it is the sanitizer that finds them, and the
-// checker, whose lock would order the threads, is off: then CTest expects the sanitizer's report.
+// Each wait between the schedule's queues is needed: without it, the access checker finds unordered
+// accesses. Under the thread sanitizer the sanitizer finds them, and the checker, whose lock would
+// order the threads, is off: CTest then expects the sanitizer's report.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -20,8 +20,8 @@ struct Wait {
   std::string waiting, recording;
 };
 
-// Conflicts of two steps on two ranks under FULL_SHARD, or on four under HYBRID_SHARD, without the
-// waits of `dropped`. A step before them makes the buffers, and waits on the host for that.
+// The conflicts in two steps on two ranks under FULL_SHARD, or on four under HYBRID_SHARD, without
+// the waits of `dropped`. An earlier step allocates the buffers, and waits on the host for that.
 int conflicts_without(const std::optional<Wait>& dropped, bool hybrid = false) {
   namespace checker = emulator::checker;
   checker::set_enabled(checks_accesses);

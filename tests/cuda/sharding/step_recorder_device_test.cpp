@@ -1,4 +1,4 @@
-// Recorded steps of ranks on a GPU: spans are the device's time, in order, and add up.
+// Recorded steps of ranks on a GPU: spans have the device's times, are in order, and add up.
 #include "sharding/profiler/step_recorder.h"
 
 #include <mutex>

@@ -1,5 +1,5 @@
 // Every strategy on ranks that share a GPU: the same bits as NO_SHARD there, losses close to the
-// CPU's, and no access that the queues' order does not cover.
+// CPU's, and no access that the order of the queues does not cover.
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -93,7 +93,7 @@ TEST_F(DeviceStrategies, MixedAndFrozenUnits) {
   }
 }
 
-// Groups of two, so that the sums of groups meet as well.
+// Groups of two, so that sums across groups are tested too.
 TEST_F(DeviceStrategies, FourRanks) {
   const Trajectory plain = train(4, options_of(Strategy::no_shard), Device::cuda());
   expect_close_losses(train(4, options_of(Strategy::no_shard), Device::cpu()), plain, 1e-4);
@@ -166,7 +166,7 @@ TEST_F(DeviceStrategies, ParametersOfAnotherDeviceAreMoved) {
         2,
         [&](Context& context) {
           manual_seed(5);
-          const DeviceGuard cpu(Device::cpu());  // where the module is made
+          const DeviceGuard cpu(Device::cpu());  // the module is created there
           testing::ToyTransformer net;
           const ShardedModel model =
               fully_shard(net, context, testing::toy_options(Strategy::full_shard));

@@ -1,5 +1,5 @@
-// Whole models on the GPU: their training follows the CPU's, repeats bit by bit, and takes no more
-// memory after the first steps.
+// Whole models on the GPU: training follows the CPU's, repeats bit by bit, and takes no more memory
+// after the first steps.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -91,7 +91,7 @@ TEST_P(TrainingTest, FollowsTheCpuAndRepeatsItself) {
   EXPECT_EQ(first.parameters, second.parameters);
 }
 
-TEST_P(TrainingTest, TakesNothingFromTheArenaOnceStateIsThere) {
+TEST_P(TrainingTest, TakesNothingFromTheArenaOnceTheStateExists) {
   Training training(GetParam(), Device::cuda());
   training.step(0);
   training.step(1);
@@ -103,7 +103,7 @@ TEST_P(TrainingTest, TakesNothingFromTheArenaOnceStateIsThere) {
   EXPECT_EQ(pool->stats().in_use, before.in_use);
 }
 
-TEST_P(TrainingTest, GeneratesWhatTheCpuGenerates) {
+TEST_P(TrainingTest, GeneratesTheSameTextAsTheCpu) {
   const testing::OneThread one_thread;
   const auto continuation = [&](Device device) {
     Training training(GetParam(), device);

@@ -1,4 +1,4 @@
-// Data order: every window once an epoch, the same on every world size, resumable from a number;
+// Data order: every window once per epoch, the same on every world size, resumable from a number;
 // and bad files.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -15,46 +15,24 @@
 #include "base/error.h"
 #include "engine/data/permutation.h"
 #include "engine/data/samples.h"
+#include "tests/support/errors.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-data-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { fs::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
+using testing::error_of;
+using testing::TemporaryFolder;
 
- private:
-  fs::path path_;
-};
-
-// Byte i of the file is i % 251: a token tells where it was, for files up to 251 bytes.
+// Byte i of the file is i % 251: a token shows its position, for files up to 251 bytes.
 std::shared_ptr<const Corpus> corpus_of(const TemporaryFolder& folder, std::int64_t bytes,
                                         const std::string& name = "text.txt") {
   std::string text(static_cast<std::size_t>(bytes), '\0');
   for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i % 251);
   std::ofstream(folder / name, std::ios::binary) << text;
   return std::make_shared<Corpus>(folder / name, ByteTokenizer());
-}
-
-std::string error_of(const std::function<void()>& call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
 }
 
 TEST(Permutation, IsOneForEverySizeSeedAndEpoch) {
@@ -133,7 +111,7 @@ TEST(Samples, WithoutShuffleTheFileIsReadInOrder) {
   for (std::int64_t i = 0; i < 20; ++i) EXPECT_EQ(samples.position(i), i % 10 * 10);
 }
 
-TEST(Samples, TheWorldSeesWhatOneRankSees) {
+TEST(Samples, TheWorldGetsTheSamplesOfOneRank) {
   const TemporaryFolder folder;
   const Samples samples(corpus_of(folder, 5000), {.seq_len = 16, .shuffle = true, .seed = 1});
   constexpr std::int64_t world = 3;
@@ -234,7 +212,7 @@ TEST(Corpus, TheFingerprintFollowsTheContent) {
   EXPECT_NE(corpus_of(folder, 1, "d")->fingerprint(), one);
 }
 
-TEST(Tokenizer, RefusesWhatIsNoToken) {
+TEST(Tokenizer, RefusesInvalidTokens) {
   const std::vector<std::int32_t> bad = {65, 256};
   const std::string message = error_of([&] { (void)ByteTokenizer().decode(bad); }, ErrorCode::data);
   EXPECT_NE(message.find("token 256 at position 1"), std::string::npos) << message;

@@ -1,5 +1,5 @@
-// Files of tokens: the stream that is written here, nanoGPT's and llm.c's; vocabularies that do not
-// fit a model; texts that are tokenised once.
+// Files of tokens: our own stream format, nanoGPT's and llm.c's; vocabularies that do not fit a
+// model; texts that are tokenized once.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,41 +14,22 @@
 
 #include "base/error.h"
 #include "engine/data/corpus.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-class StreamFolder {
+class StreamFolder : public testing::TemporaryFolder {
  public:
-  StreamFolder() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-stream-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~StreamFolder() {
-    std::error_code ignored;
-    fs::permissions(path_, fs::perms::owner_all, ignored);
-    fs::remove_all(path_, ignored);
-  }
-  StreamFolder(const StreamFolder&) = delete;
-  StreamFolder& operator=(const StreamFolder&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  [[nodiscard]] fs::path write(const std::string& name, const std::string& contents) const {
-    std::ofstream(path_ / name, std::ios::binary) << contents;
-    return path_ / name;
-  }
   [[nodiscard]] std::size_t files() const {
     return static_cast<std::size_t>(
-        std::distance(fs::directory_iterator(path_), fs::directory_iterator()));
+        std::distance(fs::directory_iterator(path()), fs::directory_iterator()));
   }
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
 };
 
-// Numbers the words of a text by their length; counts how often it is asked.
+// Encodes the words of a text by their length, and counts its calls.
 class WordLengths final : public Tokenizer {
  public:
   explicit WordLengths(std::int64_t vocabulary = 100'000, std::uint64_t fingerprint = 77)
@@ -131,7 +112,7 @@ TEST(TokenStream, IsReadAsItWasWritten) {
   }
 }
 
-TEST(TokenStream, NobodyReadsHalfAOne) {
+TEST(TokenStream, IncompleteStreamsAreNotRead) {
   const StreamFolder folder;
   const WordLengths tokenizer;
   {
@@ -183,7 +164,7 @@ TEST(TokenStream, DamageIsNamed) {
   }
 }
 
-TEST(TokenStream, NanoGptAndLlmcAsTheyAre) {
+TEST(TokenStream, ReadsFilesOfNanoGptAndLlmc) {
   const StreamFolder folder;
   const std::vector<std::int32_t> ids = {0, 1, 50256, 7, 42};
   const std::string two = bytes_of(std::vector<std::uint16_t>{0, 1, 50256, 7, 42});
@@ -247,7 +228,7 @@ TEST(TokenizedText, IsTokenisedOnce) {
   EXPECT_EQ(second.fingerprint(), first.fingerprint());
   EXPECT_EQ(folder.files(), 2u);
 
-  // Another text, another tokenizer, a damaged stream: anew.
+  // Another text, another tokenizer or a damaged stream: the text is tokenized again.
   (void)folder.write("text.txt", "a bb ccc\ndddd  e and more");
   EXPECT_EQ(Corpus(text, tokenizer).tokens(), 7);
   EXPECT_EQ(Corpus(text, WordLengths(100'000, 78)).tokens(), 7);
@@ -257,7 +238,7 @@ TEST(TokenizedText, IsTokenisedOnce) {
   EXPECT_EQ(Corpus(text, tokenizer).tokens(), 7);
 }
 
-// What a killed process left goes with the next writer, what one has open stays.
+// The next writer removes the leftovers of a killed process, but not files that a process has open.
 TEST(TokenStreams, StalePartsAreRemoved) {
   const StreamFolder folder;
   const WordLengths tokenizer;
@@ -276,7 +257,7 @@ TEST(TokenStreams, StalePartsAreRemoved) {
   EXPECT_TRUE(fs::exists(named));
 }
 
-TEST(TokenizedText, ByOneOfAllRanks) {
+TEST(TokenizedText, ByOneRankForAll) {
   const StreamFolder folder;
   std::string contents;
   for (int i = 0; i < 200'000; ++i) contents += "word ";
@@ -301,10 +282,11 @@ TEST(TokenizedText, WhereTheFolderCannotBeWritten) {
   const fs::path text = folder.write("text.txt", "a bb ccc");
   constexpr auto read_only = fs::perms(0555);
   fs::permissions(folder.path(), read_only);
-  // Root writes everywhere, and is somebody else meanwhile.
-  constexpr uid_t nobody = 65534;
+  // Root can write everywhere, so the test becomes another user meanwhile.
+  constexpr uid_t other_user = 65534;
   const uid_t user = ::geteuid();
-  if (user == 0 && ::seteuid(nobody) != 0) GTEST_SKIP() << "root, and may be nobody else";
+  if (user == 0 && ::seteuid(other_user) != 0)
+    GTEST_SKIP() << "root, and cannot become another user";
   std::vector<std::int32_t> tokens;
   EXPECT_NO_THROW(tokens = all_tokens(Corpus(text, WordLengths())));
   ASSERT_EQ(::seteuid(user), 0);

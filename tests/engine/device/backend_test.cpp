@@ -1,4 +1,4 @@
-// Backends and queues: the CPU's, and what is said of a GPU that is not there.
+// Backends and queues: those of the CPU, and errors for a missing GPU.
 #include "engine/device/backend.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(Backend, DevicesHaveNames) {
   }
 }
 
-TEST(Backend, TheCpuIsAlwaysThere) {
+TEST(Backend, TheCpuIsAlwaysAvailable) {
   const Backend& cpu = backend_of(DeviceType::cpu);
   EXPECT_EQ(cpu.device_count(), 1);
   EXPECT_EQ(cpu.unavailable_reason(), "");
@@ -47,7 +47,7 @@ TEST(Backend, TheCpuIsAlwaysThere) {
   EXPECT_THROW(require_device(Device::meta()), std::logic_error);
 }
 
-TEST(Backend, AGpuIsThereOrHasAReason) {
+TEST(Backend, AGpuIsAvailableOrHasAReason) {
   const Backend& gpus = backend_of(DeviceType::cuda);
   const int count = gpus.device_count();
   EXPECT_EQ(gpus.unavailable_reason().empty(), count > 0);
@@ -63,7 +63,7 @@ TEST(Backend, AGpuIsThereOrHasAReason) {
   configuration_error([&] { (void)Tensor::zeros({2}).to(missing); });
 }
 
-TEST(CpuQueue, HasDoneEverythingWhenACallReturns) {
+TEST(CpuQueue, HasFinishedWhenACallReturns) {
   DeviceQueue& queue = current_queue(Device::cpu());
   EXPECT_EQ(queue.device(), Device::cpu());
   EXPECT_EQ(queue.native().native, nullptr);
@@ -105,7 +105,7 @@ TEST(CpuBackend, PinnedMemoryIsAlignedMemory) {
   std::memset(memory.get(), 1, 1000);
 }
 
-TEST(DefaultDevice, IsTheThreads) {
+TEST(DefaultDevice, BelongsToTheThread) {
   set_default_device(Device::meta());
   EXPECT_TRUE(Tensor::empty({2}).is_meta());
   std::thread([] { EXPECT_EQ(default_device(), Device::cpu()); }).join();

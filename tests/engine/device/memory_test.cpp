@@ -39,7 +39,7 @@ TEST(MemoryPool, AFreedBlockServesTheNextOfItsSize) {
   EXPECT_EQ(pool->stats().system_allocations, 2u);
 }
 
-TEST(MemoryPool, KnowsItsPeakAndGivesBackOnTrim) {
+TEST(MemoryPool, KnowsItsPeakAndFreesOnTrim) {
   const auto pool = MemoryPool::create();
   {
     const auto a = pool->allocate(1 << 20);
@@ -75,7 +75,7 @@ TEST(MemoryPool, CountsByKindAndAtThePeak) {
   EXPECT_EQ(stats.at_peak.total(), stats.peak_in_use);
 }
 
-TEST(MemoryPool, TellsOfEachNewPeak) {
+TEST(MemoryPool, ReportsEachNewPeak) {
   const auto pool = MemoryPool::create();
   int peaks = 0;
   pool->set_on_peak([&] { ++peaks; });
@@ -100,9 +100,14 @@ TEST(MemoryPool, ABlockReturnsToItsPoolFromAnotherThread) {
 
 TEST(MemoryPool, ABlockOutlivesTheHandleOfItsPool) {
   auto pool = MemoryPool::create();
-  const auto block = pool->allocate(1000);
+  const std::weak_ptr<MemoryPool> watched = pool;
+  auto block = pool->allocate(1000);
   pool.reset();
+  ASSERT_FALSE(watched.expired());  // the block keeps it
+  EXPECT_GE(watched.lock()->stats().in_use, 1000u);
   block.get()[999] = std::byte{1};
+  block.reset();
+  EXPECT_TRUE(watched.expired());  // and nothing else does
 }
 
 TEST(MemoryPool, ThreadsHaveTheirOwnUntilTheyShare) {
@@ -118,7 +123,7 @@ TEST(MemoryPool, ThreadsHaveTheirOwnUntilTheyShare) {
   }).join();
 }
 
-TEST(MemoryPool, SaysHowMuchWasAskedForWhenThereIsNoMore) {
+TEST(MemoryPool, ReportsTheRequestedSizeWhenMemoryIsUsedUp) {
   const auto pool = MemoryPool::create();
   try {
     (void)pool->allocate(std::size_t{1} << 60);
@@ -139,7 +144,7 @@ std::shared_ptr<Storage> discarded(std::size_t bytes) {
   return storage;
 }
 
-// A pool of its own for a test of storages.
+// A separate pool for a test of storages.
 class OwnPool {
  public:
   OwnPool() { MemoryPool::set_current(pool_); }
@@ -154,7 +159,7 @@ class OwnPool {
   std::shared_ptr<MemoryPool> pool_ = MemoryPool::create();
 };
 
-TEST(Discarding, WhatIsDiscardedServesOthersAndCountsAsItsOwnKind) {
+TEST(Discarding, DiscardedMemoryServesOthersAndCountsAsItsOwnKind) {
   const OwnPool pool;
   int peaks = 0;
   pool->set_on_peak([&] { ++peaks; });
@@ -180,7 +185,7 @@ TEST(Discarding, WhatIsDiscardedServesOthersAndCountsAsItsOwnKind) {
   EXPECT_EQ(pool->stats().in_use, 0u);
 }
 
-TEST(Discarding, WhoReadsWhatIsDiscardedGetsZeros) {
+TEST(Discarding, ReadingDiscardedMemoryGivesZeros) {
   const OwnPool pool;
   const auto storage = discarded(mebibyte);
   EXPECT_TRUE(storage->present());
@@ -195,8 +200,9 @@ TEST(Discarding, SmallMemoryStays) {
   EXPECT_EQ(pool->stats().in_use, 1024u);
 }
 
-// A forward's activations go while a backward's gradients come: no page is made for these.
-TEST(Discarding, WhatComesBackTakesALargerBlockThatIsFree) {
+// While backward frees a forward's activations, its gradients reuse their pages: no new page is
+// needed.
+TEST(Discarding, RestoredMemoryTakesALargerFreeBlock) {
   const OwnPool pool;
   const auto gradient = discarded(3 * mebibyte);
   const auto kept = pool->allocate(6 * mebibyte);
@@ -211,8 +217,8 @@ TEST(Discarding, WhatComesBackTakesALargerBlockThatIsFree) {
   EXPECT_EQ(pool->stats().held, before.held);
 }
 
-// But only if what is to come back as well does not need the rest of the block.
-TEST(Discarding, WhatComesBackLeavesRoomForTheOthers) {
+// But only if other memory that must be restored does not need the rest of the block.
+TEST(Discarding, RestoredMemoryLeavesRoomForTheOthers) {
   const OwnPool pool;
   const auto first = discarded(3 * mebibyte);
   const auto second = discarded(3 * mebibyte);
@@ -224,9 +230,9 @@ TEST(Discarding, WhatComesBackLeavesRoomForTheOthers) {
   EXPECT_EQ(pool->stats().held, 6 * mebibyte);
 }
 
-// What is kept for later gives its pages to what comes back, the longest unused first, and gets new
-// ones when it is used.
-TEST(MemoryPool, NoMoreIsHeldThanWasInUseAtOnce) {
+// Cached blocks give their pages to restored memory, the longest unused first, and get new pages
+// when they are used again.
+TEST(MemoryPool, HoldsNoMoreThanItsPeak) {
   constexpr std::size_t bytes = 4 * mebibyte;
   const OwnPool pool;
   const auto comes_and_goes = discarded(bytes);
@@ -246,8 +252,8 @@ TEST(MemoryPool, NoMoreIsHeldThanWasInUseAtOnce) {
   EXPECT_EQ(pool->stats().held, 4 * bytes);
 }
 
-// Batches of lengths that take turns.
-TEST(MemoryPool, WhatComesBackToItsPagesHoldsNoMoreEither) {
+// Batches of alternating lengths.
+TEST(MemoryPool, AlternatingLengthsHoldNoMoreEither) {
   constexpr std::size_t bytes = std::size_t{4} << 20;
   const auto pool = MemoryPool::create();
   for (int turn = 0; turn < 3; ++turn) {
@@ -259,12 +265,13 @@ TEST(MemoryPool, WhatComesBackToItsPagesHoldsNoMoreEither) {
   EXPECT_EQ(pool->stats().system_allocations, 2u);
 }
 
-// Steps of sentences: each has other lengths, and none asks for the sizes of another. Neither does
-// memory grow from step to step, nor does a step, once all lengths were seen, need new pages.
+// Steps with sentences: each has other lengths, and requests sizes that no other step requests. The
+// memory does not grow from step to step, and once all lengths have occurred, a step needs no new
+// pages.
 TEST(MemoryPool, StepsOfManyLengthsShareTheirMemory) {
   std::mt19937 random(3);
   const auto pool = MemoryPool::create();
-  std::size_t most = 0;  // in use at once, without rounding
+  std::size_t most = 0;  // in use at the same time, without rounding
   std::uint64_t allocations_before = 0;
   for (int step = 0; step < 400; ++step) {
     const std::size_t tokens = 700 + random() % 400;
@@ -274,7 +281,7 @@ TEST(MemoryPool, StepsOfManyLengthsShareTheirMemory) {
       for (const std::size_t width : {384, 1152, 384, 384, 1536, 1536, 384}) {
         kept.push_back(pool->allocate(tokens * width * sizeof(float)));
         in_use += tokens * width * sizeof(float);
-        (void)pool->allocate(tokens * width);  // gone at once
+        (void)pool->allocate(tokens * width);  // freed at once
       }
     }
     most = std::max(most, in_use);
@@ -314,7 +321,7 @@ class ThreeBlocks final : public MemorySource {
   std::size_t free_ = 300;
 };
 
-TEST(MemoryPool, GivesItsCacheBackBeforeItFails) {
+TEST(MemoryPool, FreesItsCacheBeforeItFails) {
   const auto source = std::make_shared<ThreeBlocks>();
   const auto pool = MemoryPool::create(source);
   auto small = pool->allocate(70);
@@ -335,7 +342,7 @@ TEST(MemoryPool, GivesItsCacheBackBeforeItFails) {
   }
 }
 
-// What one pool only keeps for later another can have, and so can those who take from the source.
+// Memory that one pool only caches is available to other pools and to direct users of the source.
 TEST(MemoryPool, GivesItsCacheToOthers) {
   const auto source = std::make_shared<ThreeBlocks>();
   const auto hoarding = MemoryPool::create(source);

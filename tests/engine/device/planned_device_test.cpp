@@ -1,5 +1,5 @@
-// Planned devices: real code runs there, memory is counted as the device's would be and never
-// touched.
+// Planned devices: real code runs on them; memory is counted as on the real device and never
+// accessed.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -40,16 +40,17 @@ TEST(PlannedDevice, ReadsAsZero) {
   EXPECT_EQ(ids.to_vector(), std::vector<double>(3, 0.0));
 }
 
-// `meta` is for modules that wait to be made: reading it is a mistake, in a plan and out of it.
-TEST(PlannedDevice, MetaStaysUnreadable) {
+// `meta` is for modules that are not yet materialised: reading a meta tensor is an error, in a plan
+// and elsewhere.
+TEST(PlannedDevice, MetaIsNotReadable) {
   const Tensor x = Tensor::empty({3}, float32, Device::meta());
   EXPECT_THROW((void)x.to_vector(), std::logic_error);
   EXPECT_THROW((void)x.data(), std::logic_error);
   EXPECT_THROW((void)backend_of(DeviceType::meta), std::logic_error);
 }
 
-// Blocks are rounded as on the device that is planned for.
-TEST(PlannedDevice, RoundsLikeTheDeviceItStandsFor) {
+// Block sizes are rounded as on the planned device.
+TEST(PlannedDevice, RoundsLikeThePlannedDevice) {
   const auto cpu = MemoryPool::create(Device::cpu());
   const auto like_cpu = MemoryPool::create(Device::planned(DeviceType::cpu));
   const auto like_gpu = MemoryPool::create(Device::planned(DeviceType::cuda));
@@ -99,8 +100,8 @@ Counts train_on(Device device) {
   return counts;
 }
 
-// The same code, the same allocations: every figure of the pool is the CPU's.
-TEST(PlannedDevice, AStepCountsWhatTheCpuTakes) {
+// The same code makes the same allocations: all figures of the pool equal the CPU's.
+TEST(PlannedDevice, AStepCountsTheSameAsOnTheCpu) {
   const Counts real = train_on(Device::cpu());
   const Counts planned = train_on(Device::planned());
   EXPECT_EQ(planned.stats.in_use, real.stats.in_use);
@@ -117,7 +118,7 @@ TEST(PlannedDevice, AStepCountsWhatTheCpuTakes) {
   EXPECT_GT(real.stats.at_peak[MemoryKind::activations], 0u);
 }
 
-// No worker, so that one order of calls gives one plan.
+// No worker thread, so that the order of calls determines the plan.
 TEST(PlannedDevice, StreamsRunOnTheCallersThread) {
   Stream stream("planned", Device::planned());
   std::vector<int> order;

@@ -1,4 +1,4 @@
-// Hooks of programs: on a module's calls, on the gradient of what an op has computed.
+// Users' hooks: on the calls of a module, and on the gradient of an op's result.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -134,7 +134,7 @@ TEST(ForwardHooks, AHandleMayOutliveItsModule) {
   handle.remove();
 }
 
-TEST(ForwardHooks, RunAgainWhereTheModuleDoes) {
+TEST(ForwardHooks, RunAgainWhenTheModuleRunsAgain) {
   const Double module = make_double();
   std::vector<bool> in_backward;
   module->register_forward_hook([&](nn::Module&, Inputs, Outputs outputs) {
@@ -152,7 +152,7 @@ TEST(ForwardHooks, RunAgainWhereTheModuleDoes) {
   EXPECT_EQ(in_backward, (std::vector<bool>{false, false, true}));
 }
 
-TEST(ForwardHooks, SeeWhatIsAroundAModuleOfAnotherPrecision) {
+TEST(ForwardHooks, SeeTensorsInThePrecisionOutsideTheModule) {
   const Double module = make_double();
   module->set_precision(nn::ModulePrecision{float32, bfloat16});
   module->register_forward_hook([](nn::Module&, Inputs inputs, Outputs outputs) {
@@ -162,8 +162,9 @@ TEST(ForwardHooks, SeeWhatIsAroundAModuleOfAnotherPrecision) {
   EXPECT_EQ(module(Tensor::full({1}, 1, bfloat16)).dtype(), bfloat16);
 }
 
-// Parameters that are there during the module's calls alone, as a sharded module's, can be read.
-TEST(ForwardHooks, RunInsideOfTheModulesCall) {
+// Hooks can read parameters that exist only during the module's calls, like those of a sharded
+// module.
+TEST(ForwardHooks, RunInsideTheModulesCall) {
   const Double module = make_double();
   bool inside = false;
   auto hooks = std::make_shared<ModuleHooks>();
@@ -252,7 +253,7 @@ TEST(GradientHooks, OfOneOfSeveralResults) {
   EXPECT_EQ(of_normalised, 0);
 }
 
-// The first run's tensors have no whole gradients: the hook counts once, in the second run.
+// Tensors of the first run do not get whole gradients: the hook counts once, in the second run.
 TEST(GradientHooks, InARecomputedFunctionRunOnce) {
   const Tensor x = Tensor::from({1.f}, {1}).set_requires_grad(true);
   Doubles inside, outside;

@@ -1,5 +1,5 @@
-// A linear layer whose weight is laid out for computing alone gives what it gave before, to the
-// bit.
+// A linear layer whose weight is stored in a layout for computing only gives the same results, bit
+// for bit.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -44,13 +44,13 @@ TEST(LinearLayout, ResultsStayTheSameToTheBit) {
         EXPECT_EQ(layer(inputs[i]).to_vector(), before[i].to_vector())
             << in << " to " << out << ", " << inputs[i].size(0) << " rows";
       }
-      layer->lay_in_first();  // it is so already
+      layer->lay_in_first();  // already in this layout
       EXPECT_EQ(layer(inputs[0]).to_vector(), before[0].to_vector());
     }
   }
 }
 
-TEST(LinearLayout, OnlyFloat32IsLaidOut) {
+TEST(LinearLayout, OnlyFloat32ChangesItsLayout) {
   const nn::ParameterDTypeGuard in(bfloat16);
   nn::Linear layer(4, 4);
   EXPECT_THROW(layer->lay_in_first(), std::logic_error);

@@ -1,4 +1,4 @@
-// Adapters on linear layers: which layers get one, what they add, what is trained.
+// Adapters on linear layers: which layers get one, their outputs, and which parameters are trained.
 #include "engine/nn/lora.h"
 
 #include <gtest/gtest.h>
@@ -70,11 +70,11 @@ Error error_of(const LoraOptions& options) {
 }
 
 TEST(LoraTargets, AreMatchedAsPeftDoes) {
-  // A name is a layer's own or its end after a dot: up_q_proj is not meant by q_proj.
+  // A target is a layer's name or its end after a dot: q_proj does not match up_q_proj.
   EXPECT_EQ(targets({.target_modules = {"q_proj"}}), (Names{"first.q_proj", "second.q_proj"}));
   EXPECT_EQ(targets({.target_modules = {"second.q_proj", "lm_head"}}),
             (Names{"second.q_proj", "lm_head"}));
-  // A pattern is for the whole name.
+  // A pattern must match the whole name.
   EXPECT_EQ(targets({.target_pattern = R"(.*\.(up_)?q_proj)"}).size(), 4u);
   EXPECT_EQ(targets({.target_pattern = R"(first\..*)"}),
             (Names{"first.q_proj", "first.up_q_proj"}));
@@ -82,7 +82,7 @@ TEST(LoraTargets, AreMatchedAsPeftDoes) {
   EXPECT_EQ(targets({.target_pattern = "all-linear"}), all);
 }
 
-TEST(LoraTargets, WhatMeansNothingIsRefusedWithTheNamesThereAre) {
+TEST(LoraTargets, UnknownTargetsAreRefusedWithTheExistingNames) {
   const Error misspelt = error_of({.target_modules = {"q_proj", "qproj"}});
   EXPECT_EQ(misspelt.code(), ErrorCode::configuration);
   EXPECT_EQ(std::string(misspelt.what()),
@@ -93,18 +93,18 @@ TEST(LoraTargets, WhatMeansNothingIsRefusedWithTheNamesThereAre) {
   EXPECT_NE(std::string(error_of({.target_pattern = "q_proj"}).what())
                 .find("no linear layer's whole name matches \"q_proj\""),
             std::string::npos);
-  EXPECT_NE(std::string(error_of({.target_pattern = "(q"}).what()).find("no regular expression"),
+  EXPECT_NE(std::string(error_of({.target_pattern = "(q"}).what()).find("not a regular expression"),
             std::string::npos);
 }
 
-TEST(Lora, BeginsAsPeftsDoesAndChangesNothing) {
+TEST(Lora, StartsLikePeftsAndChangesNothing) {
   manual_seed(3);
   nn::Linear layer(50, 40);
   const Tensor x = Tensor::full({2, 50}, 0.5);
   const std::vector<double> before = layer(x).to_vector();
   layer->add_lora({.rank = 4, .alpha = 8});
   EXPECT_EQ(layer(x).to_vector(), before);
-  // Kaiming's uniform with a = sqrt(5) is uniform in +-1/sqrt(in).
+  // Kaiming's uniform initialisation with a = sqrt(5) is uniform in +-1/sqrt(in).
   const double bound = 1 / std::sqrt(50.0);
   double largest = 0;
   for (const double value : layer->lora_a()->weight().to_vector()) {
@@ -120,7 +120,7 @@ TEST(Lora, BeginsAsPeftsDoesAndChangesNothing) {
   EXPECT_THROW(layer->add_lora({}), std::logic_error);
 }
 
-// y = x W + scaling * B A x, however W lies.
+// y = x W + scaling * B A x, for any layout of W.
 TEST(Lora, AddsTheScaledProductOfItsFactors) {
   for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
     manual_seed(5);
@@ -140,7 +140,7 @@ TEST(Lora, AddsTheScaledProductOfItsFactors) {
   }
 }
 
-TEST(Lora, AloneIsTrainedOnceTheRestIsFrozen) {
+TEST(Lora, IsTheOnlyTrainedPartOnceTheRestIsFrozen) {
   manual_seed(5);
   LoraNet net;
   freeze(net);
@@ -164,7 +164,7 @@ TEST(Lora, AloneIsTrainedOnceTheRestIsFrozen) {
   EXPECT_FALSE(is_lora_parameter("mylora_A.weight"));
 }
 
-TEST(Lora, DropsOutInTrainingAlone) {
+TEST(Lora, DropsOutOnlyInTraining) {
   manual_seed(5);
   nn::Linear layer(64, 4);
   layer->add_lora({.rank = 2, .dropout = 0.5});
@@ -181,7 +181,8 @@ TEST(Lora, DropsOutInTrainingAlone) {
   EXPECT_EQ(layer(x).to_vector(), whole);
 }
 
-// Half the bytes, the same values rounded, on meta as in memory; what is read elsewhere stays tied.
+// Half the bytes and the same rounded values, on meta as in memory; parameters that are used
+// elsewhere stay tied.
 TEST(Freeze, KeepsParametersInTheGivenDtype) {
   manual_seed(5);
   LoraNet net;

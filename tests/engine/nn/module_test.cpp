@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -118,7 +119,7 @@ struct TemplateImpl final : nn::Module {
   }
 };
 
-TEST(Module, KnowsWhatIsRegisteredWithAForward) {
+TEST(Module, KnowsModulesThatHaveAForward) {
   struct NoForwardImpl : nn::Module {};
   struct OverloadedImpl : nn::Module {
     Tensor forward(const Tensor& x) const { return x; }
@@ -141,7 +142,7 @@ TEST(Module, KnowsWhatIsRegisteredWithAForward) {
   EXPECT_EQ(with_forward, (Lines{"two", "any", "its_base"}));
 }
 
-TEST(Module, TrainingModeReachesAllBelow) {
+TEST(Module, TrainingModeReachesAllSubmodules) {
   Net net;
   net.eval();
   for (const auto& [name, module] : net.named_modules())
@@ -150,7 +151,7 @@ TEST(Module, TrainingModeReachesAllBelow) {
   for (const auto& [name, module] : net.named_modules()) EXPECT_TRUE(module->is_training()) << name;
 }
 
-TEST(Module, RefusesBadNamesDoubleNamesAndEmptyModules) {
+TEST(Module, RefusesBadNamesDuplicateNamesAndEmptyModules) {
   struct Open : nn::Module {
     using nn::Module::register_module;
     using nn::Module::register_parameter;
@@ -180,7 +181,7 @@ TEST(Module, ParametersTakeTheThreadsDefaults) {
   EXPECT_TRUE(nn::Linear(2, 2)->weight().is_meta());
 }
 
-// Records "name what" of every hook of the modules that `wanted` names.
+// Records "name event" for every hook of the modules that `wanted` names.
 Lines trace(Net& net, const Lines& wanted, const std::function<void()>& run) {
   Lines lines;
   for (const auto& [name, module] : net.named_modules()) {
@@ -251,6 +252,24 @@ TEST(ModuleHooks, GradientsOfAModuleAreCompleteAfterItsBackward) {
   (*net.gates)[1]->set_hooks(hooks);
   sum(net.forward(ids())).backward();
   EXPECT_TRUE(complete);
+}
+
+// The least of a few runs: other work on the machine adds to them.
+double seconds_to_register(int modules) {
+  double least = 1e9;
+  for (int run = 0; run < 3; ++run) {
+    const std::vector<Gate> gates(static_cast<std::size_t>(modules), Gate(2));
+    const std::clock_t begin = std::clock();
+    const nn::ModuleList<Gate> list(gates);
+    const std::clock_t end = std::clock();
+    least = std::min(least, static_cast<double>(end - begin) / CLOCKS_PER_SEC);
+  }
+  return least;
+}
+
+// Eight times as many take some eight times as long, and 64 times where each is compared with all.
+TEST(Module, ManyAreRegisteredInProportionalTime) {
+  EXPECT_LT(seconds_to_register(32'000), 24 * std::max(seconds_to_register(4'000), 1e-3));
 }
 
 TEST(ModuleHooks, AnErrorInForwardClosesTheRegion) {

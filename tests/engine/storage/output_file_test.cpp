@@ -1,4 +1,4 @@
-// Files that are replaced whole: what stays of the one before, links, full disks.
+// Files that are replaced atomically: what is kept of the old file, links, full disks.
 #include "engine/storage/output_file.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ class OutputFile : public ::testing::Test {
   fs::path folder_;
 };
 
-TEST_F(OutputFile, KeepsTheModeOfTheOneBefore) {
+TEST_F(OutputFile, KeepsTheModeOfTheOldFile) {
   for (const mode_t mode : {0600, 0640, 0755}) {
     put(at("out"), "old");
     ASSERT_EQ(::chmod(at("out").c_str(), mode), 0);
@@ -68,7 +68,7 @@ TEST_F(OutputFile, KeepsTheModeOfTheOneBefore) {
   EXPECT_EQ(names(), 2);
 }
 
-TEST_F(OutputFile, ALinkStaysOne) {
+TEST_F(OutputFile, ALinkStaysALink) {
   fs::create_directory(at("elsewhere"));
   put(at("elsewhere/out"), "old");
   fs::create_symlink("elsewhere/out", at("near"));
@@ -85,7 +85,7 @@ TEST_F(OutputFile, ALinkStaysOne) {
   EXPECT_NE(refusal(at("round"), ErrorCode::configuration).find("ELOOP"), std::string::npos);
 }
 
-TEST_F(OutputFile, AFullDiskLeavesTheOldOne) {
+TEST_F(OutputFile, AFullDiskKeepsTheOldFile) {
   put(at("out"), "old");
   rlimit before{};
   ::getrlimit(RLIMIT_FSIZE, &before);
@@ -101,7 +101,7 @@ TEST_F(OutputFile, AFullDiskLeavesTheOldOne) {
   EXPECT_EQ(names(), 1);
 }
 
-TEST_F(OutputFile, WhatCannotBeAFileIsSaid) {
+TEST_F(OutputFile, PathsThatCannotBeFilesAreReported) {
   EXPECT_NE(refusal(folder_, ErrorCode::configuration).find("it is a folder"), std::string::npos);
   EXPECT_NE(refusal(at("none/out"), ErrorCode::configuration).find("No such file or directory"),
             std::string::npos);

@@ -1,5 +1,5 @@
-// Files of state: what is written anywhere is read back, past the page cache and through it, in
-// pieces and through a mapping.
+// Files of state: data written at any place are read back, with direct I/O and through the page
+// cache, in pieces and through a mapping.
 #include "engine/storage/state_file.h"
 
 #include <gtest/gtest.h>
@@ -29,8 +29,9 @@ StateFolder folder(bool direct) {
 
 class StateFiles : public ::testing::TestWithParam<bool> {};
 
-// Against an array in memory: ranges of any length at any place, most of them no blocks.
-TEST_P(StateFiles, KeepWhatIsWritten) {
+// Compares with an array in memory: ranges of any length at any place, most of them not aligned to
+// blocks.
+TEST_P(StateFiles, KeepWrittenData) {
   StateFile file(folder(GetParam()), "the masters", MemoryKind::parameters, file_bytes);
   EXPECT_EQ(file.take(file_bytes), 0u);
   std::vector<unsigned char> expected(file_bytes);
@@ -59,7 +60,7 @@ TEST_P(StateFiles, KeepWhatIsWritten) {
   EXPECT_EQ(std::memcmp(mapped.get(), expected.data(), file_bytes), 0);
 }
 
-// An array that changes and one that is read, each beginning elsewhere in its block.
+// An array that changes and one that is only read, each with another offset in its block.
 TEST_P(StateFiles, StreamInPieces) {
   constexpr std::int64_t count = 20'000, lead = 40, grid = 1024 * 3 + 40;
   StateFile values(folder(GetParam()), "the values", MemoryKind::parameters, 4 * 25'600);
@@ -94,7 +95,7 @@ TEST_P(StateFiles, StreamInPieces) {
   }
 }
 
-TEST_P(StateFiles, WhatTheWorkThrowsComesOut) {
+TEST_P(StateFiles, ExceptionsOfTheWorkAreRethrown) {
   StateFile file(folder(GetParam()), "the masters", MemoryKind::parameters, file_bytes);
   file.make_window(file_bytes);
   const StreamedArray array{file.window(), 0, 4, true};
@@ -124,8 +125,8 @@ TEST(StateFile, TensorsInItAreMapped) {
   EXPECT_EQ(read, std::vector<float>(100, 1.5f));
 }
 
-// A save that reads the file while training goes on sees nothing that was written meanwhile.
-TEST(StateFile, WritersThroughAMappingWaitForThoseWhoHoldIt) {
+// A save that reads the file during training does not see later writes.
+TEST(StateFile, WritersThroughAMappingWaitForItsReaders) {
   const auto file =
       std::make_shared<StateFile>(folder(true), "the masters", MemoryKind::parameters, file_bytes);
   Tensor values = Tensor::view_of(Storage::in_file(file, 400), 0, {100}, float32);
@@ -142,7 +143,7 @@ TEST(StateFile, WritersThroughAMappingWaitForThoseWhoHoldIt) {
   EXPECT_EQ(values.to_vector(), std::vector<double>(100, 1.5));
 }
 
-TEST(StateFile, TakesNoMoreThanWasReserved) {
+TEST(StateFile, TakesNoMoreThanTheReservedSize) {
   StateFile file(folder(true), "the masters", MemoryKind::parameters, 2 * StateFile::alignment);
   (void)file.take(5000);
   EXPECT_THROW((void)file.take(1), std::logic_error);

@@ -1,5 +1,5 @@
-// Attention of a single query, as text is generated, against sums in fp64; the blocked way is taken
-// where somebody wants its log-sum-exp.
+// Attention of a single query, as in text generation, compared with sums in fp64; the blocked path
+// is used where the log-sum-exp is requested.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Blocked attention against the textbook formula in double precision: every type, mask, head
-// grouping and dropout, gradients included, and equal bits at any number of threads.
+// Blocked attention compared with the textbook formula in double precision: every type, mask, head
+// grouping and dropout, gradients included, and the same bits with any number of threads.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -97,7 +97,7 @@ struct Results {
   Values out, log_sum_exp, dq, dk, dv;
 };
 
-// Inputs, with rows longer than what is in them, and the formula.
+// Inputs, with padded rows, and the formula.
 class Problem {
  public:
   explicit Problem(const Case& c) : c_(c) {
@@ -217,7 +217,7 @@ class Problem {
     return draw >= static_cast<std::uint32_t>(c_.dropout * 0x1p32) ? 1 / (1.0 - c_.dropout) : 0;
   }
 
-  // Head h of sample b, forward and backward.
+  // Computes head h of sample b, forward and backward.
   void head(std::int64_t b, std::int64_t h, DType precision, Results& r, Values& dk,
             Values& dv) const {
     const std::int64_t key_head = h / (c_.heads / c_.key_heads);
@@ -258,8 +258,7 @@ double largest_difference(const Values& x, const Values& y) {
   return largest;
 }
 
-// At most twice as far from the exact result as the formula itself is when it rounds as the type
-// does.
+// The error is at most twice that of the formula with the rounding of the type.
 void expect_right(const Case& c) {
   SCOPED_TRACE(c.text());
   const Problem problem(c);
@@ -278,7 +277,8 @@ void expect_right(const Case& c) {
   compare("dv", &Results::dv);
 }
 
-// One thread unless a test says otherwise: two that wait for each other are slow on a busy machine.
+// One thread unless a test says otherwise: on a busy machine two threads that wait for each other
+// are slow.
 class AttentionTest : public ::testing::Test {
  protected:
   void SetUp() override { set_compute_threads(1); }

@@ -1,5 +1,6 @@
-// Attention of packed sequences against the textbook formula in fp64, for every type, with bias and
-// dropout; a sequence's bits depend on nobody beside it; and dropout of packed rows.
+// Attention of packed sequences compared with the textbook formula in fp64, for every type, with
+// bias and dropout; the bits of a sequence do not depend on its neighbours; and dropout of packed
+// rows.
 #include <gtest/gtest.h>
 
 #include "kernels/kernel_testing.h"
@@ -119,7 +120,7 @@ TYPED_TEST(SequenceAttentionKernel, ThreadsChangeNoBit) {
   }
 }
 
-// The second of three sequences, and alone.
+// The second of three sequences, compared with the same sequence alone.
 TYPED_TEST(SequenceAttentionKernel, NeighboursChangeNoBit) {
   const PackedCase together{.lengths = {9, 21, 40}, .bias = true, .dropout = 0.2f};
   PackedAttention<TypeParam> all(together);
@@ -148,7 +149,7 @@ template <class T>
 class SequenceDropoutKernel : public ::testing::Test {};
 TYPED_TEST_SUITE(SequenceDropoutKernel, FloatingTypes);
 
-// Each row is dropped as dropout() drops it where its slot says it lies.
+// Each row has the dropout mask that dropout() gives the row at the position of its slot.
 TYPED_TEST(SequenceDropoutKernel, DrawsBySlot) {
   for (const std::int64_t dim : {1, 7, 300}) {
     const PackedSequences sequences({3, 1, 6}, 11);

@@ -1,4 +1,4 @@
-// Bias with GELU, and SwiGLU, against fp64 and against a plain low-precision implementation.
+// Bias with GELU, and SwiGLU, compared with fp64 and with a plain low-precision implementation.
 #include "kernels/activation.h"
 
 #include "kernels/kernel_testing.h"
@@ -29,7 +29,7 @@ template <class T>
 class ActivationTest : public ::testing::Test {};
 TYPED_TEST_SUITE(ActivationTest, FloatingTypes);
 
-// Central differences are good to this.
+// The accuracy of central differences.
 template <class T>
 constexpr double slope_ulps = std::is_same_v<T, double> ? 1e5 : 12.0;
 
@@ -130,7 +130,7 @@ TYPED_TEST(ActivationTest, CutsAndThreadsChangeNoBit) {
   });
 }
 
-// Every step rounded to T, as a framework without fusion computes it.
+// Every step is rounded to T, as in a framework without fusion.
 template <class T>
 double plain_gelu(double x) {
   const auto round = [](double value) { return widen(narrow<T>(value)); };

@@ -1,4 +1,4 @@
-// Dropout element by element against scalar Philox, for every type and option.
+// Dropout compared with scalar Philox, element by element, for every type and option.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -137,7 +137,7 @@ TEST(Dropout, InPlaceCutAndThreadsGiveTheSameBits) {
   set_compute_threads(threads);
 }
 
-TEST(Dropout, RefusesWhatIsNoProbability) {
+TEST(Dropout, RefusesInvalidProbabilities) {
   float x = 1;
   for (const float p : {-0.1f, 1.1f, std::numeric_limits<float>::quiet_NaN()}) {
     EXPECT_THROW(cpu::dropout({.x = &x,

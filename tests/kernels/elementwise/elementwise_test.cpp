@@ -1,5 +1,5 @@
-// Fill, Unary, UnaryBackward, Binary and Affine against fp64, on every instruction set of this
-// processor.
+// Fill, Unary, UnaryBackward, Binary and Affine compared with fp64, on every instruction set of
+// this processor.
 #include "kernels/elementwise.h"
 
 #include "kernels/kernel_testing.h"
@@ -106,7 +106,7 @@ TYPED_TEST(ElementwiseTest, UnaryMatchesReference) {
         for (std::size_t i = 0; i < x.size(); ++i) reference[i] = value_of(op, widen(x[i]));
         std::vector<T> out(x.size());
         cpu::unary({op, x.data(), out.data(), n, dtype_of<T>});
-        expect_close(out, reference, 100);  // e^-x to a relative error that grows with x
+        expect_close(out, reference, 100);  // the relative error of e^-x grows with x
         cpu::unary({op, x.data(), x.data(), n, dtype_of<T>});
         expect_same_bits(x, out, "in place");
       }
@@ -158,7 +158,7 @@ TYPED_TEST(ElementwiseTest, UnarySpecialValues) {
         const double reference = value_of(op, widen(x[i]));
         if (std::isnan(reference)) {
           EXPECT_TRUE(std::isnan(widen(out[i]))) << i;
-        } else {  // also where the value leaves T's range
+        } else {  // also where the value is outside T's range
           const double rounded = widen(narrow<T>(reference));
           const double bound = std::isinf(rounded) ? 0.0 : 0.01 * std::abs(rounded) + 2e-38;
           if (std::isinf(rounded)) {
@@ -295,8 +295,8 @@ TEST(Fill, EveryDtype) {
 }
 
 TEST(Fill, RoundsOnce) {
-  // 1 + 2^-8 is bf16's tie between 1 and 1 + 2^-7; a little more must round up even though float
-  // drops it.
+  // 1 + 2^-8 is bf16's tie between 1 and 1 + 2^-7; a slightly larger value must round up although
+  // float drops the difference.
   std::vector<BFloat16> out(1);
   cpu::fill({out.data(), 1, bfloat16, 1.0 + 0x1p-8 + 0x1p-40});
   EXPECT_EQ(out[0].bits, 0x3f81);

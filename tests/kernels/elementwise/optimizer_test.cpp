@@ -1,4 +1,4 @@
-// AdamW and SGD against scalar steps: bit for bit in the same order of operations, and against
+// AdamW and SGD compared with scalar steps, bit for bit with the same order of operations, and with
 // fp64.
 #include <gtest/gtest.h>
 
@@ -70,7 +70,7 @@ struct AdamWRun {
             .correction2 = 1 - std::pow(kBeta2, step),
             .grad_scale = kGradScale};
   }
-  // The contract's formula in type T, scalars rounded once.
+  // The formula of the contract in type T, with scalars rounded once.
   void reference(int step) {
     const AdamWStep a = call(step, 0, 0);
     const T b1 = static_cast<T>(kBeta1), b2 = static_cast<T>(kBeta2), eps = static_cast<T>(kEps);
@@ -130,7 +130,7 @@ TEST(AdamW, FollowsFloat64) {
   for (std::int64_t i = 0; i < n; ++i) ASSERT_NEAR(single.param[i], exact.param[i], 2e-6) << i;
 }
 
-TEST(AdamW, NoCutAndNoThreadChangesABit) {
+TEST(AdamW, CutsAndThreadsChangeNoBit) {
   constexpr std::int64_t n = 70001;
   AdamWRun<float, float, BFloat16> whole(n);
   whole.draw_gradient(1);
@@ -151,7 +151,7 @@ TEST(AdamW, NoCutAndNoThreadChangesABit) {
   set_compute_threads(threads);
 }
 
-// As piece by piece, each with or without decay.
+// The same as piece by piece, each with or without decay.
 TEST(AdamW, DecaysInItsRangesOnly) {
   constexpr std::int64_t n = 40001;
   const int threads = compute_threads();

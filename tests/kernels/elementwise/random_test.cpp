@@ -1,4 +1,4 @@
-// Philox against its published vectors, and the draws' independence of cuts, their moments and
+// Philox compared with its published vectors; the draws' independence of cuts, their moments and
 // their range.
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-// The known answers that come with Random123 for philox4x32 with 10 rounds.
+// The known answers in Random123 for philox4x32 with 10 rounds.
 TEST(Philox, KnownAnswers) {
   using Words = std::array<std::uint32_t, 4>;
   EXPECT_EQ(philox({.seed = 0, .stream = 0}, 0),
@@ -46,7 +46,8 @@ std::vector<T> fill(std::int64_t first, std::int64_t n, RandomKey key, Distribut
 constexpr RandomKey kKey{.seed = 0x123456789abcdef, .stream = 0xfedcba9876543210};
 
 TEST(RandomFill, UniformIsTheWordOfTheElement) {
-  const std::int64_t first = (std::int64_t{1} << 34) - 1001;  // the counter's upper half moves too
+  const std::int64_t first =
+      (std::int64_t{1} << 34) - 1001;  // the counter's upper half changes too
   const auto draws = fill<double>(first, 5000, kKey, Distribution::uniform, 0.0, 1.0);
   for (std::int64_t i = 0; i < 5000; ++i) {
     const auto element = static_cast<std::uint64_t>(first + i);
@@ -85,7 +86,7 @@ void check_cuts(Distribution distribution) {
   set_compute_threads(threads);
 }
 
-TEST(RandomFill, NoCutAndNoThreadChangesABit) {
+TEST(RandomFill, CutsAndThreadsChangeNoBit) {
   for (const Distribution distribution : {Distribution::uniform, Distribution::normal}) {
     check_cuts<float>(distribution);
     check_cuts<BFloat16>(distribution);
@@ -117,7 +118,7 @@ TEST(RandomFill, NormalMoments) {
     neighbours += z * previous;
     previous = z;
   }
-  // Five standard errors of each.
+  // Five standard errors for each.
   const double error = 5 / std::sqrt(static_cast<double>(n));
   EXPECT_NEAR(mean / n, 0.0, error);
   EXPECT_NEAR(square / n, 1.0, error * std::sqrt(2.0));

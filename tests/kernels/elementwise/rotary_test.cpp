@@ -1,4 +1,4 @@
-// Rotary positions against the rotation written out, in place, strided and backwards.
+// Rotary positions compared with the explicit rotation, in place, strided and inverse.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// What travels in fewer bits: error bounds, blocks that know nothing of each other, and that
-// rounding twice is rounding once.
+// Wire formats of fewer bits: error bounds, independent blocks, and rounding twice equals rounding
+// once.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr WireFormat block_formats[] = {WireFormat::int8, WireFormat::fp8_e4m3,
 constexpr WireFormat all_formats[] = {WireFormat::bf16, WireFormat::int8, WireFormat::fp8_e4m3,
                                       WireFormat::fp8_e5m2};
 
-// Magnitudes from 2^-20 to 2^20, block by block, and a wide range inside of some.
+// Magnitudes from 2^-20 to 2^20, block by block, and a wide range inside some blocks.
 template <class T>
 std::vector<T> wire_values(std::int64_t n, unsigned seed) {
   std::mt19937 generator(seed);
@@ -76,7 +76,7 @@ void expect_rounding_is_sending(std::int64_t n) {
   }
 }
 
-TEST(Wire, RoundingIsSendingAndChangesNothingTheSecondTime) {
+TEST(Wire, RoundingEqualsSendingAndIsIdempotent) {
   for (const std::int64_t n : {0, 1, 31, 32, 33, 1000, 40000}) {
     expect_rounding_is_sending<float>(n);
     expect_rounding_is_sending<BFloat16>(n);
@@ -84,8 +84,8 @@ TEST(Wire, RoundingIsSendingAndChangesNothingTheSecondTime) {
   }
 }
 
-// Integers within 1/127 of the block's largest magnitude; fp8 within half a step of its own, or of
-// the smallest step that the block has.
+// Integers are within 1/127 of the block's largest magnitude; fp8 within half a step of its own, or
+// of the smallest step of the block.
 TEST(Wire, TheErrorIsBounded) {
   const std::vector<float> values = wire_values<float>(32 * 512, 2);
   for (const WireFormat format : block_formats) {
@@ -108,12 +108,13 @@ TEST(Wire, TheErrorIsBounded) {
         if (bound > 0) worst = std::max(worst, error / bound);
       }
     }
-    EXPECT_GT(worst, 0.7) << name_of(format) << ": the bound says nothing";
+    EXPECT_GT(worst, 0.7) << name_of(format) << ": the bound is too loose";
   }
 }
 
-// By hand: the largest decides the scale, one that would round to 128 takes the next.
-TEST(Wire, IntegersAreWhatTheFormatSays) {
+// By hand: the largest magnitude decides the scale; one that would round to 128 uses the next
+// scale.
+TEST(Wire, IntegersFollowTheFormat) {
   std::vector<float> values(32, 0.0f);
   values[0] = 100.0f;
   values[1] = 0.4f;
@@ -133,8 +134,8 @@ TEST(Wire, IntegersAreWhatTheFormatSays) {
   EXPECT_EQ(rounded(values, WireFormat::int8)[1], 0.0f);
 }
 
-// Every code of fp8 comes back as itself.
-TEST(Wire, EveryNumberOfEightBitsIsItself) {
+// Every code of fp8 is decoded and encoded to itself.
+TEST(Wire, EveryFp8NumberIsPreserved) {
   for (int code = 0; code < 256; ++code) {
     const auto byte = static_cast<std::uint8_t>(code);
     if ((byte & 0x7f) != 0x7f) {
@@ -152,7 +153,7 @@ TEST(Wire, EveryNumberOfEightBitsIsItself) {
   EXPECT_EQ(decode_element<WireFormat::fp8_e5m2>(0x01), 0x1p-16f);
 }
 
-TEST(Wire, WhatIsNotFiniteSpoilsItsBlockAlone) {
+TEST(Wire, NonFiniteNumbersAffectOnlyTheirBlock) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> values(96, 1.0f);
@@ -170,13 +171,13 @@ TEST(Wire, WhatIsNotFiniteSpoilsItsBlockAlone) {
           << name_of(format);
     }
   }
-  // Nearest to what the type has no number for.
+  // Magnitudes beyond the type's largest number round to it.
   const std::vector<float> largest(32, std::numeric_limits<float>::max());
   EXPECT_EQ(rounded(largest, WireFormat::int8).front(), infinity);
 }
 
-// Where an array is cut between blocks changes nothing.
-TEST(Wire, BlocksStandAlone) {
+// Cutting an array between blocks changes nothing.
+TEST(Wire, BlocksAreIndependent) {
   const std::vector<float> values = wire_values<float>(320, 3);
   for (const WireFormat format : all_formats) {
     const std::vector<float> whole = rounded(values, format);
@@ -188,7 +189,7 @@ TEST(Wire, BlocksStandAlone) {
   }
 }
 
-TEST(Wire, RefusesWhatDoesNotTravel) {
+TEST(Wire, RefusesDtypesWithoutAWireFormat) {
   double wide[32] = {};
   EXPECT_THROW(cpu::wire({WireStep::round, WireFormat::int8, wide, wide, nullptr, nullptr, 32,
                           float64, float64}),

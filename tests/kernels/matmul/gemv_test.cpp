@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix against sums in fp64; bits that neither threads nor other
-// rows change.
+// Products of a few rows with a matrix compared with sums in fp64; neither threads nor other rows
+// change bits.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Matrix products against sums in double precision: every type, flag and stride, odd sizes, and
-// equal bits however many rows, batches or threads a product is cut into.
+// Matrix products compared with sums in double precision: every type, flag and stride, odd sizes,
+// and the same bits for any number of rows, batches or threads.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -98,7 +98,7 @@ struct ProductCase {
   }
 };
 
-// Operands of a case, and the call.
+// The operands of a case, and the call.
 struct Product {
   explicit Product(const ProductCase& c)
       : shape(c),
@@ -150,14 +150,14 @@ struct Product {
   Array a, b, before, bias, out;
 };
 
-// A matrix of a batch, transposed where the product takes it so.
+// A matrix of a batch, transposed if the product uses it transposed.
 reference::Matrix matrix(const std::vector<double>& values, std::int64_t first, std::int64_t rows,
                          std::int64_t columns, std::int64_t stride, bool transposed) {
   if (transposed) return {values.data() + first, rows, columns, 1, stride};
   return {values.data() + first, rows, columns, stride};
 }
 
-// Half the distance between neighbours of the type at 1.
+// Half the distance between neighbouring numbers of the type at 1.
 double rounding(DType dtype) {
   switch (dtype) {
     case DType::float64:
@@ -171,8 +171,8 @@ double rounding(DType dtype) {
   }
 }
 
-// Sums of k products in fp32 (fp64) err by a few roundings of the sum of magnitudes; a 16-bit
-// result is then rounded once, which allows twice the error of rounding the exact result.
+// The error of a sum of k products in fp32 (fp64) is a few roundings of the sum of magnitudes. A
+// 16-bit result is then rounded once, which allows twice the error of rounding the exact result.
 void expect_right_product(const ProductCase& c) {
   SCOPED_TRACE(c.text());
   Product problem(c);
@@ -209,7 +209,8 @@ struct Types {
 const std::vector<Types> kTypes{{float32, float32}, {bfloat16, bfloat16}, {bfloat16, float32},
                                 {float16, float16}, {float16, float32},   {float64, float64}};
 
-// One thread unless a test says otherwise: two that wait for each other are slow on a busy machine.
+// One thread unless a test says otherwise: on a busy machine two threads that wait for each other
+// are slow.
 class MatmulTest : public ::testing::Test {
  protected:
   void SetUp() override { set_compute_threads(1); }
@@ -236,7 +237,7 @@ TEST_F(MatmulTest, EveryTypeFlagAndOddSize) {
   }
 }
 
-TEST_F(MatmulTest, AlphaAppliesToTheProductAlone) {
+TEST_F(MatmulTest, AlphaAppliesOnlyToTheProduct) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
       expect_right_product({.m = 20,
@@ -293,7 +294,7 @@ TEST_F(MatmulTest, LargerThanTheWidenedBlocks) {
   }
 }
 
-TEST_F(MatmulTest, NothingToSumLeavesBiasAndWhatWasThere) {
+TEST_F(MatmulTest, ZeroDepthLeavesBiasAndTheOldValues) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
       expect_right_product({.m = 3,
@@ -309,7 +310,7 @@ TEST_F(MatmulTest, NothingToSumLeavesBiasAndWhatWasThere) {
   cpu::matmul(empty.arguments());
 }
 
-TEST_F(MatmulTest, RowsDoNotDependOnHowManyAreAskedFor) {
+TEST_F(MatmulTest, RowsDoNotDependOnTheNumberOfRows) {
   for (const auto& types : kTypes) {
     for (const bool transpose_b : {false, true}) {
       for (const auto& [n, k] : std::vector<std::array<std::int64_t, 2>>{

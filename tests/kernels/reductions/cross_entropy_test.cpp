@@ -1,4 +1,4 @@
-// Cross-entropy and softmax against fp64.
+// Cross-entropy and softmax compared with fp64.
 #include "kernels/cross_entropy.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
 struct CrossEntropyShape {
   std::int64_t rows, dim;
 };
-// The last is wider than the block in which a row is taken.
+// The last row is wider than the block in which a row is processed.
 const std::vector<CrossEntropyShape> cross_entropy_shapes = {{1, 1},    {7, 31},   {33, 7},
                                                              {3, 1000}, {2, 1021}, {2, 9001}};
 
@@ -62,7 +62,7 @@ void expect_loss_and_gradient(CrossEntropyShape shape, std::int64_t padding) {
                               lse_out.data(), rows, vocabulary, stride, -100, dtype_of<T>});
   expect_close(loss_out, loss, 30, 8.0);
   expect_close(lse_out, lse, 30, 8.0);
-  auto dlogits = logits;  // in place; the padding stays
+  auto dlogits = logits;  // in place; the padding must not change
   const Statistic<T> dloss = 0.5;
   const double inverse_count = 0.25;
   cpu::cross_entropy_backward({dlogits.data(), targets.data(), dtype_of<Target>, lse_out.data(),
@@ -81,7 +81,7 @@ TYPED_TEST(CrossEntropyTest, MatchesReference) {
   });
 }
 
-// What a call says of columns [first, first + columns) of rows of `vocabulary` logits.
+// The results of a call for columns [first, first + columns) of rows of `vocabulary` logits.
 template <class T>
 struct BlockOfColumns {
   const std::vector<T>& logits;
@@ -236,7 +236,7 @@ TYPED_TEST(CrossEntropyTest, ThreadsChangeNoBit) {
 TEST(CrossEntropy, MaskedAndExtremeLogits) {
   const float inf = std::numeric_limits<float>::infinity();
   for_each_target([&] {
-    // A first block of -Inf alone, then numbers that overflow without a shift.
+    // A first block of only -inf, then numbers that overflow without a shift.
     std::vector<float> logits(5000, -inf);
     logits[4500] = 1000.0f;
     logits[4501] = 1000.0f;
@@ -261,8 +261,8 @@ TEST(CrossEntropy, MaskedAndExtremeLogits) {
   });
 }
 
-// Blocks of -Inf alone, before and after numbers far below zero, whose sum has no room for a shift
-// of 0.
+// Blocks of only -inf, before and after very negative numbers, whose sum would underflow with a
+// shift of 0.
 TEST(CrossEntropy, BlocksThatAreMasked) {
   const float inf = std::numeric_limits<float>::infinity();
   std::vector<float> logits(12, -inf);
@@ -345,7 +345,7 @@ void expect_mean_loss(std::int64_t rows, std::int64_t ignored_rows) {
   EXPECT_EQ(mean, expected);
 }
 
-TEST(MeanLoss, CountsWhatIsNotIgnored) {
+TEST(MeanLoss, CountsTargetsThatAreNotIgnored) {
   for (const std::int64_t rows : {std::int64_t{0}, std::int64_t{1}, std::int64_t{9000}}) {
     for (const std::int64_t ignored_rows : {std::int64_t{0}, rows / 3, rows}) {
       expect_mean_loss<float, std::int32_t>(rows, ignored_rows);
@@ -355,7 +355,7 @@ TEST(MeanLoss, CountsWhatIsNotIgnored) {
   }
 }
 
-TEST(MeanLoss, RefusesWhatItCannotRead) {
+TEST(MeanLoss, RefusesInvalidTypes) {
   const std::vector<float> losses(2);
   const std::vector<float> targets(2);
   float mean = 0;

@@ -1,4 +1,4 @@
-// Table look-up and its backward against plain loops, for every type; refusal of bad ids.
+// Table lookup and its backward compared with plain loops, for every type; bad ids are refused.
 #include <gtest/gtest.h>
 
 #include <cstdint>

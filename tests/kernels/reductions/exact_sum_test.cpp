@@ -1,5 +1,5 @@
-// ExactSum against references that are exact by construction, and its indifference to order and
-// grouping.
+// ExactSum compared with references that are exact by construction, and its independence of order
+// and grouping.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ TEST(ExactSum, OverflowsLikeADouble) {
   EXPECT_EQ(sum_of({largest, 0x1p970}), std::numeric_limits<double>::infinity());
 }
 
-TEST(ExactSum, NoOrderAndNoPartitionChangesTheLimbs) {
+TEST(ExactSum, OrderAndPartitionDoNotChangeTheLimbs) {
   std::vector<double> values = wide_range(4000, 4, -1060, 1000);
   ExactSum whole;
   for (const double value : values) whole.add(value);
@@ -103,7 +103,7 @@ TEST(ExactSum, NoOrderAndNoPartitionChangesTheLimbs) {
 }
 
 TEST(ExactSum, LimbsNeverOverflow) {
-  // Limbs at the edge of what an addition may leave behind.
+  // Limbs at the limit of what an addition may leave.
   ExactSum sum;
   const double value = 0x1.fffffffffffffp0;
   sum.add(value);

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm, forward and backward, against fp64.
+// LayerNorm and RMSNorm, forward and backward, compared with fp64.
 #include "kernels/normalization.h"
 
 #include <fmt/format.h>
@@ -75,7 +75,7 @@ class NormalizationTest : public ::testing::Test {
       add(dgamma, old);
       add(dbeta, old);
     }
-    // dx takes the place of dresidual, or else of dout.
+    // dx overwrites dresidual, or else dout.
     auto dx_out = with_residual ? dresidual : dout;
     auto dgamma_out = old, dbeta_out = old;
     cpu::norm_backward(

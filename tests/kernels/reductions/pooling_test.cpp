@@ -1,4 +1,4 @@
-// Pooling of packed sequences and normalisation of rows, against plain loops in fp64.
+// Pooling of packed sequences and normalisation of rows, compared with plain loops in fp64.
 #include <gtest/gtest.h>
 
 #include "kernels/kernel_testing.h"

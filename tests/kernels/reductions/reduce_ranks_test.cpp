@@ -1,4 +1,4 @@
-// ReduceRanks bit for bit against the recursion that its contract states.
+// ReduceRanks compared bit for bit with the recursion of its contract.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -18,7 +18,8 @@ namespace {
 using testing::narrow;
 using testing::to_compute;
 
-// Ranks of random values of very different magnitudes, so that every other order of addition shows.
+// Random values of ranks with very different magnitudes, so that every other order of addition
+// changes the result.
 template <class T>
 struct Inputs {
   std::vector<std::vector<T>> data;
@@ -170,7 +171,7 @@ TEST(ReduceRanks, AGroupOfAPowerOfTwoIsASubtree) {
 }
 
 // Large enough for streaming stores and several threads, at several alignments, cut in two.
-TEST(ReduceRanks, NoCutNoAlignmentAndNoThreadChangesABit) {
+TEST(ReduceRanks, CutsAlignmentAndThreadsChangeNoBit) {
   constexpr std::int64_t n = (std::int64_t{33} << 18) + 5;
   std::vector<std::vector<float>> in(3, std::vector<float>(n));
   for (std::size_t r = 0; r < in.size(); ++r) {

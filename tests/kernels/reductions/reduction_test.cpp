@@ -1,4 +1,4 @@
-// SumRows and SumAll against fp64.
+// SumRows and SumAll compared with fp64.
 #include "kernels/reduction.h"
 
 #include <fmt/format.h>

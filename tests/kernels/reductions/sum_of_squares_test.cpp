@@ -1,4 +1,4 @@
-// SumOfSquares against exact references, and its indifference to how the data is cut.
+// SumOfSquares compared with exact references, and its independence of how the data are cut.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,7 +39,7 @@ ExactSum squares(const T* x, std::int64_t n, float scale) {
   return sum;
 }
 
-// The contract spelled out: columns of eight, met in halves.
+// The contract, implemented literally: columns of eight, added in halves.
 template <class T>
 double reference(const std::vector<T>& x, float scale) {
   ExactSum sum;
@@ -101,7 +101,7 @@ TEST(SumOfSquares, Float64) {
   check<double>();
 }
 
-TEST(SumOfSquares, NoShardingAndNoThreadChangesABit) {
+TEST(SumOfSquares, ShardingAndThreadsChangeNoBit) {
   constexpr std::int64_t n = 300007;
   const auto x = random_values<float>(n, 20);
   const int threads = compute_threads();

@@ -1,4 +1,4 @@
-// What a training loop asks of all ranks together.
+// Collective operations of a training loop.
 #include "sharding/context/context.h"
 
 #include <gtest/gtest.h>
@@ -6,10 +6,12 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "base/error.h"
 #include "engine/ops.h"
 #include "engine/random.h"
+#include "sharding/sharding_testing.h"
 
 namespace tessera {
 namespace {
@@ -25,7 +27,7 @@ data::TensorDataset numbered(std::int64_t samples) {
   return {Tensor::from(inputs, {samples, 2}), Tensor::from(targets, {samples})};
 }
 
-// Every sample comes back once, in order, whatever had to be filled up.
+// Every sample is returned once, in order, however much padding was added.
 TEST(Context, GatherForMetricsIsExact) {
   for (int world = 1; world <= 5; ++world) {
     for (const std::int64_t samples : {1, 6, 7, 16, 23}) {
@@ -52,8 +54,8 @@ TEST(Context, GatherForMetricsIsExact) {
   }
 }
 
-// Of every dtype, on odd worlds, with a last batch that some ranks have all of, one has a part of,
-// and others only fillings: the bytes of each sample's value, once and in order.
+// For every dtype, on odd world sizes, with a last batch of which some ranks have all samples, one
+// has a part, and others only padding: the bytes of each sample's value, once and in order.
 TEST(Context, GatherForMetricsKeepsEveryDtype) {
   for (const int world : {1, 3, 5, 7}) {
     for (const DType dtype : {bfloat16, float16, float32, float64, int32, int64}) {
@@ -82,7 +84,7 @@ TEST(Context, GatherForMetricsKeepsEveryDtype) {
   }
 }
 
-// A value a batch would be taken for the value of its first sample.
+// One value per batch would be mistaken for the value of its first sample.
 TEST(Context, GatherForMetricsRefusesFewerValuesThanSamples) {
   launch(1, [](Context& context) {
     data::TensorLoader loader = context.prepare(data::TensorLoader(numbered(4), {.batch_size = 2}));
@@ -102,7 +104,7 @@ TEST(Context, GatherForMetricsRefusesScalars) {
   });
 }
 
-// Of loops that have no loader: as many rows as each rank says, none too, in rank order.
+// For loops without a loader: each rank gives its number of rows, also zero, in rank order.
 TEST(Context, GatherForMetricsOfANumberOfSamples) {
   for (const int world : {1, 2, 4}) {
     launch(world, [&](Context& context) {
@@ -130,6 +132,20 @@ TEST(Context, GatherForMetricsOfANumberOfSamples) {
   }
 }
 
+TEST(Context, GatherForMetricsNamesTheNumberOfRows) {
+  launch(2, [](Context& context) {
+    const Tensor two = Tensor::full({2, 3}, 1);
+    for (const int samples : {3, -1}) {
+      const std::string text = testing::message_of<std::logic_error>(
+          [&] { (void)context.gather_for_metrics(two, samples); });
+      EXPECT_EQ(text, "gather_for_metrics(values, n) with n = " + std::to_string(samples) +
+                          " on rank " + std::to_string(context.rank()) +
+                          ", where values of shape [2, 3] have 2 rows: n is a number of rows from "
+                          "0 to that, one row for each sample");
+    }
+  });
+}
+
 // As many bytes of something else would be taken for this.
 TEST(Context, GatherForMetricsRefusesOtherRows) {
   for (const bool other_dtype : {true, false}) {
@@ -150,8 +166,8 @@ TEST(Context, GatherForMetricsRefusesOtherRows) {
   }
 }
 
-// The ranks together see what one rank of the larger batch sees.
-TEST(Context, PrepareDealsSamplesOut) {
+// The ranks together get the samples that one rank with the larger batch gets.
+TEST(Context, PrepareDistributesSamples) {
   std::mutex mutex;
   std::map<int, std::vector<std::vector<double>>> by_step;  // step -> rank -> samples
   launch(3, [&](Context& context) {
@@ -177,7 +193,7 @@ TEST(Context, PrepareDealsSamplesOut) {
   EXPECT_EQ(static_cast<int>(by_step.size()), step);
 }
 
-// What one rank sees and draws in an epoch: targets in their order, and a dropout mask a batch.
+// The targets in their order, and a dropout mask per batch, of one rank in one epoch.
 std::vector<double> epoch_of(data::TensorLoader loader) {
   std::vector<double> seen;
   for (auto [x, y] : loader) {
@@ -199,7 +215,7 @@ TEST(Context, EachPreparedEpochHasItsOwnOrderAndMasks) {
     auto& mine = by_rank[static_cast<std::size_t>(context.rank())];
     // Ranks that are threads may share the loader.
     for (int epoch = 0; epoch < epochs; ++epoch) mine.push_back(epoch_of(context.prepare(loader)));
-    // The order of the epochs of one object that begins anew is the same.
+    // The epochs of a restarted object have the same order.
     data::TensorLoader kept =
         context.prepare(data::TensorLoader(numbered(24), {.batch_size = 2, .shuffle = true}));
     for (int epoch = 0; epoch < epochs; ++epoch) EXPECT_EQ(epoch_of(kept), mine[epoch]);
@@ -210,8 +226,8 @@ TEST(Context, EachPreparedEpochHasItsOwnOrderAndMasks) {
   }
 }
 
-// A loop that reads its own data, with no loader and no position: ranks draw masks of their own,
-// those that one rank draws for the whole batch.
+// A loop that reads its own data, without a loader or a position: ranks draw different masks, equal
+// to those that one rank draws for the whole batch.
 TEST(Context, RanksDrawTheirOwnMasksWithoutALoader) {
   constexpr int ranks = 3;
   std::vector<std::vector<std::vector<double>>> by_rank(ranks);
@@ -233,7 +249,7 @@ TEST(Context, RanksDrawTheirOwnMasksWithoutALoader) {
   }
 }
 
-// A run that stopped in its third epoch goes on there.
+// A run that stopped in its third epoch resumes there.
 TEST(Context, AnEpochCanBeChosen) {
   launch(2, [&](Context& context) {
     const data::TensorLoader loader(numbered(24), {.batch_size = 2, .shuffle = true});
@@ -255,7 +271,7 @@ TEST(Context, SumMeanMax) {
     EXPECT_EQ(context.mean(mine), 2.5);
     EXPECT_EQ(context.max(mine), 4);
     EXPECT_EQ(context.max(-mine), -1);
-    // In rank order: the same bits on every rank though doubles do not associate.
+    // In rank order: the same bits on every rank although addition of doubles is not associative.
     const double tenth = 0.1 * mine;
     EXPECT_EQ(context.sum(tenth), ((0.1 * 1 + 0.1 * 2) + 0.1 * 3) + 0.1 * 4);
     context.barrier();

@@ -1,5 +1,5 @@
-// Loss scaling: the factor's ups and downs, a step that all ranks skip, and fp16 training that is
-// the same under every strategy and near to fp32's.
+// Loss scaling: the changes of the factor, a step that all ranks skip, and fp16 training that is
+// the same under every strategy and close to fp32's.
 #include "sharding/context/loss_scaler.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST(LossScaler, FallsWithAnOverflowAndGrowsAfterGoodSteps) {
   EXPECT_EQ(scaler.state(), (LossScaler::State{512, 0, 2}));
 }
 
-TEST(LossScaler, GoesOnFromItsState) {
+TEST(LossScaler, ContinuesFromItsState) {
   LossScaler first({.growth_interval = 3}), second({.growth_interval = 3});
   for (const double norm : {1.0, infinite, 1.0, 1.0}) first.update(norm);
   second.restore(first.state());
@@ -45,7 +45,7 @@ TEST(LossScaler, GoesOnFromItsState) {
   EXPECT_THROW(second.restore({64, -1, 0}), Error);
 }
 
-TEST(LossScaler, StaysWhatItIsWhereItIsFixed) {
+TEST(LossScaler, StaysConstantWhereItIsFixed) {
   LossScaler scaler({.fixed = 128, .growth_interval = 1});
   EXPECT_TRUE(scaler.update(1.0));
   EXPECT_FALSE(scaler.update(infinite));
@@ -64,7 +64,7 @@ std::string scaler_refusal_of(const LossScaleOptions& options) {
   return "nothing";
 }
 
-TEST(LossScaler, RefusesWhatIsNoPowerOfTwoOrLeadsNowhere) {
+TEST(LossScaler, RefusesInvalidFactors) {
   EXPECT_EQ(scaler_refusal_of({}), "nothing");
   EXPECT_EQ(scaler_refusal_of({.fixed = 1000}),
             "the loss scale must be a power of two, so that scaling changes no bit; got 1000");
@@ -103,7 +103,7 @@ struct ScaledRun {
   LossScaler::State scaler;
 };
 
-// Two micro-batches a step, clipped; on rank `bad_rank` the second step's gradients overflow.
+// Two micro-batches per step, clipped; on rank `bad_rank` the second step's gradients overflow.
 ScaledRun train_scaled(int world, ShardingOptions options, bool local_sums, int bad_rank = -1) {
   ScaledRun run;
   run.trajectory.losses.resize(static_cast<std::size_t>(world));
@@ -161,7 +161,7 @@ TEST(LossScaling, SameBitsUnderEveryStrategy) {
   }
 }
 
-// What one rank finds, all skip, once; and then go on.
+// When one rank finds an overflow, all ranks skip the step, once, and then continue.
 TEST(LossScaling, AllRanksSkipTheStepThatOverflowsOnOne) {
   for (const bool local_sums : {false, true}) {
     const ScaledRun expected =
@@ -187,9 +187,10 @@ ShardingOptions resharded_to_two(ShardingOptions options) {
   return options;
 }
 
-// A skipped step changes no parameter: what stays until the optimizer changes it stays, with the
-// right values, and is not gathered anew; what two ranks keep is gathered from them.
-TEST(LossScaling, ASkippedStepFreesNothingThatIsKept) {
+// A skipped step changes no parameter: gathered parameters that stay until the optimizer changes
+// them stay valid and are not gathered again; those of which two ranks keep a part are gathered
+// from them.
+TEST(LossScaling, ASkippedStepKeepsGatheredParameters) {
   const auto expected = train_scaled(4, in_float16(toy_options(Strategy::no_shard)), true, 2);
   const ShardingOptions full = in_float16(toy_options(Strategy::full_shard));
   const ShardingOptions copies = in_float16(toy_options(Strategy::hybrid_shard, 2));
@@ -211,7 +212,7 @@ TEST(LossScaling, ASkippedStepFreesNothingThatIsKept) {
         if (context.is_main()) {
           (step == 3 ? after_skip : after_update) = model.communication().bytes - before;
         }
-        model.clip_grad_norm(0, 1);  // no loss scale is wanted
+        model.clip_grad_norm(0, 1);  // no loss scale is required
         if (step != 2) optimizer.step();
         optimizer.zero_grad();
       }
@@ -220,7 +221,7 @@ TEST(LossScaling, ASkippedStepFreesNothingThatIsKept) {
   }
 }
 
-// In fp32 nothing is lost, so a scale that is a power of two changes no bit.
+// fp32 loses nothing here, so a scale that is a power of two changes no bit.
 TEST(LossScaling, ChangesNoBitOfFloat32) {
   const auto run = [](double scale) {
     testing::Collected collected;
@@ -245,7 +246,7 @@ TEST(LossScaling, ChangesNoBitOfFloat32) {
   EXPECT_EQ(run(1), run(65536));
 }
 
-TEST(LossScaling, Float16StaysNearFloat32) {
+TEST(LossScaling, Float16StaysCloseToFloat32) {
   const ShardingOptions wide = toy_options(Strategy::full_shard);
   const ScaledRun expected = train_scaled(2, wide, false),
                   run = train_scaled(2, in_float16(wide), false);

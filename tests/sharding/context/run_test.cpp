@@ -1,4 +1,4 @@
-// What main() returns by ts::run, and what it says.
+// The exit code of main() by ts::run, and its messages.
 #include "sharding/context/run.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ Said said_by(Program&& program) {
   return {code, ::testing::internal::GetCapturedStderr()};
 }
 
-TEST(Run, GivesTheProgramsOwnCode) {
+TEST(Run, ReturnsTheProgramsOwnCode) {
   EXPECT_EQ(said_by([] {}).code, 0);
   const Said seven = said_by([] { return 7; });
   EXPECT_EQ(seven.code, 7);
@@ -49,16 +49,27 @@ TEST(Run, AnErrorIsOneLineAndItsCode) {
   EXPECT_EQ(other.code, 1);
   EXPECT_EQ(other.err, "tessera: error: my own\n");
   EXPECT_EQ(said_by([] { throw 5; }).err,
-            "tessera: error: an exception that is no std::exception\n");
+            "tessera: error: an exception other than std::exception\n");
 }
 
-TEST(Run, WhatStrangersNameCannotMoveTheCursor) {
+// Numbers that a process cannot end with, or that say that all went well.
+TEST(Run, AnErrorNeverEndsWithZero) {
+  for (const int number : {0, 256, 512, -256, -1}) {
+    const Said said = said_by([&] { throw Error(static_cast<ErrorCode>(number), "my own"); });
+    EXPECT_EQ(said.code, 1) << number;
+    EXPECT_EQ(said.err, "tessera: error: my own\n");
+  }
+  EXPECT_EQ(said_by([] { throw Error(static_cast<ErrorCode>(77), "my own"); }).code, 77);
+  EXPECT_EQ(said_by([] { return -1; }).code, -1);
+}
+
+TEST(Run, NamesFromOthersCannotMoveTheCursor) {
   const Said said =
       said_by([] { throw std::runtime_error("a\x1b[2Jb\ntessera: error: forged\x07"); });
   EXPECT_EQ(said.err, "tessera: error: a\\x1b[2Jb tessera: error: forged\\x07\n");
 }
 
-TEST(Run, AReaderThatHasLeftIsNoError) {
+TEST(Run, AReaderThatHasLeftIsNotAnError) {
   const Said said =
       said_by([] { throw std::system_error(std::make_error_code(std::errc::broken_pipe)); });
   EXPECT_EQ(said.code, 0);
@@ -93,7 +104,7 @@ TEST(Run, UnderALauncherTheLineIsTheLaunchers) {
   EXPECT_NE(std::string(text).find("no room"), std::string::npos) << text;
 }
 
-TEST(Run, TheReportOfCollectivesHasLinesOfItsOwn) {
+TEST(Run, TheReportOfCollectivesHasItsOwnLines) {
   std::vector<comm::RankHistory> ranks(1);
   for (const char* name : {"gather", "world"}) {
     comm::Call call(comm::Op::barrier, {.step = 7});

@@ -1,5 +1,5 @@
 // Context::all_gather, all_reduce and mean: rows of all ranks in rank order, tensors and gradients
-// summed over the ranks in the fixed tree, and the same from every strategy, backend and plan.
+// summed over the ranks in the fixed tree; the same for every strategy, backend and plan.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -66,7 +66,7 @@ TEST(TensorCollectives, RowsOfAllRanksInRankOrder) {
   }
 }
 
-// More shapes than have memory at a time, in turns; no rows at all.
+// More shapes than have memory at a time, alternating; also no rows.
 TEST(TensorCollectives, ShapesChange) {
   launch(3, [](Context& context) {
     for (int round = 0; round < 3; ++round) {
@@ -81,7 +81,7 @@ TEST(TensorCollectives, ShapesChange) {
   });
 }
 
-// What every rank's gradient of all rows has to add up to, written down once more.
+// The expected gradient of all rows on every rank, computed independently.
 TEST(TensorCollectives, GradientsAreTheTreesSums) {
   for (const int world : {1, 2, 3, 5, 6}) {
     launch(world, [&](Context& context) {
@@ -106,14 +106,14 @@ TEST(TensorCollectives, GradientsOf16BitRowsAreSummedIn32) {
   launch(4, [](Context& context) {
     Tensor mine = rows_of(context.rank(), 1, 1, bfloat16);
     mine.set_requires_grad(true);
-    // 256 + 1 + 1 + 1: in bf16 each 1 would be lost.
+    // 256 + 1 + 1 + 1: bf16 would lose each 1.
     const double own = context.rank() == 0 ? 256 : 1;
     sum(cast(context.all_gather(mine), float32) * own).backward();
     EXPECT_EQ(mine.grad().item(), 260);  // 259, rounded once
   });
 }
 
-// Each rank's loss has every rank's rows in it: the gradient of all losses together.
+// Each rank's loss depends on the rows of every rank: checks the gradient of the sum of all losses.
 TEST(TensorCollectives, GradientCheck) {
   for (const int world : {2, 3}) {
     launch(world, [&](Context& context) {
@@ -121,7 +121,7 @@ TEST(TensorCollectives, GradientCheck) {
       const auto loss = [&] {
         const Tensor all = context.all_gather(mine * 1.5);
         const Tensor here = testing::weighted_sum(square(all), 1) * (context.rank() + 1.0);
-        // A rank sees in its own loss what it changes in the others': their sum.
+        // The derivative on a rank includes its effect on the other ranks' losses: their sum.
         return here + (context.sum(here.item()) - here.item());
       };
       Tensor value = loss();
@@ -163,7 +163,7 @@ TEST(TensorCollectives, TwiceInOneGraphAndAgainInBackward) {
   });
 }
 
-// A module whose loss goes by way of gathered rows has the same bits under every strategy.
+// A module whose loss uses gathered rows has the same bits under every strategy.
 TEST(TensorCollectives, EveryStrategyHasTheSameBits) {
   for (const int world : {2, 3, 4}) {
     std::vector<Numbers> gradients;
@@ -188,20 +188,20 @@ std::string failure_of(int world, const std::function<void(Context&)>& program) 
   return testing::message_of<std::exception>([&] { launch(world, program); });
 }
 
-TEST(TensorCollectives, RanksWithDifferentRowsAreTold) {
+TEST(TensorCollectives, RanksWithDifferentRowsGetAnError) {
   const std::string rows = failure_of(2, [](Context& context) {
     (void)context.all_gather(rows_of(0, context.rank() == 0 ? 3 : 2, 4, float32));
   });
-  EXPECT_NE(rows.find("rows float32 [3, 4]"), std::string::npos) << rows;
-  EXPECT_NE(rows.find("rows float32 [2, 4]"), std::string::npos) << rows;
+  EXPECT_NE(rows.find("all_gather of float32 [3, 4]"), std::string::npos) << rows;
+  EXPECT_NE(rows.find("all_gather of float32 [2, 4]"), std::string::npos) << rows;
   // As many bytes, and nothing to allocate any more.
   const std::string dtype = failure_of(2, [](Context& context) {
     (void)context.all_gather(rows_of(0, 3, 4, float32));
     (void)context.all_gather(rows_of(0, 3, 4, int32));
     (void)context.all_gather(rows_of(0, 3, 4, context.rank() == 0 ? float32 : int32));
   });
-  EXPECT_NE(dtype.find("rows float32"), std::string::npos) << dtype;
-  EXPECT_NE(dtype.find("rows int32"), std::string::npos) << dtype;
+  EXPECT_NE(dtype.find("all_gather of float32"), std::string::npos) << dtype;
+  EXPECT_NE(dtype.find("all_gather of int32"), std::string::npos) << dtype;
   const std::string alone = failure_of(2, [](Context& context) {
     if (context.rank() == 0) (void)context.all_gather(rows_of(0, 3, 4, float32));
     context.barrier();
@@ -240,7 +240,7 @@ TEST(TensorCollectives, ProcessesHaveTheBitsOfThreads) {
   }
 }
 
-// Element by element in the fixed tree: the bits of gradients' sums.
+// Element by element in the fixed tree: the same bits as for sums of gradients.
 TEST(TensorCollectives, SumsAndMeansAreTheTrees) {
   for (const int world : {1, 2, 3, 5, 6}) {
     launch(world, [&](Context& context) {
@@ -266,7 +266,7 @@ TEST(TensorCollectives, SumsOfEveryDtypeAndShape) {
     EXPECT_EQ(context.all_reduce(Tensor::full({2}, own, bfloat16)).to_vector(),
               Numbers(2, 258));  // a bf16 sum of 256 + 1 + 1 would stay 256
     EXPECT_EQ(context.mean(Tensor::full({2}, 40000, float16)).to_vector(), Numbers(2, 40000));
-    // fp64 to its last digit, with a factor that fp32 has not.
+    // fp64 to its last digit, with a factor that fp32 cannot represent.
     EXPECT_EQ(context.mean(Tensor::full({2}, own, float64)).to_vector(),
               Numbers(2, 258 * (1.0 / 3)));
     EXPECT_EQ(context.all_reduce(Tensor::scalar(2)).item(), 6);
@@ -280,7 +280,7 @@ TEST(TensorCollectives, SumsOfEveryDtypeAndShape) {
   });
 }
 
-// All losses together, as all_gather and a sum of the rows have it.
+// The gradient of the sum of all losses, as for all_gather and a sum of the rows.
 TEST(TensorCollectives, GradientsOfSumsAreThoseOfGatheredRows) {
   for (const int world : {2, 3, 5}) {
     launch(world, [&](Context& context) {
@@ -319,15 +319,15 @@ TEST(TensorCollectives, GradientsOfMeansAreMeans) {
   });
 }
 
-TEST(TensorCollectives, RanksWithOtherSummandsAreTold) {
+TEST(TensorCollectives, RanksWithDifferentTermsGetAnError) {
   const std::string told = failure_of(2, [](Context& context) {
     (void)context.all_reduce(rows_of(0, context.rank() == 0 ? 3 : 2, 4, float32));
   });
-  EXPECT_NE(told.find("sums float32 [3, 4]"), std::string::npos) << told;
-  EXPECT_NE(told.find("sums float32 [2, 4]"), std::string::npos) << told;
+  EXPECT_NE(told.find("all_reduce of float32 [3, 4]"), std::string::npos) << told;
+  EXPECT_NE(told.find("all_reduce of float32 [2, 4]"), std::string::npos) << told;
 }
 
-// A plan counts the bytes that come from others, and holds what a rank holds.
+// A plan counts the bytes that come from other ranks, and holds the memory of a rank.
 TEST(TensorCollectives, PlansCountIt) {
   constexpr int ranks = 4;
   const auto step = [](const Context& context) {
@@ -358,6 +358,22 @@ TEST(TensorCollectives, PlansCountIt) {
       EXPECT_EQ(measure_memory(context).of(MemoryKind::communication),
                 planned.memory.of(MemoryKind::communication));
     });
+  }
+}
+
+// The call that the program made, with the shapes and the ranks, whether it is the first or not.
+TEST(TensorCollectives, MeansOfOtherShapesAreTold) {
+  for (const bool again : {false, true}) {
+    const std::string told = failure_of(2, [again](Context& context) {
+      for (const std::int64_t rows : {2, 4})
+        if (again) (void)context.mean(rows_of(0, rows, 3, float32));
+      (void)context.mean(rows_of(0, context.is_main() ? 2 : 4, 3, float32));
+    });
+    EXPECT_NE(told.find("rank 0"), std::string::npos) << told;
+    EXPECT_NE(told.find("'mean of float32 [2, 3]'"), std::string::npos) << told;
+    EXPECT_NE(told.find("'mean of float32 [4, 3]'"), std::string::npos) << told;
+    EXPECT_EQ(told.find("summands"), std::string::npos) << told;
+    EXPECT_EQ(told.find("sums"), std::string::npos) << told;
   }
 }
 

@@ -1,4 +1,4 @@
-// The table of buffers against what a rank holds, byte for byte, from construction on.
+// Compares the table of buffers with the memory of a rank, byte for byte, from construction on.
 #include "sharding/memory/buffer_plan.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using testing::expected_units;
 using testing::toy_options;
 using testing::ToyTransformer;
 
-// What the table must be, from the module alone.
+// The expected table, computed only from the module.
 class ExpectedPlan {
  public:
   ExpectedPlan(const ShardingOptions& options, int world) : options_(options), world_(world) {
@@ -79,7 +79,7 @@ void expect_plan_is_held(int world, const ShardingOptions& options) {
                     });
 }
 
-TEST(BufferPlan, IsWhatEveryStrategyHolds) {
+TEST(BufferPlan, MatchesEveryStrategy) {
   for (const int world : {1, 2, 4}) {
     for (ShardingOptions options : testing::all_strategies(world)) {
       for (const std::optional<DType> dtype : {std::optional<DType>{}, {bfloat16}}) {
@@ -90,7 +90,7 @@ TEST(BufferPlan, IsWhatEveryStrategyHolds) {
   }
 }
 
-TEST(BufferPlan, IsWhatNestedUnitsAndOtherPrefetchesHold) {
+TEST(BufferPlan, MatchesNestedUnitsAndOtherPrefetches) {
   ShardingOptions options = toy_options(Strategy::full_shard);
   for (const auto backward :
        {BackwardPrefetch::none, BackwardPrefetch::pre, BackwardPrefetch::post}) {
@@ -114,7 +114,8 @@ std::vector<PlannedBuffer> pools(const BufferPlan& plan) {
   return found;
 }
 
-// Two buffers of the largest unit however many units there are; one more for each unit around one.
+// Two buffers of the largest unit for any number of units; one more for each unit that contains
+// another.
 TEST(BufferPlan, PoolsAreSizedByTheLargestUnit) {
   const auto layout = [](std::int64_t elements) {
     return UnitLayout({{.name = "w", .shape = {elements}}}, 4);
@@ -132,13 +133,13 @@ TEST(BufferPlan, PoolsAreSizedByTheLargestUnit) {
   EXPECT_EQ(found[1].count, 2);
   const std::vector<PlannedUnit> nested{
       {"", &root}, {"a", &small}, {"a.b", &large}, {"a.b.c", &small}};
-  EXPECT_EQ(pools(buffer_plan(nested, {}, {.size = 4}))[0].count, 3);  // there are no more units
+  EXPECT_EQ(pools(buffer_plan(nested, {}, {.size = 4}))[0].count, 3);  // there are only three units
   const std::vector<PlannedUnit> deep{
       {"", &root}, {"a", &small}, {"a.b", &large}, {"c", &small}, {"d", &small}};
   EXPECT_EQ(pools(buffer_plan(deep, {}, {.size = 4}))[1].count, 3);
 }
 
-// A rank of a world that nobody could start here.
+// A rank of a world that is too large to start here.
 TEST(BufferPlan, OfTensOfThousandsOfRanks) {
   constexpr int world = 65536;
   std::vector<UnitLayout> layouts;

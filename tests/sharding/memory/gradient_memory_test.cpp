@@ -1,5 +1,5 @@
-// Reduced gradients hold memory from their reduction to the forward after zero_grad, and no bit
-// depends on it.
+// Reduced gradients hold memory from their reduction to the forward after zero_grad; this changes
+// no bit.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t wide = 2048;
 constexpr std::int64_t layers = 3;
 constexpr int two_ranks = 2;
-// Large enough to be pages of their own.
+// Large enough for pages of their own.
 constexpr std::size_t shard_bytes = 4 * (std::size_t{wide} * wide + wide) / two_ranks;
 
 class BroadLayerImpl : public nn::Module {
@@ -78,7 +78,7 @@ TEST(GradientMemory, IsHeldFromTheReductionToTheNextForward) {
       EXPECT_EQ(gradient_bytes(), 0u) << "step " << step;
       loss.backward();
       EXPECT_EQ(gradient_bytes(), layers * shard_bytes) << "step " << step;
-      (void)net.loss(input_of(context.rank()));  // of an accumulation, or an evaluation
+      (void)net.loss(input_of(context.rank()));  // as in an accumulation, or an evaluation
       EXPECT_EQ(gradient_bytes(), layers * shard_bytes) << "step " << step;
       optimizer.step();
       optimizer.zero_grad();
@@ -86,7 +86,7 @@ TEST(GradientMemory, IsHeldFromTheReductionToTheNextForward) {
   });
 }
 
-// What comes back is written over, added to what is there and nothing else.
+// Restored memory is overwritten first; later gradients are added to it, and nothing else is.
 TEST(GradientMemory, GivesTheSameGradientsEachTime) {
   for (const Strategy strategy :
        {Strategy::no_shard, Strategy::shard_grad_op, Strategy::full_shard}) {
@@ -111,8 +111,8 @@ TEST(GradientMemory, GivesTheSameGradientsEachTime) {
   }
 }
 
-// The pages of a forward's activations become those of the gradients, and the other way round.
-TEST(GradientMemory, NoMoreIsHeldThanIsInUseAtOnce) {
+// A forward's activations and the gradients reuse each other's pages.
+TEST(GradientMemory, HoldsNoMoreThanItsPeak) {
   launch(two_ranks, [](Context& context) {
     manual_seed(3);
     BroadModel net;
@@ -128,7 +128,7 @@ TEST(GradientMemory, NoMoreIsHeldThanIsInUseAtOnce) {
       if (step < 1) continue;
       if (step == 1) settled = stats;
       EXPECT_EQ(stats.system_allocations, settled.system_allocations) << "step " << step;
-      // But for what is smaller than smallest_discarded, and a little to spare.
+      // Except for blocks below smallest_discarded, and a little more.
       EXPECT_LE(stats.peak_held, stats.peak_in_use + stats.peak_in_use / 32 + smallest_discarded)
           << "step " << step;
     }

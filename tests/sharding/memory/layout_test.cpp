@@ -1,4 +1,4 @@
-// Where parameters lie in a unit's flat buffer, and who holds what.
+// The places of parameters in a unit's flat buffer, and the shards of the ranks.
 #include "sharding/memory/layout.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ ParameterSpec spec(const Shape& shape, DType compute = float32, bool trainable =
           .trainable = trainable};
 }
 
-// Odd sizes, one element, none at all, two dtypes, frozen between trainable ones.
+// Odd sizes, one element, no elements, two dtypes, frozen between trainable ones.
 std::vector<ParameterSpec> mixed() {
   return {spec({7, 13}),
           spec({1}),
@@ -37,7 +37,7 @@ const std::vector<std::vector<ParameterSpec>>& examples() {
       {spec({1})},  // more ranks than elements
       {spec({0})},
       {},
-      {spec({64}), spec({64})},  // exactly a share's granule
+      {spec({64}), spec({64})},  // exactly the granule of a shard
       {spec({1000, 3}, bfloat16)},
       {spec({10}, float32, false), spec({10}, bfloat16, false)},  // all frozen
       {spec({3}, float64, true, float64), spec({3}, bfloat16)},
@@ -56,7 +56,7 @@ TEST(UnitLayout, PlacesInASegmentDoNotDependOnShards) {
         EXPECT_EQ(many.slots()[i].range.first, one.slots()[i].range.first);
         EXPECT_EQ(many.slots()[i].range.count, one.slots()[i].range.count);
       }
-      // Padding stands at each segment's end, and is less than the ranks' granules.
+      // There is padding at each segment's end, smaller than the ranks' granules together.
       ASSERT_EQ(many.segments().size(), one.segments().size());
       for (std::size_t s = 0; s < one.segments().size(); ++s) {
         const std::size_t granules = 256u * static_cast<unsigned>(shards);
@@ -68,7 +68,7 @@ TEST(UnitLayout, PlacesInASegmentDoNotDependOnShards) {
   }
 }
 
-TEST(UnitLayout, SharesAndParametersAreAligned) {
+TEST(UnitLayout, ShardsAndParametersAreAligned) {
   for (const auto& parameters : examples()) {
     for (int shards = 1; shards <= 8; ++shards) {
       const UnitLayout layout(parameters, shards);
@@ -87,7 +87,7 @@ TEST(UnitLayout, SharesAndParametersAreAligned) {
   }
 }
 
-// The exact norm sums a parameter in blocks of 32 elements: no shard may begin inside one.
+// The exact norm sums a parameter in blocks of 32 elements: a shard must not begin inside one.
 TEST(UnitLayout, ShardsOfAParameterBeginOnBlocks) {
   for (const auto& parameters : examples()) {
     for (int shards = 1; shards <= 8; ++shards) {
@@ -115,7 +115,7 @@ TEST(UnitLayout, SegmentsAreEqualInDtypeAndTrainability) {
     EXPECT_EQ(segment.master_dtype, slot.spec.master_dtype);
     EXPECT_EQ(segment.trainable, slot.spec.trainable);
   }
-  // Segments follow one another without a hole.
+  // Segments are adjacent.
   std::size_t end = 0;
   for (const auto& segment : layout.segments()) {
     EXPECT_EQ(segment.byte_offset, end);
@@ -156,9 +156,9 @@ TEST(UnitLayout, LocalRangesCoverOnce) {
   }
 }
 
-// Of every segment: no rank holds more than another of what is trained, of what is frozen, of any
-// dtype.
-TEST(UnitLayout, SharesOfEachSegmentAreEqual) {
+// In every segment all ranks have the same number of elements: of the trainable, the frozen, and
+// those of each dtype.
+TEST(UnitLayout, ShardsOfEachSegmentAreEqual) {
   for (const auto& parameters : examples()) {
     for (int shards = 1; shards <= 8; ++shards) {
       const UnitLayout layout(parameters, shards);
@@ -178,7 +178,7 @@ TEST(UnitLayout, SharesOfEachSegmentAreEqual) {
   }
 }
 
-// 32 * 128 trainable elements behind a million frozen ones: an eighth of them on each of 8 ranks.
+// 32 * 128 trainable elements after a million frozen ones: each of 8 ranks has an eighth of them.
 TEST(UnitLayout, SpreadsASmallTrainablePart) {
   const UnitLayout layout({spec({1000, 1000}, float32, false), spec({32, 128})}, 8);
   for (int shard = 0; shard < 8; ++shard) {
@@ -211,12 +211,12 @@ TEST(UnitLayout, GapsAndParametersFillTheGradient) {
 
 TEST(UnitLayout, FrozenParametersHaveNoGradient) {
   EXPECT_EQ(UnitLayout({spec({10}, float32, false)}, 2).gradient_elements(), 0);
-  // Beside trainable ones they take no room in it either.
+  // Beside trainable ones they also take no space in the gradient.
   const UnitLayout both({spec({100}), spec({100'000}, float32, false)}, 2);
   EXPECT_EQ(both.gradient_elements(), 128);
 }
 
-// The dtype of a unit's gradients holds those of every trainable segment.
+// The dtype of a unit's gradients can represent those of every trainable segment.
 TEST(UnitLayout, GradientsTakeTheWidestComputeDtype) {
   const auto dtype_of = [](std::vector<ParameterSpec> specs) {
     return UnitLayout(std::move(specs), 2).gradient_dtype();
@@ -225,13 +225,13 @@ TEST(UnitLayout, GradientsTakeTheWidestComputeDtype) {
   EXPECT_EQ(dtype_of({spec({3}, bfloat16), spec({3}, float32)}), float32);
   EXPECT_EQ(dtype_of({spec({3}, float64, true, float64), spec({3}, float32)}), float64);
   EXPECT_EQ(dtype_of({spec({3}, bfloat16), spec({3}, float32, false)}), bfloat16);
-  // Neither kind of 16 bits holds the other.
+  // Neither 16-bit type can represent the other.
   EXPECT_EQ(dtype_of({spec({3}, bfloat16), spec({3}, float16)}), float32);
   EXPECT_EQ(dtype_of({spec({3}, float16), spec({3}, bfloat16)}), float32);
-  EXPECT_EQ(dtype_of({spec({3}, float32, false)}), float32);  // asked of no one
+  EXPECT_EQ(dtype_of({spec({3}, float32, false)}), float32);  // no gradient needs it
 }
 
-TEST(UnitLayout, RefusesNoShards) {
+TEST(UnitLayout, RefusesZeroShards) {
   EXPECT_THROW(UnitLayout({spec({1})}, 0), std::logic_error);
 }
 

@@ -1,5 +1,5 @@
-// The layouts that a model must have, computed apart from the runtime: what memory and
-// communication are compared with.
+// The expected layouts of a model, computed independently of the runtime, for comparison with
+// memory and communication.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ inline std::vector<ExpectedUnit> expected_units(nn::Module& root, const WrapPoli
   return units;
 }
 
-// From a rank's first element of each trainable segment to its last: what moments are held of.
+// From a rank's first element of each trainable segment to its last: the extent of its moments.
 inline std::size_t extent_of(const UnitLayout& layout, int shard) {
   std::size_t sum = 0;
   for (std::size_t s = 0; s < layout.segments().size(); ++s) {

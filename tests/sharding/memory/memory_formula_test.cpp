@@ -1,5 +1,5 @@
-// What a rank holds of each kind, to the byte, after construction, forward, backward and step,
-// under every strategy: from the layouts alone, by formulas that are written out here.
+// The bytes of each kind on a rank after construction, forward, backward and step, under every
+// strategy: computed only from the layouts, by the formulas below.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class Formula {
         cast_(options.param_dtype.value_or(float32) != float32) {
     const auto units = testing::expected_units(net, options.wrap, options.param_dtype);
     for (std::size_t i = 0; i < units.size(); ++i) add(units[i].layout(shards_), i == 0, rank);
-    // Two of the largest unit, whose turn the units take.
+    // Two of the largest unit, which the units use in turn.
     bytes_.communication += 2 * part_of(largest_gathered_, shards_) + 2 * largest_gradient_;
     if (shards_ > 1 && copies_ > 1) bytes_.communication += 2 * largest_shard_;
     const std::size_t summed = shards_ == 1 ? largest_whole_ : largest_shard_;
@@ -59,7 +59,7 @@ class Formula {
     const std::size_t whole = static_cast<std::size_t>(layout.gradient_elements()) * wire_;
     bytes_.gradients += shard;
     bytes_.optimizer += 2 * 4 * testing::extent_of(layout, rank % shards_);  // two moments
-    // Gathered parameters; with one shard and nothing to cast the masters serve.
+    // Gathered parameters; with one shard and nothing to cast, the masters are used.
     if (shards_ > 1 || cast_) {
       if (row_.gathered == Gathered::per_pass && !root) {
         largest_gathered_ = std::max(largest_gathered_, layout.bytes());
@@ -98,7 +98,8 @@ void expect_formula(const Context& context, FormulaBytes expected, bool has_mome
       << where;
 }
 
-// All but the norms of the blocks, and their biases: with units of both kinds beside the root.
+// All parameters except the norms of the blocks, and their biases: so there are units of both kinds
+// beside the root.
 void freeze_most(nn::Module& net) {
   for (auto& parameter : net.named_parameters()) {
     const bool small = parameter.tensor.dimensions() == 1 && parameter.name.starts_with("blocks.");
@@ -136,7 +137,7 @@ void follow_formula(const Context& context, const ShardingOptions& options, bool
     expect_formula(context, expected, true, what + ", after the step");
     if (step == 1) settled = MemoryPool::current()->stats();
   }
-  // What the first step makes stays, and nothing comes to it.
+  // The allocations of the first step stay, and no others are added.
   EXPECT_EQ(model.communication().allocations, allocations) << what;
   EXPECT_EQ(MemoryPool::current()->stats().system_allocations, settled.system_allocations) << what;
   EXPECT_EQ(MemoryPool::current()->stats().peak_in_use, settled.peak_in_use) << what;

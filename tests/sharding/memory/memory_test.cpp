@@ -1,4 +1,4 @@
-// What a rank holds, byte for byte, and that a step allocates nothing once training has begun.
+// The memory of a rank, byte for byte, and that a step allocates nothing once training has begun.
 #include <gtest/gtest.h>
 
 #include "engine/device/memory.h"
@@ -18,11 +18,11 @@ using testing::ToyTransformer;
 
 struct Held {
   HeldBytes bytes;
-  CommunicationStatistics before, after;  // the steps that are expected to be alike
+  CommunicationStatistics before, after;  // of two steps that must be equal
   MemoryStats pool_before, pool_after;
 };
 
-// Trains, and returns what each rank holds at the end.
+// Trains, and returns the memory of each rank at the end.
 std::vector<Held> train(int world, const ShardingOptions& options, int steps,
                         bool no_sync = false) {
   std::vector<Held> held(static_cast<std::size_t>(world));
@@ -43,7 +43,7 @@ std::vector<Held> train(int world, const ShardingOptions& options, int steps,
       model.clip_grad_norm(1.0);
       optimizer.step();
       optimizer.zero_grad();
-      // The second forward is the first that knows the order of the units.
+      // The second forward is the first one that knows the order of the units.
       if (step == 1) {
         mine.before = model.communication();
         mine.pool_before = MemoryPool::current()->stats();
@@ -72,8 +72,8 @@ HeldBytes sum(const std::vector<Held>& ranks) {
   return total;
 }
 
-// FULL_SHARD on four ranks: a quarter of NO_SHARD's, plus padding that follows from the sizes
-// alone.
+// FULL_SHARD on four ranks: a quarter of NO_SHARD's memory, plus padding that depends only on the
+// sizes.
 TEST(ShardingMemory, FullShardIsAQuarterPlusPadding) {
   constexpr int world = 4;
   const auto whole = train(world, toy_options(Strategy::no_shard), 2);
@@ -86,20 +86,20 @@ TEST(ShardingMemory, FullShardIsAQuarterPlusPadding) {
     const std::size_t padded = round_up(bytes, std::size_t{256} * world);
     EXPECT_EQ(unit.layout(world).bytes(), padded) << unit.name;
     parameter_padding += padded - bytes;
-    // Gradients lie at multiples of 128 elements, 512 bytes, in each rank.
+    // On each rank gradients begin at multiples of 128 elements, 512 bytes.
     gradient_padding +=
         world * round_up<std::size_t>(padded / world, 512) - round_up<std::size_t>(bytes, 512);
   }
-  EXPECT_GT(parameter_padding, 0u);  // the sizes are not too kind
+  EXPECT_GT(parameter_padding, 0u);  // the test needs sizes with padding
   for (const Held& rank : sharded) {
     EXPECT_EQ(world * rank.bytes.parameters, whole[0].bytes.parameters + parameter_padding);
     EXPECT_EQ(world * rank.bytes.gradients, whole[0].bytes.gradients + gradient_padding);
   }
-  // Moments have no padding at their ends: together the ranks hold one copy at most.
+  // Moments have no padding at their ends: the ranks together hold at most one copy.
   EXPECT_LE(sum(sharded).optimizer, whole[0].bytes.optimizer);
 }
 
-// Every number of every rank from the layout alone.
+// All numbers of every rank, computed only from the layout.
 TEST(ShardingMemory, FollowsFromTheLayout) {
   for (const std::optional<DType> param_dtype : {std::optional<DType>{}, {bfloat16}}) {
     for (const int world : {1, 3, 4}) {
@@ -146,8 +146,8 @@ TEST(ShardingMemory, NothingIsAllocatedAfterTheFirstSteps) {
   }
 }
 
-// However many layers: two parameter buffers and two gradient buffers of a layer's size, and the
-// root's own.
+// For any number of layers: two parameter buffers and two gradient buffers of a layer's size, and
+// the root's own.
 TEST(ShardingMemory, FullShardBuffersAreAFixedSet) {
   const auto held = train(2, toy_options(Strategy::full_shard), 4);
   const auto units = units_of();
@@ -163,7 +163,8 @@ TEST(ShardingMemory, FullShardBuffersAreAFixedSet) {
   }
 }
 
-// Units of very different sizes: the scope takes what they need, not the largest for each.
+// Units of very different sizes: the scope takes the bytes of each unit, not those of the largest
+// for each.
 TEST(ShardingMemory, UnshardedScopeTakesEachUnitsOwnBytes) {
   class Uneven : public nn::Module {
    public:
@@ -196,7 +197,7 @@ TEST(ShardingMemory, UnshardedScopeTakesEachUnitsOwnBytes) {
   });
 }
 
-// Whoever evaluates often may keep it.
+// Programs that evaluate often may keep the memory.
 TEST(ShardingMemory, UnshardedScopeMayKeepItsMemory) {
   ShardingOptions options = toy_options(Strategy::full_shard);
   options.keep_unsharded_memory = true;
@@ -214,7 +215,7 @@ TEST(ShardingMemory, UnshardedScopeMayKeepItsMemory) {
   });
 }
 
-// A scope that gathers everything gives the memory back.
+// A scope that gathers all units frees the memory.
 TEST(ShardingMemory, UnshardedScopeLeavesNoBuffers) {
   launch(2, [](Context& context) {
     ToyTransformer net;

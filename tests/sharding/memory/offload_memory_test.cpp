@@ -1,4 +1,4 @@
-// State three times the memory that a process may take, trained through files: the same bits, in
+// Trains state three times the memory limit of a process, through files: the same bits, in
 // processes with a real limit.
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -58,7 +58,7 @@ struct Trained {
   bool operator==(const Trained&) const = default;
 };
 
-// Accumulates, clips, and saves nothing.
+// Accumulates and clips, without saving.
 Trained train(bool in_files) {
   Trained trained;
   launch(1, [&](Context& context) {
@@ -95,8 +95,8 @@ Trained train(bool in_files) {
   return trained;
 }
 
-// In a process of its own, whose heap gives back what is freed and whose threads have small stacks;
-// the exit status is what `body` returns.
+// Runs in a separate process whose heap returns freed memory to the system and whose threads have
+// small stacks; the exit status is what `body` returns.
 int in_process(const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -128,7 +128,7 @@ class OffloadMemory : public ::testing::Test {
   }
 };
 
-TEST_F(OffloadMemory, ThreeTimesTheLimitTrainsInTheSameBits) {
+TEST_F(OffloadMemory, ThreeTimesTheLimitTrainsWithTheSameBits) {
   EXPECT_EQ(in_process([] {
               const Trained expected = train(false);
               ::malloc_trim(0);
@@ -138,7 +138,7 @@ TEST_F(OffloadMemory, ThreeTimesTheLimitTrainsInTheSameBits) {
             0);
 }
 
-// That the limit is one.
+// Shows that the limit is effective.
 TEST_F(OffloadMemory, WithoutFilesTheLimitIsTooLow) {
   EXPECT_EQ(in_process([] {
               (void)train(true);
@@ -154,12 +154,12 @@ TEST_F(OffloadMemory, WithoutFilesTheLimitIsTooLow) {
             7);
 }
 
-// Mapped and cached memory too: what the process holds beyond what it held before.
+// Mapped and cached memory too: the growth of the process's memory.
 TEST_F(OffloadMemory, ResidentMemoryStaysBelowTheLimit) {
   EXPECT_EQ(in_process([] {
               (void)train(true);  // code and libraries
               ::malloc_trim(0);
-              std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+              std::ofstream("/proc/self/clear_refs") << 5;  // resets the peak
               const std::size_t before = testing::status_kib("VmRSS");
               (void)train(true);
               const std::size_t grown = testing::status_kib("VmHWM") - before;

@@ -1,5 +1,5 @@
-// Masters, gradients and moments in files: the bits of a run that has them in memory, and memory
-// as planned.
+// Masters, gradients and moments in files: the bits of a run that has them in memory, and memory as
+// planned.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -25,7 +25,7 @@ using testing::TrainingCase;
 constexpr Placement in_memory = Placement::device;
 constexpr Placement in_file = Placement::file;
 
-// Pieces of two blocks, so that the toy's shards take several.
+// Pieces of two blocks, so that the toy's shards need several.
 OffloadOptions small_pieces(Placement parameters, Placement gradients, Placement optimizer) {
   OffloadOptions options;
   options.parameters = parameters;
@@ -50,7 +50,7 @@ std::string placements_of(const OffloadOptions& options) {
   return text;
 }
 
-// All in files, and one by one in turns.
+// All of them in files, and each alone in turn.
 void expect_same_bits(int world, ShardingOptions options, const TrainingCase& what,
                       std::size_t turn) {
   const testing::Trajectory expected = testing::train_toy(world, options, what);
@@ -95,9 +95,8 @@ TEST(Offload, ThePageCacheChangesNothing) {
   EXPECT_TRUE(testing::same_bits(expected, testing::train_toy(2, options)));
 }
 
-// What a parameter is, and what its gradient and its momentum are, at the end of some steps of SGD,
-// where one unit is frozen, one parameter's gradient is dropped between two backwards, and clipping
-// is left pending.
+// The parameters, their gradients and momenta after some steps of SGD, where one unit is frozen,
+// one parameter's gradient is dropped between two backwards, and clipping is left pending.
 std::vector<std::vector<double>> trained_by_hand(const OffloadOptions& offload) {
   std::vector<std::vector<double>> seen;
   launch(2, [&](Context& context) {
@@ -116,7 +115,7 @@ std::vector<std::vector<double>> trained_by_hand(const OffloadOptions& offload) 
       testing::train_once(context, net);
       (void)model.clip_grad_norm(1e-2);
       model.parameters()[1].tensor.zero_grad();
-      testing::train_once(context, net);  // adds to what was clipped
+      testing::train_once(context, net);  // adds to the clipped gradients
       (void)model.clip_grad_norm(1e-2);
       if (step < 2) {
         optimizer.step();
@@ -142,7 +141,7 @@ TEST(Offload, UsersSeeTheSameValues) {
   }
 }
 
-TEST(Offload, WhatUsersWriteIsTrainedWith) {
+TEST(Offload, ValuesThatUsersWriteAreTrained) {
   const auto train = [](const OffloadOptions& offload) {
     std::vector<double> losses;
     ShardingOptions options = testing::toy_options(Strategy::full_shard);
@@ -165,7 +164,7 @@ TEST(Offload, WhatUsersWriteIsTrainedWith) {
   EXPECT_EQ(train(placements().back()), train({}));
 }
 
-// Planned for this rank, by the table alone.
+// The plan for this rank, computed only by the table.
 BufferPlan plan_of(const Context& context, const ShardingOptions& options) {
   const DeviceGuard deferred(Device::meta());
   ToyTransformer net;
@@ -179,7 +178,7 @@ BufferPlan plan_of(const Context& context, const ShardingOptions& options) {
   return buffer_plan(units, options, {.size = context.world_size()});
 }
 
-TEST(Offload, FilesAreNoMemory) {
+TEST(Offload, FilesDoNotCountAsMemory) {
   for (const OffloadOptions& offload : placements()) {
     ShardingOptions options = testing::toy_options(Strategy::full_shard);
     options.offload = offload;
@@ -230,7 +229,7 @@ std::string refusal_of(const OffloadOptions& offload) {
   return testing::message_of<Error>([&] { testing::on_ranks(1, options, [](const auto&...) {}); });
 }
 
-TEST(Offload, AFolderThatIsNoneIsRefused) {
+TEST(Offload, AnInvalidFolderIsRefused) {
   OffloadOptions options = placements().front();
   options.folder.clear();
   EXPECT_NE(refusal_of(options).find("sharding.offload.folder"), std::string::npos);
@@ -240,7 +239,7 @@ TEST(Offload, AFolderThatIsNoneIsRefused) {
       << refusal_of(options);
 }
 
-TEST(Offload, GpusTakeTheHostAndNoFiles) {
+TEST(Offload, GpusOffloadToTheHostAndNotToFiles) {
   OffloadOptions options;
   options.gradients = Placement::host;
   EXPECT_NO_THROW(check_offload(options, DeviceType::cpu));
@@ -254,7 +253,7 @@ TEST(Offload, GpusTakeTheHostAndNoFiles) {
             "works, which keeps it in the host's memory");
 }
 
-// The largest file that this process may write, for a scope: a disk that is full.
+// Limits the size of files of this process for a scope, like a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -282,7 +281,7 @@ TEST(Offload, AFolderWithoutRoomIsRefusedBeforeTheFirstStep) {
   EXPECT_NE(refusal.find(" bytes are needed and "), std::string::npos) << refusal;
 }
 
-// Wherever the disk fails first, the step ends with the file's name on the rank that it failed on.
+// At whatever write the disk fails first, the step ends with the file's name on that rank.
 TEST(Offload, ADiskThatFailsEndsTheStep) {
   for (const OffloadOptions& offload : placements()) {
     ShardingOptions options = testing::toy_options(Strategy::full_shard);

@@ -1,5 +1,5 @@
-// Parameters and gradients that travel in fewer bits: the same bits under every strategy, bytes by
-// formula, errors within the format's bound; and modules that are kept in fp32.
+// Parameters and gradients in wire formats of fewer bits: the same bits under every strategy, bytes
+// by formula, errors within the format's bound; and modules that are kept in fp32.
 #include "sharding/memory/wires.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ void expect_equal_reductions(int world, WireFormat wire, const TrainingCase& wha
   }
 }
 
-// Gradients travel under every strategy.
+// Gradients are sent under every strategy.
 TEST(Wires, ReducedGradientsAreTheSameUnderEveryStrategy) {
   for (const TrainingCase& what : testing::training_cases()) {
     expect_equal_reductions(what.no_sync ? 3 : 4, WireFormat::int8, what);
@@ -45,7 +45,7 @@ TEST(Wires, ReducedGradientsAreTheSameUnderEveryStrategy) {
   expect_equal_reductions(4, WireFormat::bf16, {.name = "plain"});
 }
 
-// Parameters travel where there is more than one shard: those strategies agree.
+// Parameters are sent where there is more than one shard: those strategies agree.
 TEST(Wires, GatheredParametersAreTheSameUnderEveryShardedStrategy) {
   for (const WireFormat wire :
        {WireFormat::bf16, WireFormat::int8, WireFormat::fp8_e4m3, WireFormat::fp8_e5m2}) {
@@ -68,7 +68,7 @@ TEST(Wires, GatheredParametersAreTheSameUnderEveryShardedStrategy) {
   }
 }
 
-// A rank alone sends nothing.
+// A single rank sends nothing.
 TEST(Wires, OneRankIsNotRounded) {
   for (const Strategy strategy : {Strategy::no_shard, Strategy::full_shard}) {
     ShardingOptions options = toy_options(strategy);
@@ -78,7 +78,7 @@ TEST(Wires, OneRankIsNotRounded) {
   }
 }
 
-TEST(Wires, TrainingStaysNearWithoutThem) {
+TEST(Wires, TrainingStaysCloseToThatWithoutThem) {
   const Trajectory expected = train_toy(2, toy_options(Strategy::full_shard));
   for (const WireFormat wire : {WireFormat::bf16, WireFormat::int8, WireFormat::fp8_e4m3}) {
     ShardingOptions options = toy_options(Strategy::full_shard);
@@ -100,7 +100,7 @@ std::uint64_t bytes_of_step(int world, const ShardingOptions& options) {
                       for (int step = 0; step < 2; ++step) {
                         const std::uint64_t before = model.communication().bytes;
                         testing::train_once(context, net);
-                        model.clip_grad_norm(0, 1);  // no loss scale is wanted
+                        model.clip_grad_norm(0, 1);  // no loss scale is required
                         optimizer.step();
                         optimizer.zero_grad();
                         if (context.is_main()) bytes = model.communication().bytes - before;
@@ -109,7 +109,7 @@ std::uint64_t bytes_of_step(int world, const ShardingOptions& options) {
   return bytes;
 }
 
-// FULL_SHARD: two gathers of a unit, one of the root and of the last, and a reduction each.
+// FULL_SHARD: two gathers per unit, one for the root and the last unit, and one reduction each.
 TEST(Wires, BytesFollowTheFormula) {
   constexpr int world = 4;
   for (const WireFormat gathers : {WireFormat::same, WireFormat::bf16, WireFormat::int8}) {
@@ -143,7 +143,7 @@ std::string wires_refusal_of(const ShardingOptions& options) {
   });
 }
 
-TEST(Wires, RefuseWhatGradientsDoNotTravelAs) {
+TEST(Wires, RefuseUnsupportedFormatsForGradients) {
   EXPECT_EQ(wires_refusal_of({.reduce_wire = WireFormat::fp8_e4m3}),
             "gradients travel as same, bf16 or int8, not as fp8_e4m3");
 }
@@ -170,9 +170,8 @@ TEST(KeptModules, ComputeInFloat32UnderEveryStrategy) {
   }
 }
 
-// Their parameters are fp32 where they are gathered, the others' are not; the gradient's buffer
-// stays narrow.
-TEST(KeptModules, AreWideAloneAndOnlyWhileTheyAreSharded) {
+// Their parameters are gathered in fp32, the others' are not; the gradient's buffer stays narrow.
+TEST(KeptModules, OnlyTheyAreWideAndOnlyWhileTheyAreSharded) {
   launch(2, [](Context& context) {
     ToyTransformer net;
     {
@@ -198,20 +197,20 @@ TEST(KeptModules, RecomputationGivesTheSameBits) {
   EXPECT_TRUE(same_bits(expected, train_toy(2, options)));
 }
 
-// fp64 in a kept module stays fp64: so are its gradients, and those of its unit.
+// fp64 in a kept module stays fp64, as do its gradients and those of its unit.
 TEST(KeptModules, Float64IsSummedInFloat64) {
   ShardingOptions options = with_norms_kept(Strategy::full_shard, bfloat16);
   const ParameterSpec narrow{.name = "w", .shape = {64}, .compute_dtype = bfloat16};
   const ParameterSpec kept{.name = "norm", .shape = {64}};
-  ParameterSpec wide{.name = "wide", .shape = {64}};
-  wide.master_dtype = wide.compute_dtype = float64;
+  ParameterSpec wide_spec{.name = "wide", .shape = {64}};
+  wide_spec.master_dtype = wide_spec.compute_dtype = float64;
   EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept}, 2), options), bfloat16);
-  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide}, 2), options), float64);
-  wide.trainable = false;
-  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide}, 2), options), bfloat16);
-  wide.trainable = true;
+  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide_spec}, 2), options), float64);
+  wide_spec.trainable = false;
+  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide_spec}, 2), options), bfloat16);
+  wide_spec.trainable = true;
   options.reduce_dtype = float32;
-  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide}, 2), options), float32);
+  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide_spec}, 2), options), float32);
 }
 
 TEST(KeptModules, AreRefusedByName) {
@@ -222,8 +221,7 @@ TEST(KeptModules, AreRefusedByName) {
             "LayerNorm, Linear, ModuleList, RmsNorm, ToyAttention, ToyBlock, ToyTransformer");
   options.keep_fp32 = {"LayerNorm"};
   options.param_dtype.reset();
-  EXPECT_EQ(wires_refusal_of(options),
-            "keep_fp32 says nothing without param_dtype bfloat16 or float16: all is kept");
+  EXPECT_EQ(wires_refusal_of(options), "keep_fp32 requires param_dtype bfloat16 or float16");
 }
 
 }  // namespace

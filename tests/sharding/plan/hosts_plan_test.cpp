@@ -1,4 +1,4 @@
-// The plan of ranks on several hosts has the communication memory of the run, to the byte.
+// For ranks on several hosts, a plan has the communication memory of the run, to the byte.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -60,7 +60,7 @@ std::vector<std::size_t> measured(const testing::Hosts& hosts, const ShardingOpt
   return bytes;
 }
 
-// Of what travels encoded there are pieces on both sides.
+// Encoded data have pieces on both sides.
 TEST(HostsPlan, HasTheScratchOfWires) {
   std::size_t without = 0;
   for (const testing::Hosts& hosts : {testing::Hosts{2, 2}, testing::Hosts{1, 1, 1}}) {
@@ -96,9 +96,9 @@ TEST(HostsPlan, HasTheCommunicationMemoryOfTheRun) {
   }
 }
 
-// Sums across copies on several hosts want other memory than inside of one; it is made with the
-// model, not in its first step.
-TEST(HostsPlan, SumsAcrossCopiesHaveTheirMemoryFromTheBeginning) {
+// Sums across copies on several hosts need other memory than sums on one host; it is allocated with
+// the model, not in its first step.
+TEST(HostsPlan, SumsAcrossCopiesHaveTheirMemoryFromTheStart) {
   for (const ShardingOptions& sharding : {testing::toy_options(Strategy::hybrid_shard, 2),
                                           testing::toy_options(Strategy::no_shard)}) {
     testing::run_on_hosts({2, 2}, [&](const comm::World& world, const auto& communicator) {

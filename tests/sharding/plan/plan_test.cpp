@@ -1,4 +1,4 @@
-// A plan against a run: the same figures, kind by kind, found without memory and without peers.
+// Compares a plan with a run: the same figures for each kind, computed without memory and peers.
 #include "sharding/plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@
 #include "sharding/memory/layouts.h"
 #include "sharding/plan/planned_toy.h"
 #include "sharding/sharding_testing.h"
+#include "support/processor_time.h"
 
 namespace tessera {
 namespace {
@@ -51,9 +52,9 @@ std::string describe(int world, const PlannedCase& what) {
          " batches";
 }
 
-// To the byte in the four kinds; the total and what is cached as well, since the pool does the
+// To the byte in the four kinds, and in the total and the cached bytes, since the pool does the
 // same.
-TEST(MemoryPlan, IsWhatRanksHold) {
+TEST(MemoryPlan, MatchesTheRanks) {
   for (const int world : {1, 2, 3, 4}) {
     for (const PlannedCase& what : cases_of(world)) {
       const std::string text = describe(world, what);
@@ -72,7 +73,7 @@ TEST(MemoryPlan, IsWhatRanksHold) {
   }
 }
 
-// Why one rank stands for all: the others differ by the gaps between parameters alone.
+// One rank is enough for a plan: the others differ only by the gaps between parameters.
 TEST(MemoryPlan, RanksDifferByPadding) {
   ToyTransformer net;
   const std::size_t gaps = net.named_parameters().size() * 31 * 2 * sizeof(float);
@@ -89,8 +90,8 @@ TEST(MemoryPlan, RanksDifferByPadding) {
   }
 }
 
-// A caller's thread is as it was: generator, default device, pools; and so is the module.
-TEST(MemoryPlan, LeavesTheCallerAlone) {
+// Planning does not change the caller's thread (generator, default device, pools), nor the module.
+TEST(MemoryPlan, DoesNotChangeTheCaller) {
   manual_seed(11);
   ToyTransformer net;
   const auto weights = net.named_parameters();
@@ -109,7 +110,7 @@ TEST(MemoryPlan, LeavesTheCallerAlone) {
   EXPECT_EQ(after.front().tensor.to_vector(), values);
   const auto batch = toy_batch(0, 2);
   net.loss(batch.ids, batch.targets).backward();  // it trains as before
-  // Once more: the same plan.
+  // A second plan is the same.
   const MemoryPlan second = plan(net, {.ranks = 4}, plan_options(what, net));
   EXPECT_EQ(second.total(), first.total());
   EXPECT_EQ(second.moved_bytes(), first.moved_bytes());
@@ -143,7 +144,8 @@ class NetWithReader : public nn::Module {
   TableReader head_;
 };
 
-// What the module said of itself still holds for the sharding that follows.
+// The module's declaration (which parameters it reads) is still valid for the sharding that
+// follows.
 TEST(MemoryPlan, LeavesTheParametersThatModulesRead) {
   NetWithReader net;
   const ShardingOptions options{.strategy = Strategy::full_shard,
@@ -168,8 +170,8 @@ TEST(MemoryPlan, LeavesTheParametersThatModulesRead) {
   });
 }
 
-// A pool that was short of memory has given back what it held at the peak.
-TEST(MemoryPlan, WhatWasGivenBackSinceThePeakIsNotCached) {
+// A pool that was short of memory has returned memory that it held at the peak.
+TEST(MemoryPlan, MemoryFreedSinceThePeakIsNotCached) {
   launch(1, [](Context& context) {
     const auto pool = MemoryPool::current();
     const Tensor kept = Tensor::zeros({1000}, float32);
@@ -181,8 +183,8 @@ TEST(MemoryPlan, WhatWasGivenBackSinceThePeakIsNotCached) {
   });
 }
 
-// Gathered parameters exist once on a host and once on every GPU.
-TEST(MemoryPlan, CountsSharedBuffersByShare) {
+// Gathered parameters exist once per host, or once on every GPU.
+TEST(MemoryPlan, CountsTheRanksPartOfSharedBuffers) {
   const PlannedCase what{.sharding = testing::toy_options(Strategy::shard_grad_op)};
   constexpr int world = 4;
   ToyTransformer net;
@@ -198,8 +200,8 @@ TEST(MemoryPlan, CountsSharedBuffersByShare) {
   };
   const std::size_t shared = communication(true);
   const std::size_t own = communication(false);
-  // Beside it, ranks with memories of their own have scratch for sums, as large as the largest
-  // share of gradients.
+  // In addition, ranks with separate memories have scratch for sums, as large as the largest shard
+  // of gradients.
   std::size_t scratch = 0;
   for (const auto& unit : testing::expected_units(net, what.sharding.wrap)) {
     const UnitLayout layout = unit.layout(world);
@@ -209,7 +211,7 @@ TEST(MemoryPlan, CountsSharedBuffersByShare) {
             gathered - gathered / world + testing::round_up<std::size_t>(scratch, 256));
 }
 
-// Needs a lot for a moment.
+// Needs a lot of memory for a short time.
 class HungryImpl : public nn::Module {
  public:
   explicit HungryImpl(std::int64_t elements) : elements_(elements) {
@@ -239,7 +241,7 @@ class HungryNet : public nn::Module {
   Hungry first_, second_, third_;
 };
 
-TEST(MemoryPlan, SaysWhereThePeakIs) {
+TEST(MemoryPlan, ReportsTheTimeOfThePeak) {
   const DeviceGuard deferred(Device::meta());
   HungryNet net(1 << 20);
   PlanOptions options;
@@ -251,7 +253,7 @@ TEST(MemoryPlan, SaysWhereThePeakIs) {
   const MemoryPlan in_forward = plan(net, {.ranks = 2}, options);
   EXPECT_EQ(in_forward.unit, "second");
   EXPECT_EQ(in_forward.phase, "forward");
-  // The gradient of what the loss is computed from: before the backward comes to any unit.
+  // The gradient of the loss's input: before the backward reaches any unit.
   options.loss = [&](Device device) {
     const Tensor large = Tensor::zeros({1 << 22}, float32, device).set_requires_grad(true);
     return sum(forward(device)) + sum(large * large);
@@ -261,14 +263,14 @@ TEST(MemoryPlan, SaysWhereThePeakIs) {
   EXPECT_EQ(in_loss.phase, "backward");
 }
 
-// A rank's share falls with the world; what is planned for 65,536 ranks costs no more time.
+// A rank's shard shrinks with the world; planning for 65,536 ranks takes no more time.
 TEST(MemoryPlan, TakesAnyWorld) {
   std::size_t previous = 0;
   for (const int world : {1, 2, 7, 64, 4096, most_planned_ranks}) {
     PlannedCase what{.sharding = testing::toy_options(Strategy::full_shard)};
-    const auto begin = std::chrono::steady_clock::now();
+    const double before = testing::own_processor_seconds();
     const MemoryPlan planned = plan_toy(world, what, DeviceType::cuda);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5)) << world;
+    EXPECT_LT(testing::own_processor_seconds() - before, 5) << world;
     const std::size_t state = planned.memory.of(MemoryKind::parameters);
     if (previous != 0) {
       EXPECT_LE(state, previous) << world;
@@ -278,7 +280,7 @@ TEST(MemoryPlan, TakesAnyWorld) {
   EXPECT_GT(previous, 0u);
 }
 
-TEST(MemoryPlan, RefusesWhatCannotBe) {
+TEST(MemoryPlan, RefusesInvalidOptions) {
   const PlannedCase what{.sharding = testing::toy_options(Strategy::full_shard)};
   for (const int ranks : {0, -1, most_planned_ranks + 1}) {
     const auto text = testing::message_of<Error>([&] { (void)plan_toy(ranks, what); });
@@ -292,7 +294,7 @@ TEST(MemoryPlan, RefusesWhatCannotBe) {
   EXPECT_NE(nothing.find("end_step()"), std::string::npos) << nothing;
 }
 
-// What the program throws comes to the caller, and the next plan is as good as any.
+// An exception of the program reaches the caller, and the next plan is not affected.
 TEST(MemoryPlan, PassesErrorsOn) {
   const PlannedCase what{.sharding = testing::toy_options(Strategy::full_shard)};
   const DeviceGuard deferred(Device::meta());

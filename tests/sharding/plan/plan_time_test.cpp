@@ -1,4 +1,4 @@
-// The time of a step, against cases that can be worked out by hand.
+// The predicted time of a step, compared with cases that can be computed by hand.
 #include "sharding/plan/plan_time.h"
 
 #include <gtest/gtest.h>
@@ -75,8 +75,8 @@ class LoggedStep {
   std::uint32_t compute_ = 0, gather_ = 0, reduce_ = 0;
 };
 
-// Four ranks gather 8 bytes at one a second: 6 come from others.
-TEST(PlanTime, AddsUpWhatFollowsEachOther) {
+// Four ranks gather 8 bytes at one byte per second: 6 come from other ranks.
+TEST(PlanTime, AddsUpConsecutiveOperations) {
   LoggedStep step;
   step.collect(step.gathers(), recorded_call(comm::Op::all_gather, 4, 8));
   step.wait(step.computing(), step.gathers());
@@ -115,7 +115,7 @@ TEST(PlanTime, CountsOnlyTheRestOfAGatherThatIsPartlyHidden) {
   EXPECT_DOUBLE_EQ(time.exposed.gather_backward, 2);
 }
 
-// 6 seconds of link each, on one link: together 12, and neither is done before.
+// 6 seconds each on the same link: together 12, and both end then.
 TEST(PlanTime, SharesALinkBetweenCollectivesAtTheSameTime) {
   LoggedStep step;
   step.collect(step.gathers(), recorded_call(comm::Op::all_gather, 4, 8));
@@ -127,7 +127,7 @@ TEST(PlanTime, SharesALinkBetweenCollectivesAtTheSameTime) {
   EXPECT_DOUBLE_EQ(step.predict(unit_rates()).seconds, 13);
 }
 
-// Up and down are ways of their own.
+// The two directions of the host link are independent.
 TEST(PlanTime, CopiesToTheHostAndFromItAtTheSameTime) {
   LoggedStep step;
   step.copy(step.gathers(), LoggedWork::Kind::to_device, 5);
@@ -139,7 +139,7 @@ TEST(PlanTime, CopiesToTheHostAndFromItAtTheSameTime) {
   EXPECT_DOUBLE_EQ(time.exposed.transfer, 5);
 }
 
-// Also where the compute lane runs them.
+// This also applies where the compute lane runs them.
 TEST(PlanTime, CountsATransferInTheComputeLaneAsOne) {
   Cluster cluster = unit_rates();
   cluster.disk_read = 1.0;
@@ -154,7 +154,7 @@ TEST(PlanTime, CountsATransferInTheComputeLaneAsOne) {
   EXPECT_DOUBLE_EQ(time.seconds, 14);
 }
 
-// Two threads of a CPU rank that has one core: each runs at half its rate while both do.
+// Two threads of a CPU rank with one core: each runs at half its rate while both run.
 TEST(PlanTime, SharesACoreBetweenARanksThreads) {
   Cluster cluster = unit_rates();
   cluster.device = DeviceType::cpu;
@@ -172,11 +172,11 @@ TEST(PlanTime, SharesACoreBetweenARanksThreads) {
   const auto seconds = [&](int ranks) {
     return predict_step(record, {.ranks = ranks, .device = DeviceType::cpu}, cluster).seconds;
   };
-  EXPECT_DOUBLE_EQ(seconds(4), 7);  // of four cores, one each
+  EXPECT_DOUBLE_EQ(seconds(4), 7);  // four cores: one each
   EXPECT_DOUBLE_EQ(seconds(2), 5);
 }
 
-// Of n ranks a ring has n - 1 steps, a tree two times log n; a ring moves less of a sum.
+// With n ranks a ring has n - 1 steps, a tree two times log n; a ring moves fewer bytes of a sum.
 TEST(PlanTime, TakesATreeForSmallSumsAndARingForLargeOnes) {
   Cluster cluster = unit_rates();
   cluster.per_node = 64;
@@ -193,7 +193,7 @@ TEST(PlanTime, TakesATreeForSmallSumsAndARingForLargeOnes) {
   EXPECT_NEAR(tree.inside, 2e-6, 1e-12);
 }
 
-// However short they are: NCCL gathers and scatters along rings alone.
+// However short they are: NCCL gathers and scatters only along rings.
 TEST(PlanTime, GathersAndScattersAlongARing) {
   Cluster cluster = unit_rates();
   cluster.per_node = 64;
@@ -205,8 +205,8 @@ TEST(PlanTime, GathersAndScattersAlongARing) {
   }
 }
 
-// 8 ranks on two nodes of 4 send 10 bytes each way to every rank: 80 over the four shares that rank
-// 0's host has of the network. Within a node they pass its TCP, whatever links its GPUs have.
+// 8 ranks on two nodes of 4 send 10 bytes each way to every rank: 80 over the four ranks' parts of
+// the network of rank 0's host. Within a node they use its TCP, whatever links its GPUs have.
 TEST(PlanTime, SendsMessagesOverTheHostsNetwork) {
   Cluster cluster = unit_rates();
   cluster.inside = {300e9, 0.0};
@@ -220,7 +220,7 @@ TEST(PlanTime, SendsMessagesOverTheHostsNetwork) {
 }
 
 // Two nodes of four: 3/4 of 7/8 of the bytes never leave a node, and each of the four rings carries
-// a quarter of what does.
+// a quarter of the rest.
 TEST(PlanTime, EntersANodeOnceThroughAllOfItsLinks) {
   Cluster cluster = unit_rates();
   cluster.inside = {1e9, 0};
@@ -229,7 +229,7 @@ TEST(PlanTime, EntersANodeOnceThroughAllOfItsLinks) {
       time_of(recorded_call(comm::Op::all_gather, 8, 80), cluster, CollectiveAlgorithm::ring);
   EXPECT_NEAR(time.across, 80 * 0.5 / 4, 1e-12);
   EXPECT_NEAR(time.latency, 0.5, 1e-12);
-  // Replicas that lie a node apart have a link each.
+  // Replicas on different nodes have one link each.
   auto replicas = recorded_call(comm::Op::all_reduce, 2, 80);
   replicas.stride = 4;
   const CollectiveTime apart = time_of(replicas, cluster, CollectiveAlgorithm::ring);
@@ -244,8 +244,8 @@ TEST(PlanTime, RefusesNodesWithoutALinkBetweenThem) {
   EXPECT_THROW(time_of(recorded_call(comm::Op::all_gather, 8, 8), cluster), Error);
 }
 
-// In one memory whoever sums reads everybody's part, and a gather copies nothing.
-TEST(PlanTime, KnowsRanksOfOneMemory) {
+// In shared memory the summing rank reads all ranks' parts, and a gather copies nothing.
+TEST(PlanTime, HandlesRanksOfOneMemory) {
   const Cluster cluster = unit_rates();
   auto call = recorded_call(comm::Op::all_gather, 2, 1000);
   call.one_memory = true;
@@ -253,7 +253,7 @@ TEST(PlanTime, KnowsRanksOfOneMemory) {
   call.op = comm::Op::reduce_scatter;
   call.dtype = call.sum_dtype = float32;
   EXPECT_DOUBLE_EQ(time_of(call, cluster).seconds(), 1500);
-  // More ranks than cores are still those of one host.
+  // More ranks than cores are still ranks of one host.
   call.ranks = 100;
   call.op = comm::Op::exchange;
   Cluster host = cluster;
@@ -275,8 +275,8 @@ TEST(PlanTime, ComputesAProductAtItsRateAndItsBytesAtTheMemorys) {
   EXPECT_THROW(time_of(product, cluster, 1, 1), Error);
 }
 
-// A tile more than multiprocessors takes a second round.
-TEST(PlanTime, LosesWhatAProductsTilesLeaveIdle) {
+// One tile more than the number of multiprocessors needs a second round.
+TEST(PlanTime, CountsMultiprocessorsThatAProductLeavesIdle) {
   Cluster cluster = unit_rates();
   cluster.matrix_rate[float32] = 1e9;
   cluster.multiprocessors = 16;
@@ -294,7 +294,7 @@ TEST(PlanTime, LosesWhatAProductsTilesLeaveIdle) {
   EXPECT_NEAR(over / full, 2, 0.01);
 }
 
-TEST(PlanTime, TakesWhatWasMeasuredWhereItWas) {
+TEST(PlanTime, UsesMeasuredTimesWhereTheyExist) {
   Cluster cluster = unit_rates();
   MeasuredKernel measured;
   measured.work.kernel = KernelId::bias_gelu;
@@ -314,7 +314,7 @@ TEST(PlanTime, TakesWhatWasMeasuredWhereItWas) {
   EXPECT_DOUBLE_EQ(time_of(work, cluster, 1, 1), 2000);
 }
 
-// What a second run computes again is time, and no operation of the model.
+// Recomputation takes time, but its operations are not operations of the model.
 TEST(PlanTime, CountsTheModelsOperationsWithoutRecomputation) {
   PlannedStep record;
   record.compute = record.log.add_lane("compute");

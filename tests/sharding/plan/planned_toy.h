@@ -1,4 +1,4 @@
-// A small model planned, and trained for real: what plans are compared in.
+// A small model, both planned and trained, to compare plans with runs.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// Modules that sharding leaves alone: whole on every rank and as they were built, in no unit and no
-// collective, in the same bits under every strategy; and ranks that would drift apart are told.
+// Ignored modules: whole on every rank and unchanged, in no unit and no collective, with the same
+// bits under every strategy; ranks that diverge get an error.
 #include "sharding/policy/ignored_modules.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using testing::ToyTransformer;
 using testing::TrainingCase;
 using testing::Trajectory;
 
-// A unit, and what would be the root's.
+// A unit, and a module of the root unit.
 const std::vector<std::string> left_alone = {"blocks.1", "norm"};
 
 bool is_left_alone(const std::string& parameter) {
@@ -51,7 +51,7 @@ Trajectory train_fixed_part(int world, const ShardingOptions& options, const Tra
   });
 }
 
-// What is frozen computes the same wherever it lies.
+// Frozen modules compute the same, ignored or not.
 TEST(IgnoredModules, ChangeNoBitUnderAnyStrategy) {
   const TrainingCase what{.dropout = 0.1, .micro_batches = 2, .max_norm = 0.1, .steps = 2};
   for (const int world : {2, 3}) {
@@ -63,7 +63,7 @@ TEST(IgnoredModules, ChangeNoBitUnderAnyStrategy) {
   }
 }
 
-// Beside bf16 they compute in fp32, with what comes in and goes out cast.
+// Beside bf16 they compute in fp32, and their inputs and outputs are cast.
 TEST(IgnoredModules, KeepTheirDTypeUnderEveryStrategy) {
   const TrainingCase what{.max_norm = 0.1, .steps = 2};
   ShardingOptions narrow = toy_options(Strategy::no_shard);
@@ -80,10 +80,10 @@ TEST(IgnoredModules, KeepTheirDTypeUnderEveryStrategy) {
   }
 }
 
-TEST(IgnoredModules, StayTheTensorsThatTheyWere) {
+TEST(IgnoredModules, KeepTheirTensors) {
   ShardingOptions options = toy_options(Strategy::full_shard);
   options.param_dtype = bfloat16;
-  options.keep_fp32 = {"LayerNorm"};  // which the ignored one is beside those in units
+  options.keep_fp32 = {"LayerNorm"};  // the ignored norm is one, too
   launch(3, [&](Context& context) {
     manual_seed(3);
     WithFixedPart net;
@@ -139,7 +139,7 @@ TEST(IgnoredModules, DrawTheValuesThatTheWholeModelHas) {
   });
 }
 
-// To the byte: a plan, a run, and what the layout of the unit says.
+// To the byte: a plan, a run, and the layout of the unit.
 TEST(IgnoredModules, AreWholeInMemoryAndInNoCollective) {
   constexpr int world = 2;
   ToyTransformer net;
@@ -156,7 +156,7 @@ TEST(IgnoredModules, AreWholeInMemoryAndInNoCollective) {
     const auto rest = testing::run_toy(world, {.sharding = ignoring(options, block)}).front();
     EXPECT_EQ(rest.memory.of(MemoryKind::parameters),
               all.memory.of(MemoryKind::parameters) + whole - layout.share_bytes());
-    // Two gathers and a reduction of a half each.
+    // Two gathers and one reduction of a half each.
     EXPECT_EQ(rest.moved, all.moved - 3 * layout.bytes() / world);
     launch(world, [&](Context& context) {
       ToyTransformer one, other;
@@ -194,7 +194,7 @@ void average_gradients(const Context& context, const ShardedModel& model) {
   }
 }
 
-// Two steps of AdamW; ignored parameters are trained as well.
+// Two steps of AdamW, which also trains ignored parameters.
 std::map<std::string, std::vector<double>> train_all(const ShardingOptions& options,
                                                      bool averages) {
   testing::Collected collected;
@@ -224,8 +224,8 @@ std::map<std::string, std::vector<double>> train_all(const ShardingOptions& opti
   return collected.values();
 }
 
-// Summed by hand they are trained as all others are; not summed, the ranks drift apart.
-TEST(IgnoredModules, AreTrainedByWhoeverSumsTheirGradients) {
+// If the program sums their gradients, they are trained like all others; if not, the ranks diverge.
+TEST(IgnoredModules, AreTrainedIfTheProgramSumsTheirGradients) {
   const auto expected = train_all(toy_options(Strategy::no_shard), false);
   EXPECT_EQ(train_all(ignoring(toy_options(Strategy::full_shard)), true), expected);
   EXPECT_NE(train_all(ignoring(toy_options(Strategy::full_shard)), false), expected);
@@ -304,8 +304,9 @@ TEST(IgnoredModules, AreRefusedByName) {
   EXPECT_EQ(ignored_refusal(options),
             "ignored_modules: no module's whole name matches \"block\"; a name is as norm");
   options.ignored_pattern = "blocks.(";
-  EXPECT_NE(ignored_refusal(options).find("ignored_modules: \"blocks.(\" is no regular expression"),
-            std::string::npos);
+  EXPECT_NE(
+      ignored_refusal(options).find("ignored_modules: \"blocks.(\" is not a regular expression"),
+      std::string::npos);
   options = ignoring(plain, {"blocks.1"});
   options.wrap = WrapPolicy::list({"blocks.0", "blocks.1.attention"});
   EXPECT_EQ(ignored_refusal(options),
@@ -323,10 +324,10 @@ TEST(IgnoredModules, AreRefusedByName) {
             "shard");
 }
 
-// What is used in one operation with others has nothing to cast around it.
-class Fused : public nn::Module {
+// An input that is combined with others in one operation cannot be cast separately.
+class FusedBlock : public nn::Module {
  public:
-  Fused() { block_ = register_module("block", Block(std::make_shared<BlockImpl>())); }
+  FusedBlock() { block_ = register_module("block", Block(std::make_shared<BlockImpl>())); }
 
  private:
   struct BlockImpl : nn::Module {
@@ -345,9 +346,9 @@ class Fused : public nn::Module {
 
 TEST(IgnoredModules, ThatCannotKeepTheirDTypeAreRefused) {
   ShardingOptions options = ignoring({}, {"block.norm"});
-  EXPECT_EQ(ignored_refusal<Fused>(options), "no exception");
+  EXPECT_EQ(ignored_refusal<FusedBlock>(options), "no exception");
   options.param_dtype = bfloat16;
-  EXPECT_EQ(ignored_refusal<Fused>(options),
+  EXPECT_EQ(ignored_refusal<FusedBlock>(options),
             "ignored_modules: block.norm keeps its own dtype beside param_dtype bfloat16, and is "
             "used by the module around it in one operation with others, so that nothing can be "
             "cast around it; ignore what is around it instead, or make its parameters bfloat16");

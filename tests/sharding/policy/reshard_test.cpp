@@ -1,5 +1,5 @@
-// reshard_after_forward: what is gathered how often and from whom, what a rank keeps of it, and
-// what is refused.
+// reshard_after_forward: how often parameters are gathered and from which ranks, what a rank keeps
+// of them, and what is refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ UnitBytes unit_bytes(const ShardingOptions& options, int shards) {
   return bytes;
 }
 
-// Of a step's gathers: bytes that reach a rank, by phase and by how many ranks take part.
+// Bytes of a step's gathers that reach a rank, by phase and by the number of ranks that take part.
 std::uint64_t gathered(const MemoryPlan& plan, std::string_view phase, int ranks) {
   std::uint64_t bytes = 0;
   for (const PlannedCollective& call : plan.collectives) {
@@ -51,13 +51,14 @@ std::uint64_t gathered(const MemoryPlan& plan, std::string_view phase, int ranks
   return bytes;
 }
 
-// Of `bytes`, what comes from others where `ranks` gather.
+// The part of `bytes` that comes from other ranks if `ranks` gather.
 std::uint64_t from_others(std::uint64_t bytes, int ranks) {
   return bytes / static_cast<std::uint64_t>(ranks) * static_cast<std::uint64_t>(ranks - 1);
 }
 
-// The backward gathers in small groups: what crosses them is the forward's gathers alone, each
-// parameter once, (W - N) / W of it. The last unit of the forward stays, and is not gathered again.
+// The backward gathers in small groups: only the forward's gathers cross them, with each parameter
+// once, (W - N)
+// W of it. The last unit of the forward stays, and is not gathered again.
 TEST(Reshard, OnlyForwardsCrossGroups) {
   for (const auto& [world, ranks] : {std::pair{4, 2}, std::pair{8, 2}, std::pair{8, 4}}) {
     const ShardingOptions options = resharding(ranks);
@@ -69,14 +70,14 @@ TEST(Reshard, OnlyForwardsCrossGroups) {
   }
 }
 
-// A part is whole shares, whose blocks have been rounded: it travels as narrow as they did.
-TEST(Reshard, PartsTravelAsTheWireSays) {
+// A kept part consists of whole shards, whose blocks have been rounded: it is sent in as few bits.
+TEST(Reshard, PartsAreSentInTheWireFormat) {
   for (const auto& [wire, of_32] :
        {std::pair{WireFormat::bf16, 64}, std::pair{WireFormat::int8, 33}}) {
     ShardingOptions options = resharding(2);
     options.gather_wire = wire;
     const MemoryPlan plan = testing::plan_toy(4, {.sharding = options}, DeviceType::cuda);
-    const UnitBytes bytes = unit_bytes(options, 4);  // of fp32: 128 a block
+    const UnitBytes bytes = unit_bytes(options, 4);  // in fp32: 128 per block
     const std::uint64_t kept = bytes.others - bytes.last;
     EXPECT_EQ(gathered(plan, "backward", 2), from_others(kept, 2) / 128 * of_32);
   }
@@ -94,7 +95,7 @@ TEST(Reshard, AnAccumulationCrossesGroupsOnce) {
   EXPECT_EQ(gathered(plan, "backward", 2), 3 * from_others(bytes.others - bytes.last, 2));
 }
 
-// What is kept is 1/N of each unit, and a second set of buffers to gather it in.
+// A rank keeps 1/N of each unit, and a second set of buffers to gather it in.
 TEST(Reshard, KeepsAPartOfEachUnit) {
   const auto communication = [](const ShardingOptions& options) {
     return testing::plan_toy(8, {.sharding = options}, DeviceType::cuda)
@@ -104,13 +105,13 @@ TEST(Reshard, KeepsAPartOfEachUnit) {
   const UnitBytes bytes = unit_bytes(toy_options(Strategy::full_shard), 8);
   EXPECT_EQ(communication(resharding(2)), plain + bytes.others / 2 + 2 * bytes.last);
   EXPECT_EQ(communication(resharding(4)), plain + bytes.others / 4 + 2 * bytes.last);
-  // true says nothing new of FULL_SHARD, and false makes it SHARD_GRAD_OP.
+  // `true` is FULL_SHARD's default, and `false` makes it SHARD_GRAD_OP.
   EXPECT_EQ(communication(resharding(true)), plain);
   EXPECT_EQ(communication(resharding(false)), communication(toy_options(Strategy::shard_grad_op)));
   EXPECT_EQ(communication(resharding(true, Strategy::shard_grad_op)), plain);
 }
 
-// FSDP2's: 1 is false, all ranks are true.
+// As in FSDP2: 1 is false, all ranks are true.
 TEST(Reshard, OneRankAndAllRanksAreFalseAndTrue) {
   const auto of = [](ReshardAfterForward asked) {
     return reshard_of(resharding(asked), "blocks.0", 8);
@@ -133,8 +134,8 @@ TEST(Reshard, UnitsMayDiffer) {
   EXPECT_EQ(reshard_of(options, "", 4).gathered, Gathered::until_backward);  // the root stays
 }
 
-// Micro-batch after micro-batch, no parameter is gathered anew.
-TEST(Reshard, WhatStaysAfterTheBackwardIsGatheredOnceAStep) {
+// Later micro-batches do not gather parameters again.
+TEST(Reshard, UnitsKeptAfterTheBackwardAreGatheredOncePerStep) {
   ShardingOptions options = toy_options(Strategy::shard_grad_op);
   const UnitBytes bytes = unit_bytes(options, 4);
   const std::uint64_t once = from_others(bytes.root + bytes.others, 4);
@@ -152,7 +153,7 @@ std::string refusal(int world, const ShardingOptions& options) {
       [&] { on_ranks(world, options, [](Context&, ToyTransformer&, ShardedModel&) {}); });
 }
 
-TEST(Reshard, RefusesWhatCannotBeHad) {
+TEST(Reshard, RefusesInvalidSettings) {
   const auto expect = [](const std::string& got, const std::string& wanted) {
     EXPECT_NE(got.find(wanted), std::string::npos) << got;
   };
@@ -165,7 +166,7 @@ TEST(Reshard, RefusesWhatCannotBeHad) {
   expect(refusal(2, resharding(true, Strategy::no_shard)), "NO_SHARD gathers none");
   ShardingOptions options = toy_options(Strategy::full_shard);
   options.reshard_after_forward_of = {{"blocks.7", 2}};
-  expect(refusal(2, options), "of blocks.7: there is no unit of that name");
+  expect(refusal(2, options), "of blocks.7: no unit has that name");
   options.reshard_after_forward_of = {{"", true}};
   expect(refusal(2, options), "the root always stays");
   options.reshard_after_forward_of.clear();
@@ -176,8 +177,8 @@ TEST(Reshard, RefusesWhatCannotBeHad) {
   expect(refusal(2, options), "limit_all_gathers is 0");
 }
 
-// Buffers in which units take turns: as many as may be whole at a time.
-TEST(LimitAllGathers, BoundsWhatIsWhole) {
+// Buffers that units use in turn: as many as may be gathered at a time.
+TEST(LimitAllGathers, BoundsTheGatheredUnits) {
   const auto communication = [](int limit) {
     ShardingOptions options = toy_options(Strategy::full_shard);
     options.limit_all_gathers = limit;
@@ -187,11 +188,11 @@ TEST(LimitAllGathers, BoundsWhatIsWhole) {
   const UnitBytes bytes = unit_bytes(toy_options(Strategy::full_shard), 8);
   EXPECT_EQ(communication(2), communication(1) + bytes.last);
   EXPECT_EQ(communication(3), communication(1) + 2 * bytes.last);
-  EXPECT_EQ(communication(9), communication(3));  // there are no more units
+  EXPECT_EQ(communication(9), communication(3));  // there are only three units
 }
 
-// When the second block's forward begins, so many blocks have been gathered.
-TEST(LimitAllGathers, IsHowManyAreGatheredAhead) {
+// When the second block's forward begins, this number of blocks has been gathered.
+TEST(LimitAllGathers, IsTheNumberOfPrefetchedUnits) {
   for (const int limit : {1, 2, 3}) {
     ShardingOptions options = toy_options(Strategy::full_shard);
     options.limit_all_gathers = limit;

@@ -1,4 +1,4 @@
-// What users ask of the schedule themselves: unshard(), reshard(), and whether backwards reduce and
+// Calls by which users change the schedule: unshard(), reshard(), and whether backwards reduce and
 // free.
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ void step(const Context& context, ToyTransformer& net, optim::Optimizer& optimiz
   optimizer.zero_grad();
 }
 
-// What a pass gathers and reduces after `before` was called.
+// The number of collectives of a pass after a call of `before`.
 std::uint64_t collectives_of_a_pass(const ShardingOptions& options,
                                     const std::function<void(ShardedModel&)>& before) {
   std::uint64_t result = 0;
@@ -41,7 +41,7 @@ std::uint64_t collectives_of_a_pass(const ShardingOptions& options,
   return result;
 }
 
-TEST(Unshard, IsAGatherThatTheForwardNeedNotDo) {
+TEST(Unshard, SavesTheForwardAGather) {
   const ShardingOptions options = toy_options(Strategy::full_shard);
   const std::uint64_t usual = collectives_of_a_pass(options, [](ShardedModel&) {});
   for (const bool async_op : {false, true}) {
@@ -51,12 +51,12 @@ TEST(Unshard, IsAGatherThatTheForwardNeedNotDo) {
     EXPECT_EQ(collectives_of_a_pass(options, unshard("")), usual - 1);
     EXPECT_EQ(collectives_of_a_pass(options, unshard("blocks.0")), usual - 1);
   }
-  // What is freed again is gathered again.
+  // A freed unit is gathered again.
   EXPECT_EQ(collectives_of_a_pass(options,
                                   [](ShardedModel& model) {
                                     model.unshard("blocks.0", true);
                                     model.reshard("blocks.0");
-                                    model.reshard("blocks.1");  // it is not there: nothing to do
+                                    model.reshard("blocks.1");  // it is not gathered: no effect
                                   }),
             usual);
 }
@@ -80,8 +80,8 @@ TEST(Unshard, MakesParametersReadableUntilReshard) {
   }
 }
 
-// More units than take turns: their memory is made, and given back with them.
-TEST(Unshard, GivesBackWhatItMakes) {
+// More units than have shared buffers: their memory is allocated, and freed with them.
+TEST(Unshard, FreesItsMemory) {
   on_ranks(2, toy_options(Strategy::full_shard),
            [](Context& context, ToyTransformer& net, ShardedModel& model) {
              const std::uint64_t bytes = model.communication().buffer_bytes;
@@ -95,7 +95,8 @@ TEST(Unshard, GivesBackWhatItMakes) {
            });
 }
 
-// All strategies on four ranks, and what stays, or stays in part, instead of what they say.
+// All strategies on four ranks, also with units kept whole or in part against the strategy's
+// default.
 std::vector<ShardingOptions> all_schedules() {
   std::vector<ShardingOptions> all = testing::all_strategies(4);
   for (const ReshardAfterForward reshard : {ReshardAfterForward(2), ReshardAfterForward(false)}) {
@@ -110,8 +111,8 @@ std::vector<ShardingOptions> all_schedules() {
   return all;
 }
 
-// Under every schedule, whatever is asked for between the calls of a step; in the second one
-// nothing is updated, as where fp16 overflows.
+// Under every schedule, with any of these calls in a step; the second step updates nothing, as
+// after an overflow in fp16.
 TEST(Unshard, ChangesNoBit) {
   for (const ShardingOptions& options : all_schedules()) {
     testing::Collected usual, asked;
@@ -150,7 +151,7 @@ TEST(Unshard, ChangesNoBit) {
   }
 }
 
-// Calls back in the middle of its forward.
+// Calls a function in the middle of its forward.
 class Calling : public nn::Module {
  public:
   Calling() { layer_ = register_module("layer", nn::Linear(4, 4)); }
@@ -184,7 +185,7 @@ TEST(ByHand, MisuseIsNamed) {
       return message_of<std::logic_error>(action);
     };
     EXPECT_EQ(message([&] { model.unshard("coling"); }),
-              "there is no unit coling; units are the root, which is \"\", and calling");
+              "no unit is called coling; units are the root, which is \"\", and calling");
     std::string in_unit, in_root;
     net.calling().inside = [&] {
       in_unit = message([&] { model.reshard("calling"); });
@@ -219,7 +220,7 @@ TEST(ByHand, MisuseIsNamed) {
   });
 }
 
-TEST(ByHand, AreRefusedInTheMiddleOfABackward) {
+TEST(ByHand, IsRefusedInTheMiddleOfABackward) {
   on_ranks(
       2, toy_options(Strategy::shard_grad_op),
       [](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -244,7 +245,7 @@ TEST(ByHand, AreRefusedInTheMiddleOfABackward) {
       });
 }
 
-// The same sums as no_sync(), for whoever has no scope to put a micro-batch in.
+// The same sums as with no_sync(), for programs that cannot put a micro-batch into a scope.
 TEST(GradientSync, IsNoSyncWithoutAScope) {
   for (const ShardingOptions& options : testing::all_strategies(2)) {
     testing::Collected by_scope, by_call;
@@ -274,7 +275,7 @@ TEST(GradientSync, IsNoSyncWithoutAScope) {
   }
 }
 
-// It may be turned on for an accumulation and off for its last pass, as FSDP2's users do.
+// It may be turned on for an accumulation and off for its last pass, as users of FSDP2 do.
 TEST(ReshardAfterBackward, MayChangeBetweenPasses) {
   on_ranks(2, toy_options(Strategy::shard_grad_op),
            [](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -288,7 +289,7 @@ TEST(ReshardAfterBackward, MayChangeBetweenPasses) {
              EXPECT_EQ(gathers(), 4u);
              EXPECT_EQ(gathers(), 0u);
              model.set_reshard_after_backward(true);
-             EXPECT_EQ(gathers(), 0u);  // they were there, and are freed from now on
+             EXPECT_EQ(gathers(), 0u);  // they were kept, and are freed from now on
              EXPECT_EQ(gathers(), 4u);
            });
 }

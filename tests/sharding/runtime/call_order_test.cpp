@@ -1,4 +1,4 @@
-// The order of a forward's calls: what is learnt, and what is expected next.
+// The order of a forward's calls: how it is learnt, and the next expected calls.
 #include "sharding/runtime/call_order.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ using Units = std::vector<int>;
 
 class Calls {
  public:
-  // A forward whose backward may come; returns its calls.
+  // A forward that may have a backward; returns its calls.
   std::vector<CallOrder::Call> forward(const Units& units) {
     std::vector<CallOrder::Call> calls;
     for (const int unit : units) {
@@ -43,7 +43,7 @@ TEST(CallOrder, IsThatOfTheLastForwardWithABackward) {
   EXPECT_EQ(calls.expected(), Units{3});
 }
 
-TEST(CallOrder, AUnitThatComesTwiceHasTwoPlaces) {
+TEST(CallOrder, AUnitThatIsCalledTwiceHasTwoPlaces) {
   Calls calls;
   calls.order.end_backward(calls.forward({1, 2, 1, 3}));
   for (int step = 0; step < 3; ++step) {
@@ -65,8 +65,8 @@ TEST(CallOrder, ForgetsForwardsWithoutABackward) {
   EXPECT_EQ(calls.expected(), (Units{1, 2, 3}));
 }
 
-// Frozen units are not reached by the backward and belong to the forward all the same; so does the
-// root, which has no calls.
+// The backward does not reach frozen units, but they belong to the forward; so does the root, which
+// has no calls.
 TEST(CallOrder, KnowsUnitsThatNoBackwardReaches) {
   Calls calls;
   (void)calls.forward({5, 1, 2});  // dropped
@@ -78,7 +78,7 @@ TEST(CallOrder, KnowsUnitsThatNoBackwardReaches) {
   EXPECT_EQ(calls.expected(), (Units{5, 0, 1, 2, 6}));
 }
 
-TEST(CallOrder, SkipsWhatIsLeftOutAndIgnoresWhatIsUnknown) {
+TEST(CallOrder, SkipsOmittedUnitsAndIgnoresUnknownOnes) {
   Calls calls;
   calls.order.end_backward(calls.forward({1, 2, 3, 4}));
   (void)calls.forward({1, 3});

@@ -1,4 +1,4 @@
-// Backwards through graphs that are older than an optimizer's step, under sharding.
+// With sharding: backwards through graphs that are older than an optimizer's step.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -27,7 +27,7 @@ TEST(ChangedValues, ABackwardThroughAGraphOlderThanTheStepIsRefusedUnderEveryStr
               const std::string message = message_of<std::logic_error>([&] { stale.backward(); });
               EXPECT_NE(message.find("has been written since the forward"), std::string::npos)
                   << message;
-              // Steps that follow are right, averages of the weights too.
+              // Later steps are right, averages of the weights too.
               for (int step = 0; step < 2; ++step) {
                 optimizer.zero_grad();
                 testing::train_once(context, net);
@@ -41,7 +41,7 @@ TEST(ChangedValues, ABackwardThroughAGraphOlderThanTheStepIsRefusedUnderEveryStr
   }
 }
 
-// Two models, and what one of them has made is used after the other's step.
+// Two models; a result of one is used after the other's step.
 TEST(ChangedValues, OtherParametersMayChangeInBetween) {
   launch(2, [](Context& context) {
     const testing::OneThread one_thread;

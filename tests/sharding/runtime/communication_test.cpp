@@ -10,7 +10,7 @@ namespace {
 using testing::toy_batch;
 using testing::ToyTransformer;
 
-// What one rank counts in one step, after `warm_up` steps.
+// The statistics of one rank for one step, after `warm_up` steps.
 CommunicationStatistics step_of(int world, const ShardingOptions& options, bool no_sync = false) {
   CommunicationStatistics result;
   launch(world, [&](Context& context) {
@@ -48,9 +48,9 @@ struct Expected {
   std::uint64_t bytes = 0, collectives = 0;
 };
 
-// How often a unit's parameters come in a step: for both passes under FULL_SHARD, but that the last
-// unit of the forward stays, and that the root does. Between passes of no_sync, what has memory of
-// its own stays.
+// The number of gathers of a unit in a step: one per pass under FULL_SHARD, except that the last
+// unit of the forward and the root stay gathered. Between passes of no_sync, units with memory of
+// their own stay gathered.
 int gathers_of(const StrategyRow& row, bool root, bool last, bool no_sync) {
   if (no_sync && (root || row.gathered != Gathered::per_pass)) return 0;
   if (row.gathered != Gathered::per_pass || root || last) return 1;
@@ -73,7 +73,7 @@ Expected formula(int world, const ShardingOptions& options, bool reduces) {
     const UnitLayout layout = units[i].layout(shards);
     const std::uint64_t share = layout.share_bytes();
     const std::uint64_t elements = share / size_of(options.param_dtype.value_or(float32));
-    if (shards > 1) {  // each gather brings the others' shares
+    if (shards > 1) {  // each gather receives the others' shards
       const int gathers = gathers_of(row, i == 0, i + 1 == units.size(), !reduces);
       expected.bytes += static_cast<std::uint64_t>(gathers) * others * share;
       expected.collectives += static_cast<std::uint64_t>(gathers);
@@ -107,7 +107,7 @@ TEST(Communication, FollowsTheFormula) {
   }
 }
 
-// A wider wire for gradients is counted as such; parameters keep theirs.
+// A wider wire format for gradients is counted as such; that of parameters does not change.
 TEST(Communication, WireDtypesCount) {
   ShardingOptions options = testing::toy_options(Strategy::full_shard);
   options.param_dtype = bfloat16;
@@ -121,7 +121,7 @@ TEST(Communication, WireDtypesCount) {
 
 TEST(Communication, NoSyncReducesNothing) {
   for (const ShardingOptions& options : testing::all_strategies(4)) {
-    // No optimizer has changed anything: whole copies stay valid.
+    // No optimizer has changed a value: gathered copies stay valid.
     const auto got = step_of(4, options, true);
     EXPECT_EQ(got.bytes, formula(4, options, false).bytes) << testing::describe(options);
     EXPECT_EQ(got.collectives, formula(4, options, false).collectives)
@@ -129,8 +129,8 @@ TEST(Communication, NoSyncReducesNothing) {
   }
 }
 
-// Prefetching moves the time of a gather, never their number.
-TEST(Communication, PrefetchMovesNoMore) {
+// Prefetching changes the time of gathers, never their number.
+TEST(Communication, PrefetchMovesNoMoreBytes) {
   ShardingOptions options = testing::toy_options(Strategy::full_shard);
   const auto expected = formula(3, options, true);
   for (const auto backward :

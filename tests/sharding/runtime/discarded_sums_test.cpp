@@ -1,5 +1,5 @@
-// Sums of no_sync() backwards that were never reduced: zero_grad() discards them, and whoever would
-// lose them without a word refuses.
+// Sums of no_sync() backwards that were never reduced: zero_grad() discards them, and calls that
+// would silently lose them are refused.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ double plain_norm(const ShardingOptions& options) {
   return norm;
 }
 
-TEST(DiscardedSums, ZeroGradDropsWhatWasNotReduced) {
+TEST(DiscardedSums, ZeroGradDropsUnreducedSums) {
   for (const ShardingOptions& options : all_strategies(2)) {
     const double expected = plain_norm(options);
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -43,7 +43,7 @@ TEST(DiscardedSums, ZeroGradDropsWhatWasNotReduced) {
   }
 }
 
-// An optimizer that has some of the parameters drops the sums of these alone.
+// An optimizer of some of the parameters drops only their sums.
 TEST(DiscardedSums, OfSomeParametersOnly) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -63,7 +63,7 @@ TEST(DiscardedSums, OfSomeParametersOnly) {
       for (auto& parameter : parameters) {
         if (is_dropped(parameter)) parameter.tensor.zero_grad();
       }
-      train_once(context, net);  // adds the same again to what was kept
+      train_once(context, net);  // adds the same again to the kept sums
       EXPECT_NEAR(model.grad_norm(is_dropped), once, 1e-6 * once) << testing::describe(options);
       EXPECT_NEAR(model.grad_norm([&](const nn::NamedParameter& p) { return !is_dropped(p); }),
                   2 * others, 1e-5 * others)
@@ -72,7 +72,7 @@ TEST(DiscardedSums, OfSomeParametersOnly) {
   }
 }
 
-TEST(DiscardedSums, StepAndClipRefuseWhatWasNotReduced) {
+TEST(DiscardedSums, StepAndClipRefuseUnreducedSums) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       optim::AdamW optimizer(model.parameters(), {});
@@ -97,7 +97,7 @@ TEST(DiscardedSums, StepAndClipRefuseWhatWasNotReduced) {
   }
 }
 
-// Clipping with a loss scale divides once, and what comes after it is not mixed with it.
+// Clipping with a loss scale divides once; later gradients are not affected.
 TEST(LossScale, GradientsAreDividedOnce) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -121,7 +121,7 @@ TEST(LossScale, GradientsAreDividedOnce) {
   }
 }
 
-// A handle that was taken before the gradients were clipped reads what they are now.
+// A handle that was taken before the clipping reads the clipped gradients.
 TEST(LossScale, OldHandlesReadClippedGradients) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -153,7 +153,7 @@ TEST(LossScale, Float16WithoutOneIsRefused) {
     train_once(context, net);
     const std::string message = message_of<std::logic_error>([&] { optimizer.step(); });
     EXPECT_NE(message.find("ts::LossScaler"), std::string::npos) << message;
-    model.clip_grad_norm(0, 1);  // no scale is wanted
+    model.clip_grad_norm(0, 1);  // no loss scale is required
     optimizer.step();
   });
 }

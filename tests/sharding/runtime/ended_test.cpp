@@ -1,7 +1,8 @@
 // Models that have ended: by unwrap(), by a move, before or after their module. Nothing crashes,
-// and what cannot be had says why.
+// and calls that are no longer possible give the reason.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,7 +31,7 @@ ShardingOptions net_options(Strategy strategy = Strategy::full_shard) {
   return {.strategy = strategy, .wrap = WrapPolicy::list({"a"})};
 }
 
-TEST(Ended, MovedFromModelsSaySo) {
+TEST(Ended, MovedFromModelsGiveAnError) {
   on_ranks(2, toy_options(Strategy::full_shard),
            [](Context& context, ToyTransformer& net, ShardedModel& model) {
              ShardedModel other = std::move(model);
@@ -52,6 +53,35 @@ TEST(Ended, MovedFromModelsSaySo) {
              model = std::move(other);
              EXPECT_GT(model.clip_grad_norm(1.0), 0);
            });
+}
+
+// A write to what an ended model held would change no module. Reading it does no harm.
+TEST(Ended, WritesToFormerParametersAreRefused) {
+  for (const ShardingOptions& options : all_strategies(2)) {
+    for (const bool unwraps : {true, false}) {
+      launch(2, [&](Context& context) {
+        manual_seed(3);
+        ToyTransformer net;
+        std::optional<ShardedModel> model(fully_shard(net, context, options));
+        const std::vector<nn::NamedParameter> parameters = model->parameters();
+        if (unwraps) model->unwrap();
+        model.reset();
+        for (const auto& parameter : parameters) {
+          const std::vector<double> values = parameter.tensor.to_vector();
+          Tensor local = parameter.tensor;
+          const auto refuse = [&](const std::function<void()>& write) {
+            const std::string message = message_of<std::logic_error>(write);
+            EXPECT_NE(message.find("whose ShardedModel has ended: no module would see it"),
+                      std::string::npos)
+                << message;
+          };
+          if (local.elements() > 0) refuse([&] { local.data_as<float>()[0] = 7; });
+          refuse([&] { local.copy_from(Tensor::full(local.shape(), 7)); });
+          EXPECT_EQ(parameter.tensor.to_vector(), values);
+        }
+      });
+    }
+  }
 }
 
 TEST(Ended, ScopesMayOutliveTheirModel) {
@@ -76,7 +106,7 @@ TEST(Ended, ScopesMayOutliveTheirModel) {
   }
 }
 
-TEST(Ended, TheModuleMayGoFirst) {
+TEST(Ended, TheModuleMayBeDestroyedFirst) {
   for (const ShardingOptions& options : all_strategies(2)) {
     launch(2, [&](Context& context) {
       manual_seed(3);
@@ -125,7 +155,7 @@ TEST(Ended, OptimizersOfAModelThatWasReplaced) {
   }
 }
 
-TEST(Ended, ParametersSayHowValuesAreKept) {
+TEST(Ended, ErrorsOfParametersExplainHowToKeepValues) {
   launch(2, [](Context& context) {
     manual_seed(3);
     Net net(4);
@@ -146,7 +176,7 @@ TEST(Ended, ParametersSayHowValuesAreKept) {
   });
 }
 
-// One root or two, a module has one ShardedModel.
+// With one root or two, a module has one ShardedModel.
 TEST(Ended, AModuleOfTwoRootsIsShardedOnce) {
   launch(2, [](Context& context) {
     Net shared(4);
@@ -185,8 +215,8 @@ TEST(Ended, NothingIsRegisteredInAShardedModule) {
   });
 }
 
-// Unwrapping gives the values back to the bit, and training goes on under any other strategy.
-TEST(Unwrap, GivesTheValuesBack) {
+// Unwrapping restores the exact values, and training continues under any other strategy.
+TEST(Unwrap, RestoresTheValues) {
   for (const DType dtype : {float32, bfloat16}) {
     for (ShardingOptions options : all_strategies(2)) {
       options.param_dtype = dtype;
@@ -215,7 +245,7 @@ TEST(Unwrap, GivesTheValuesBack) {
             EXPECT_TRUE(parameter.tensor.requires_grad());
             const std::vector<double> whole = parameter.tensor.to_vector();
             ASSERT_EQ(whole.size(), before[parameter.name].size());
-            // This rank's part is there; the other's was never zero throughout.
+            // This rank's part is there; the other rank's part was not all zero.
             for (std::size_t i = 0; i < whole.size(); ++i) {
               if (before[parameter.name][i] != 0) {
                 EXPECT_EQ(whole[i], before[parameter.name][i]);
@@ -223,7 +253,7 @@ TEST(Unwrap, GivesTheValuesBack) {
             }
           }
         }
-        // All ranks have the same again, or this would be refused.
+        // All ranks have the same values again; otherwise this would be refused.
         ShardedModel again = fully_shard(net, context, toy_options(Strategy::full_shard));
         train_once(context, net);
         EXPECT_GT(again.clip_grad_norm(1.0), 0);
@@ -232,7 +262,7 @@ TEST(Unwrap, GivesTheValuesBack) {
   }
 }
 
-TEST(Unwrap, KeepsWhatIsFrozenAndTied) {
+TEST(Unwrap, KeepsFrozenAndTiedParameters) {
   launch(3, [](Context& context) {
     manual_seed(3);
     ToyTransformer net;
@@ -249,7 +279,7 @@ TEST(Unwrap, KeepsWhatIsFrozenAndTied) {
       EXPECT_EQ(parameters[i].tensor.requires_grad(), i != 5);
     }
     const auto batch = toy_batch(context.rank(), 2);
-    net.loss(batch.ids, batch.targets).backward();  // a module as any other
+    net.loss(batch.ids, batch.targets).backward();  // an ordinary module
     EXPECT_TRUE(parameters.front().tensor.grad().defined());
   });
 }

@@ -1,4 +1,4 @@
-// Gradients over several passes: what is added, dropped, scaled and handed to an optimizer.
+// Gradients over several passes: accumulated, dropped, scaled and passed to an optimizer.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -65,8 +65,8 @@ class CountedAdamW : public optim::AdamW {
   }
 };
 
-// One call of the kernel for each unit's share, however many parameters the unit has.
-TEST(OptimizerSteps, TakeOneCallAUnit) {
+// One call of the kernel per unit's shard, for any number of parameters in the unit.
+TEST(OptimizerSteps, TakeOneCallPerUnit) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       CountedAdamW optimizer(model.parameters(), {.decay = optim::decay_matrices});
@@ -82,7 +82,7 @@ TEST(OptimizerSteps, TakeOneCallAUnit) {
   }
 }
 
-// What a user reads after clipping is the clipped gradient, and the optimizer takes the same.
+// After clipping, users read the clipped gradient, and the optimizer uses the same.
 TEST(Gradients, AreClippedWhereverTheyAreRead) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -126,8 +126,8 @@ std::vector<std::vector<double>> gradients(const ShardedModel& model) {
   return all;
 }
 
-// zero_grad of some parameters only, and a factor of clipping that nobody has multiplied in yet.
-TEST(Gradients, AccumulateOnlyWhatIsThere) {
+// zero_grad of some parameters only, and a clipping factor that is still pending.
+TEST(Gradients, AccumulateOnlyOntoExistingGradients) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       train_once(context, net);
@@ -154,7 +154,7 @@ TEST(Gradients, AccumulateOnlyWhatIsThere) {
   }
 }
 
-// Reading one gradient multiplies its factor in; the norm must not be taken twice for it.
+// Reading a gradient applies its pending factor; the norm must not apply it again.
 TEST(Gradients, ClippingTwiceAfterReading) {
   on_ranks(2, toy_options(Strategy::full_shard),
            [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -166,9 +166,8 @@ TEST(Gradients, ClippingTwiceAfterReading) {
            });
 }
 
-// Sums of a no_sync pass are reduced by the next synchronised pass, also where it did not use the
-// unit.
-TEST(NoSync, UnitsThatTheLastPassLeftOut) {
+// The next synchronised pass reduces the sums of a no_sync pass, even if it did not use the unit.
+TEST(NoSync, UnitsThatTheLastPassDidNotUse) {
   class TwoWays : public nn::Module {
    public:
     TwoWays() {
@@ -190,7 +189,9 @@ TEST(NoSync, UnitsThatTheLastPassLeftOut) {
       {
         const auto scope = model.no_sync();
         net.forward(x, true).backward();
-        EXPECT_THROW((void)model.no_sync(), std::logic_error);
+        EXPECT_EQ(message_of<std::logic_error>([&] { (void)model.no_sync(); }),
+                  "no_sync() inside the scope of another no_sync(): one scope is enough. Leave out "
+                  "the inner one, or end the outer one before");
         EXPECT_THROW(model.clip_grad_norm(0), std::logic_error);  // nothing is reduced yet
       }
       net.forward(x, false).backward();
@@ -217,7 +218,7 @@ TEST(OptimizerSteps, NeedTheModelsParameters) {
   }
 }
 
-// A backward that an exception ends half-way leaves nothing behind: the next step is as without it.
+// A backward that an exception ends half-way has no effect on the next step.
 TEST(Gradients, AfterABackwardThatFailed) {
   const auto fail_half_way = [](ToyTransformer& net) {
     const auto batch = toy_batch(70, 2);

@@ -1,4 +1,4 @@
-// What may happen between the parts of a training step without changing it.
+// Operations between the parts of a training step that must not change it.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -15,7 +15,7 @@ using testing::toy_options;
 using testing::ToyTransformer;
 using testing::Trajectory;
 
-// What may happen at the marked points of a training step without changing what is trained.
+// Operations at the marked points of a training step that must not change the training.
 struct Interruptions {
   using Action = std::function<void(ToyTransformer&, ShardedModel&)>;
   Action before_forward = {};
@@ -60,7 +60,7 @@ void expect_harmless(const Interruptions& interruptions) {
     options.param_dtype = dtype;
     const Trajectory expected = train(2, options, {});
     for (const StrategyRow& row : strategy_table) {
-      if (row.shards == ShardGroup::group) continue;  // on two ranks the same as another row
+      if (row.shards == ShardGroup::group) continue;  // the same as another strategy on two ranks
       options.strategy = row.strategy;
       EXPECT_TRUE(same_bits(expected, train(2, options, interruptions)))
           << testing::describe(options);
@@ -102,7 +102,7 @@ TEST(Lifecycle, UnshardedScopesAnywhere) {
   expect_harmless({.before_step = scope});
 }
 
-// Two losses one after the other, as with one backward for both.
+// Two backwards, one after the other, equal one backward of both losses.
 TEST(Lifecycle, SeveralBackwardsAddUp) {
   const auto another = [](ToyTransformer& net, ShardedModel&) {
     const auto batch = toy_batch(50, 2);

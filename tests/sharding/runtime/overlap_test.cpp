@@ -1,6 +1,6 @@
-// Communication and computation that take equally long go on at the same time: the real schedule's
-// work, replayed on a machine whose links are as slow as that takes (sharding/plan/plan_time.h). In
-// virtual time, so that nothing else on this machine is in the figures; bench/overlap_bench
+// Communication and computation that take equally long overlap: the real schedule's work, replayed
+// on a machine whose links are exactly that slow (sharding/plan/plan_time.h). It runs in virtual
+// time, so that other work on this machine does not affect the figures; bench/overlap_bench
 // measures the same.
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ MemoryPlan plan_deep(const ShardingOptions& options, int ranks, int micro_batche
   return plan(net, {.ranks = ranks, .device = DeviceType::cuda, .timed = true}, what);
 }
 
-// A GPU for which only products take time, and links without a latency.
+// A GPU on which only products take time, and links without latency.
 Cluster products_alone(int per_node, double inside, double across) {
   Cluster cluster;
   cluster.name = "virtual";
@@ -66,18 +66,18 @@ Cluster products_alone(int per_node, double inside, double across) {
   return cluster;
 }
 
-constexpr double at_once = 1e18;  // bytes a second
+constexpr double at_once = 1e18;  // bytes per second
 
 struct Overlap {
   double computation = 0;
-  double step = 0;  // with communication that takes as long
+  double step = 0;  // with communication that takes equally long
 };
 
 double predicted_seconds(const MemoryPlan& planned, int ranks, const Cluster& cluster) {
   return predict_step(*planned.step, {.ranks = ranks, .device = DeviceType::cuda}, cluster).seconds;
 }
 
-// All of a step's collectives one after the other.
+// The time of all collectives of a step, one after the other.
 double communication_seconds(const MemoryPlan& planned, const Cluster& cluster) {
   double seconds = 0;
   for (const comm::RecordedCollective& call : planned.step->collectives)
@@ -85,7 +85,7 @@ double communication_seconds(const MemoryPlan& planned, const Cluster& cluster) 
   return seconds;
 }
 
-// On links of one kind that take as long for a step's collectives as its products take.
+// With links of one kind on which a step's collectives take as long as its products.
 Overlap overlap_of(const ShardingOptions& options, int ranks, int per_node, bool across) {
   const MemoryPlan planned = plan_deep(options, ranks);
   const auto linked = [&](double rate) {
@@ -112,7 +112,7 @@ TEST(Overlap, AStepTakesLittleMoreThanTheLongerOfTheTwo) {
   EXPECT_GE(got.step, got.computation);
 }
 
-// The test can fail: without prefetching, a step waits for every gather.
+// Shows that the test can fail: without prefetching, a step waits for every gather.
 TEST(Overlap, NeedsPrefetching) {
   ShardingOptions options = deep_options();
   options.forward_prefetch = false;
@@ -127,10 +127,10 @@ TEST(Overlap, HoldsBetweenNodes) {
   EXPECT_LT(whole.step, 1.15 * whole.computation);
 }
 
-// The links inside of a node are busy for as long as a step computes, and those between nodes for
-// as long as its backward does: sums between copies go on beside those within one, or the step
-// would take a third longer.
-TEST(Overlap, SumsBetweenCopiesGoOnBesideThoseWithinOne) {
+// The links inside a node are busy for as long as a step computes, and those between nodes for as
+// long as its backward: sums between copies overlap with those within a copy, or the step would
+// take a third longer.
+TEST(Overlap, SumsBetweenCopiesOverlapThoseWithinOne) {
   ShardingOptions options = deep_options(Strategy::hybrid_shard);
   options.group_size = 4;
   const MemoryPlan planned = plan_deep(options, 8);
@@ -142,9 +142,9 @@ TEST(Overlap, SumsBetweenCopiesGoOnBesideThoseWithinOne) {
   EXPECT_LT(predicted_seconds(planned, 8, products_alone(4, inside, across)), 1.15 * computation);
 }
 
-// Where the links between nodes are what a step waits for, a backward that gathers inside of them
-// takes less time, by what it does not send.
-TEST(Overlap, ReshardingToANodeSavesItsTimeBetweenNodes) {
+// Where a step waits for the links between nodes, a backward that gathers inside nodes takes less
+// time, because it sends fewer bytes.
+TEST(Overlap, ReshardingToANodeSavesTimeBetweenNodes) {
   const auto seconds = [](const ShardingOptions& options) {
     return predicted_seconds(plan_deep(options, 8), 8, products_alone(4, at_once, 1.0));
   };
@@ -152,8 +152,8 @@ TEST(Overlap, ReshardingToANodeSavesItsTimeBetweenNodes) {
   const double whole = seconds(options);
   options.reshard_after_forward = 4;
   const double part = seconds(options);
-  // Of gather, gather and reduce of each layer one gather is not there: a third, but for what the
-  // root sends.
+  // Each layer has a gather, a gather and a reduction; one of the gathers is saved: a third, except
+  // for the bytes of the root.
   EXPECT_LT(part, 0.70 * whole);
   EXPECT_GT(part, 0.64 * whole);
 }

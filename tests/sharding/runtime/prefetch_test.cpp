@@ -1,4 +1,4 @@
-// When parameters are gathered, and on which thread, changes no bit.
+// The time of a gather and the thread that runs it change no bit.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -12,7 +12,7 @@ using testing::same_bits;
 using testing::toy_options;
 using testing::train_toy;
 
-// Side streams' work on the caller for a scope. No rank runs while it is set or unset.
+// For a scope, the work of side streams runs on the caller. Set and reset it while no rank runs.
 class SerialStreams {
  public:
   SerialStreams() { setenv("TESSERA_SERIAL_STREAMS", "1", 1); }
@@ -43,7 +43,7 @@ TEST(Prefetch, ChangesNoBit) {
   }
 }
 
-TEST(Prefetch, SerialStreamsServeEveryStrategy) {
+TEST(Prefetch, SerialStreamsWorkWithEveryStrategy) {
   const SerialStreams serial;
   const testing::TrainingCase what{.micro_batches = 2, .no_sync = true};
   const auto expected = train_toy(4, toy_options(Strategy::no_shard), what);
@@ -52,7 +52,7 @@ TEST(Prefetch, SerialStreamsServeEveryStrategy) {
   }
 }
 
-// What side streams did is counted, hidden or not.
+// The time of side streams is counted, hidden or not.
 TEST(Prefetch, TimeIsCounted) {
   launch(2, [](Context& context) {
     testing::ToyTransformer net;

@@ -1,5 +1,5 @@
-// Options of the schedule drawn at random: whatever they say, the bits are NO_SHARD's, the plan is
-// what ranks hold and move, and steps allocate nothing.
+// Random options of the schedule: the bits are always those of NO_SHARD, the plan matches the
+// memory and traffic of the ranks, and steps allocate nothing.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -143,7 +143,7 @@ std::string describe(const Draw& drawn) {
 class RandomSchedule : public ::testing::TestWithParam<std::uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomSchedule, ::testing::Range(0u, 48u));
 
-// FULL_SHARD's, where what is gathered is rounded: NO_SHARD gathers nothing.
+// The bits of FULL_SHARD where gathered parameters are rounded: NO_SHARD gathers nothing.
 TEST_P(RandomSchedule, HasTheBitsOfNoShard) {
   const Draw drawn = draw(GetParam());
   const bool rounds =

@@ -1,5 +1,5 @@
-// Two losses over one trunk that run backward one after the other, through units: as two forwards
-// and backwards would add up.
+// Two losses over one trunk with one backward after the other, through units: the sum of two
+// forwards and backwards.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -37,7 +37,7 @@ Gradients take_gradients(ShardedModel& model) {
 }
 
 void check_two_losses(const Context& context, const ToyTransformer& net, ShardedModel& model) {
-  // A graph of its own for each loss.
+  // A separate graph for each loss.
   losses_of(context, net).tokens.backward();
   losses_of(context, net).trunk.backward();
   const Gradients wanted = take_gradients(model);
@@ -78,7 +78,7 @@ TEST(RetainGraph, AddsUpThroughUnitsUnderEveryStrategy) {
           ToyTransformer net(0.1);
           ShardedModel model = fully_shard(net, context, options);
           check_two_losses(context, net, model);
-          // And training goes on.
+          // Training continues.
           optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
           testing::train_once(context, net);
           optimizer.step();
@@ -88,8 +88,8 @@ TEST(RetainGraph, AddsUpThroughUnitsUnderEveryStrategy) {
   }
 }
 
-// Hooks of programs run while the unit's parameters are there, again where it runs again, and leave
-// sharding's hooks alone.
+// Users' hooks run while the unit's parameters are gathered, run again in a recomputation, and do
+// not affect sharding's hooks.
 TEST(ForwardHooks, ReadParametersOfTheirUnit) {
   for (const auto how : {ActivationCheckpointing::none, ActivationCheckpointing::full}) {
     ShardingOptions options = testing::toy_options(Strategy::full_shard);
@@ -98,7 +98,7 @@ TEST(ForwardHooks, ReadParametersOfTheirUnit) {
       const testing::OneThread one_thread;
       manual_seed(3);
       ToyTransformer net;
-      // Before fully_shard() and after it.
+      // Registered before fully_shard() and after it.
       int before = 0, after = 0;
       nn::Module* block = nullptr;
       for (const auto& [name, module] : net.named_modules()) {
@@ -139,7 +139,7 @@ TEST(ForwardHooks, ReadParametersOfTheirUnit) {
   }
 }
 
-TEST(ErrorPlaces, NameTheModuleUnderShardingToo) {
+TEST(ErrorPlaces, NameTheModuleWithShardingToo) {
   testing::on_ranks(
       2, testing::toy_options(Strategy::full_shard),
       [](const Context&, const ToyTransformer& net, ShardedModel&) {

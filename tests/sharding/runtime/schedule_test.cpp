@@ -1,5 +1,5 @@
-// When units are gathered and reduced: what must not depend on forwards that had no backward, on
-// how often a unit is called, and on where the root is used.
+// The times when units are gathered and reduced. They must not depend on forwards without a
+// backward, on how often a unit is called, or on where the root is used.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -16,7 +16,7 @@ using testing::toy_batch;
 using testing::toy_options;
 using testing::ToyTransformer;
 
-// The tensor itself; `at_backward` is called when the gradient comes by.
+// Returns the same tensor; `at_backward` is called when its gradient is computed.
 Tensor watched(const Tensor& x, std::function<void()> at_backward) {
   Tensor out = x.detach();
   autograd::record(Op::reshape, {x}, {out},
@@ -28,8 +28,8 @@ Tensor watched(const Tensor& x, std::function<void()> at_backward) {
   return out;
 }
 
-// What a step did: collectives in the forward, in the backward up to the first block, in all of it;
-// collective memory.
+// The collectives of a step: in the forward, in the backward up to the first block, and in total;
+// and the collective memory.
 struct StepProfile {
   std::uint64_t forward = 0, until_first_block = 0, backward = 0;
   std::uint64_t bytes = 0, buffer_bytes = 0, allocations = 0;
@@ -76,7 +76,8 @@ void expect_no_trace(const Interruption& interruption) {
       const StepProfile usual = step(context, net, model, optimizer);
       interruption(net, model);
       const StepProfile after = step(context, net, model, optimizer);
-      // What was left whole need not be gathered again; all else is as ever, in this step already.
+      // Units that stayed gathered need no new gather; everything else is as usual, already in this
+      // step.
       EXPECT_LE(after.forward, usual.forward) << testing::describe(options);
       EXPECT_EQ(after.until_first_block, usual.until_first_block) << testing::describe(options);
       EXPECT_EQ(after.backward, usual.backward) << testing::describe(options);
@@ -97,7 +98,7 @@ TEST(ForwardWithoutBackward, LeavesNoTraceWhenItsGraphIsDropped) {
 TEST(ForwardWithoutBackward, LeavesNoTraceWhileItsGraphLives) {
   expect_no_trace([](ToyTransformer& net, ShardedModel&) {
     const auto batch = toy_batch(7, 2);
-    thread_local Tensor loss;  // the rank's thread ends with the ranks
+    thread_local Tensor loss;  // the thread of the rank ends with the rank
     loss = net.loss(batch.ids, batch.targets);
   });
 }
@@ -105,7 +106,7 @@ TEST(ForwardWithoutBackward, LeavesNoTraceWhileItsGraphLives) {
 TEST(ForwardWithoutBackward, LeavesNoTraceWhenAnExceptionEndsIt) {
   expect_no_trace([](ToyTransformer& net, ShardedModel&) {
     const auto batch = toy_batch(7, 2);
-    (void)net.embed(batch.ids);  // as if what follows had thrown
+    (void)net.embed(batch.ids);  // as if the rest had thrown
     EXPECT_THROW((void)net.head(Tensor::zeros({2, testing::toy_length, 5})), std::logic_error);
   });
 }
@@ -118,7 +119,7 @@ TEST(ForwardWithoutBackward, LeavesNoTraceOfEvaluation) {
   });
 }
 
-// Two graphs at once, one backward after the other: every step is as the first, in memory as well.
+// Two graphs at once, one backward after the other: every step equals the first, in memory too.
 TEST(TwoGraphs, AreReducedOneAfterTheOther) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -176,7 +177,7 @@ struct PathStep {
   std::uint64_t forward = 0, backward = 0;
 };
 
-// A step that comes after two others.
+// A step after two others.
 PathStep step_of_path(const std::vector<int>& path) {
   PathStep result;
   launch(2, [&](Context& context) {
@@ -205,23 +206,23 @@ PathStep step_of_path(const std::vector<int>& path) {
 
 using Counts = std::vector<std::uint64_t>;
 
-// The next call's unit is gathered when one begins; the last one stays for the backward, which then
-// gathers the others again and reduces.
-TEST(Calls, AUnitThatComesTwiceIsGatheredForEachCall) {
+// When a call begins, the next call's unit is gathered; the last unit stays gathered for the
+// backward, which then gathers the others again and reduces.
+TEST(Calls, AUnitThatIsCalledTwiceIsGatheredForEachCall) {
   const PathStep got = step_of_path({1, 2, 1, 3});
   EXPECT_EQ(got.before, (Counts{0, 2, 3, 4}));
   EXPECT_EQ(got.forward, 4u);
   EXPECT_EQ(got.backward, 3u + 3);
 }
 
-TEST(Calls, AUnitThatComesAgainAtOnceStays) {
+TEST(Calls, AUnitThatIsCalledAgainAtOnceStaysGathered) {
   const PathStep got = step_of_path({1, 1, 2, 2});
   EXPECT_EQ(got.before, (Counts{0, 1, 2, 2}));
   EXPECT_EQ(got.forward, 2u);
   EXPECT_EQ(got.backward, 1u + 2);
 }
 
-// A root that comes last is gathered while the unit before it works, and nothing is gathered after
+// A root that is used last is gathered while the unit before it runs, and no unit is gathered after
 // it that the backward does not need.
 TEST(Calls, ALateRootIsPrefetched) {
   const PathStep got = step_of_path({1, 2, 3, 0});
@@ -230,15 +231,15 @@ TEST(Calls, ALateRootIsPrefetched) {
   EXPECT_EQ(got.backward, 2u + 4);
 }
 
-TEST(Calls, AnEarlyRootBringsTheFirstUnit) {
+TEST(Calls, AnEarlyRootPrefetchesTheFirstUnit) {
   const PathStep got = step_of_path({0, 1, 2});
   EXPECT_EQ(got.before, (Counts{0, 2, 3}));
   EXPECT_EQ(got.forward, 3u);
   EXPECT_EQ(got.backward, 1u + 3);
 }
 
-// A module that a backward runs again is no new forward: nothing of the order is lost, and the unit
-// is still there when its own backward comes.
+// A module that a backward recomputes is not a new forward: the order is kept, and the unit is
+// still gathered when its own backward runs.
 TEST(Calls, AForwardInsideABackwardChangesNoOrder) {
   on_ranks(2, toy_options(Strategy::full_shard),
            [](Context& context, ToyTransformer& net, ShardedModel& model) {

@@ -1,5 +1,5 @@
-// Parameters that are written through pointers, and whole ones that are written inside
-// write_unsharded(): no gathered copy outlives its masters.
+// Parameters that are written through pointers, and whole parameters that are written inside
+// write_unsharded(): no gathered copy stays in use after its masters change.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-// All strategies in fp32 and bf16, with copies that stay as long as they may.
+// All strategies in fp32 and bf16, with copies that are kept as long as possible.
 std::vector<ShardingOptions> settings() {
   std::vector<ShardingOptions> all;
   for (const ShardingOptions& plain : all_strategies(2)) {
@@ -62,7 +62,7 @@ std::vector<double> losses_of(const ShardingOptions& options, Update update) {
   return losses;
 }
 
-TEST(WrittenParameters, PointersAreSeenAsOptimizersAre) {
+TEST(WrittenParameters, WritesThroughPointersAreDetectedLikeOptimizers) {
   for (const ShardingOptions& options : settings()) {
     const std::vector<double> expected = losses_of(options, by_optimizer);
     EXPECT_LT(expected.back(), expected.front());
@@ -72,9 +72,9 @@ TEST(WrittenParameters, PointersAreSeenAsOptimizersAre) {
   }
 }
 
-// A pointer that was taken once and is written through again: found where a copy is in use, and
-// right where none is.
-TEST(WrittenParameters, OldPointersAreFoundWhereACopyIsInUse) {
+// A pointer that was taken once and is written through again: detected while a copy is in use, and
+// correct otherwise.
+TEST(WrittenParameters, OldPointersAreDetectedWhileACopyIsInUse) {
   int found = 0;
   for (const ShardingOptions& options : settings()) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
@@ -93,7 +93,7 @@ TEST(WrittenParameters, OldPointersAreFoundWhereACopyIsInUse) {
       }
       double got = 0;
       const std::string message = message_of<std::logic_error>([&] { got = loss_of(true); });
-      for (auto& parameter : parameters) (void)parameter.tensor.data();  // as the rules ask
+      for (auto& parameter : parameters) (void)parameter.tensor.data();  // as the rules require
       const double expected = loss_of(false);
       if (message == "no exception") {
         EXPECT_EQ(got, expected) << testing::describe(options);
@@ -106,12 +106,12 @@ TEST(WrittenParameters, OldPointersAreFoundWhereACopyIsInUse) {
   EXPECT_GT(found, 0);
 }
 
-TEST(WrittenParameters, ReadingThroughAConstHandleGathersNothingAnew) {
+TEST(WrittenParameters, ReadingThroughAConstHandleCausesNoNewGather) {
   ShardingOptions options = toy_options(Strategy::shard_optimizer);
   on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
     train_once(context, net);
     const auto before = model.communication().collectives;
-    if (context.is_main()) {  // one rank alone may read
+    if (context.is_main()) {  // a single rank may read
       for (const auto& parameter : model.parameters()) (void)parameter.tensor.data_as<float>();
     }
     const auto batch = toy_batch(context.rank(), 2);
@@ -121,8 +121,8 @@ TEST(WrittenParameters, ReadingThroughAConstHandleGathersNothingAnew) {
   });
 }
 
-// Written elements are kept, the others keep every bit of their masters.
-TEST(WriteUnsharded, KeepsWhatWasWritten) {
+// Written elements are kept; the others keep every bit of their masters.
+TEST(WriteUnsharded, KeepsWrittenValues) {
   for (const ShardingOptions& options : settings()) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       train_once(context, net);
@@ -163,8 +163,8 @@ TEST(WriteUnsharded, KeepsWhatWasWritten) {
   }
 }
 
-// Every rank reads what was there before, not what another rank has written into the same copy.
-TEST(WriteUnsharded, ReadsWhatWasThereBefore) {
+// Every rank reads the old values, not those that another rank has written into the same copy.
+TEST(WriteUnsharded, ReadsTheOldValues) {
   for (const ShardingOptions& options : settings()) {
     on_ranks(2, options, [&](Context&, ToyTransformer& net, ShardedModel& model) {
       for (auto& parameter : model.parameters()) {
@@ -202,7 +202,7 @@ TEST(WriteUnsharded, RanksThatWriteDifferentValuesAreNamed) {
   }
 }
 
-TEST(WriteUnsharded, AnExceptionLeavesTheParametersAsTheyWere) {
+TEST(WriteUnsharded, AnExceptionLeavesTheParametersUnchanged) {
   for (const ShardingOptions& options : settings()) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       const auto batch = toy_batch(context.rank(), 2);

@@ -1,4 +1,4 @@
-// Reading and writing the parameters of a sharded model, and what is refused.
+// Reading and writing the parameters of a sharded model, and refused operations.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ using testing::toy_options;
 using testing::ToyTransformer;
 using testing::train_once;
 
-// Inside the scope, every parameter reads as what the ranks hold between them.
+// Inside the scope, every parameter has the values that the ranks hold together.
 TEST(UnshardedScope, ReadsTheRightValues) {
   for (ShardingOptions options : all_strategies(4)) {
     for (const std::optional<DType> dtype : {std::optional<DType>{}, {bfloat16}}) {
@@ -58,7 +58,7 @@ TEST(UnshardedScope, RefusesWrites) {
       {
         const auto whole = model.unsharded();
         const std::string refusal =
-            "parameters cannot change inside an unsharded(model) scope; where this only reads, "
+            "parameters cannot change inside an unsharded(model) scope; if this only reads, "
             "take "
             "the pointer from a const Tensor";
         EXPECT_EQ(message_of<std::logic_error>([&] { optimizer.step(); }), refusal);
@@ -75,7 +75,7 @@ TEST(UnshardedScope, RefusesWrites) {
                   }).find("a copy that is only read"),
                   std::string::npos);
       }
-      optimizer.step();  // afterwards they can
+      optimizer.step();  // allowed after the scope
     });
   }
 }
@@ -91,11 +91,11 @@ TEST(ShardedParameters, NameTheirUnitWhenUsedOutside) {
   });
 }
 
-// The root's parameters come by themselves when a forward computes with them. Reading them on one
-// rank alone is an error there, and no collective that waits for the others.
+// A forward that uses the root's parameters gathers them automatically. Reading them on a single
+// rank is an error there, not a collective that waits for the others.
 TEST(ShardedParameters, OfTheRootCannotBeReadByOneRankAlone) {
   for (const ShardingOptions& options : all_strategies(2)) {
-    if (row_of(options.strategy).gathered == Gathered::until_step) continue;  // they are there
+    if (row_of(options.strategy).gathered == Gathered::until_step) continue;  // they stay gathered
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       Tensor root;
       for (const auto& parameter : net.named_parameters()) {
@@ -123,8 +123,8 @@ TEST(ShardedParameters, OfTheRootCannotBeReadByOneRankAlone) {
   }
 }
 
-// What was frozen when the module was sharded has no place for a gradient.
-TEST(ShardedParameters, WhatWasFrozenStaysFrozen) {
+// Parameters that were frozen when the module was sharded have no memory for a gradient.
+TEST(ShardedParameters, FrozenParametersStayFrozen) {
   for (const ShardingOptions& options : all_strategies(2)) {
     launch(2, [&](Context& context) {
       manual_seed(3);
@@ -140,7 +140,7 @@ TEST(ShardedParameters, WhatWasFrozenStaysFrozen) {
             << message;
         EXPECT_NE(message.find("before fully_shard()"), std::string::npos) << message;
         EXPECT_EQ(tensor.requires_grad(), !value);
-        tensor.set_requires_grad(!value);  // what it is
+        tensor.set_requires_grad(!value);  // the current value
       };
       expect_refused(net.named_parameters().back(), true);
       train_once(context, net);
@@ -148,13 +148,13 @@ TEST(ShardedParameters, WhatWasFrozenStaysFrozen) {
   }
 }
 
-// Loading a checkpoint: copies gathered before show the new values after.
+// After loading a checkpoint, earlier gathered copies must have the new values.
 TEST(ShardedParameters, WritesInvalidateGatheredCopies) {
   for (ShardingOptions options : all_strategies(2)) {
     for (const std::optional<DType> dtype : {std::optional<DType>{}, {bfloat16}}) {
       options.param_dtype = dtype;
       on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
-        train_once(context, net);  // whatever stays gathered is gathered now
+        train_once(context, net);  // gathers all units that stay gathered
         (void)net.loss(toy_batch(0, 1).ids, toy_batch(0, 1).targets);
         for (const auto& parameter : model.parameters()) {
           Tensor(parameter.tensor).copy_from(Tensor::full({parameter.tensor.elements()}, 0.25));
@@ -163,7 +163,7 @@ TEST(ShardedParameters, WritesInvalidateGatheredCopies) {
         const auto batch = toy_batch(0, 1);
         const double loss = net.loss(batch.ids, batch.targets).item();
         EXPECT_NEAR(loss, std::log(static_cast<double>(testing::toy_vocabulary)), 1e-2)
-            << testing::describe(options);  // all logits are alike
+            << testing::describe(options);  // all logits are equal
         const auto whole = model.unsharded();
         for (const auto& parameter : net.named_parameters()) {
           for (const double value : parameter.tensor.to_vector()) EXPECT_EQ(value, 0.25);
@@ -214,7 +214,7 @@ TEST(Structures, ModuleShardedTwice) {
            });
 }
 
-// The module outlives its sharding: what it points to is gone, and it says so.
+// The module outlives its sharding: its parameters are gone, and using it gives an error.
 TEST(Structures, ModuleAfterItsModel) {
   for (const ShardingOptions& options : all_strategies(2)) {
     launch(2, [&](Context& context) {
@@ -229,7 +229,7 @@ TEST(Structures, ModuleAfterItsModel) {
   }
 }
 
-// A graph that lives longer than its model says so, and touches nothing of it.
+// A graph that outlives its model gives an error, and accesses nothing of the model.
 TEST(Structures, GraphAfterItsModel) {
   for (ShardingOptions options : all_strategies(2)) {
     for (const bool wrapped : {true, false}) {
@@ -248,7 +248,7 @@ TEST(Structures, GraphAfterItsModel) {
         EXPECT_NE(message.find("ShardedModel"), std::string::npos) << message;
         EXPECT_NE(message.find("has ended"), std::string::npos) << message;
         loss = {};
-        // The module can be given new parameters' memory by nobody else.
+        // Only the ShardedModel can give the module memory for new parameters.
         EXPECT_NE(message_of<std::logic_error>([&] {
                     (void)net.loss(batch.ids, batch.targets);
                   }).find("has ended"),

@@ -1,4 +1,4 @@
-// The matrix: every strategy gives the bits of NO_SHARD at the same world size.
+// The matrix: at the same world size every strategy gives the bits of NO_SHARD.
 #pragma once
 
 #include <optional>
@@ -20,7 +20,7 @@ inline const std::vector<TrainingCase>& training_cases() {
   return cases;
 }
 
-// The order of summation that a strategy takes; NO_SHARD must be told to take the same.
+// The order of summation of a strategy; NO_SHARD must be configured to use the same.
 inline int summation_group(const ShardingOptions& options, int world) {
   if (options.reduction_group != 0) return options.reduction_group;
   const int group = options.group_size;
@@ -46,7 +46,7 @@ inline void expect_equal_strategies(int world, std::optional<DType> param_dtype,
   }
   const Trajectory& plain = expected[0];
   ASSERT_EQ(plain.norms.size(), 3u);
-  EXPECT_GT(plain.norms.front(), 100 * what.max_norm);  // clipping is real
+  EXPECT_GT(plain.norms.front(), 100 * what.max_norm);  // clipping takes effect
   EXPECT_NE(plain.losses.front().front(), plain.losses.front().back());
 }
 

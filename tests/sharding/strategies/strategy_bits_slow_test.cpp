@@ -1,4 +1,4 @@
-// Strategies agree in bits with NO_SHARD on five to eight ranks.
+// Strategies give the bits of NO_SHARD on five to eight ranks.
 #include "sharding/strategies/strategy_bits.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-// Strategies agree in bits with NO_SHARD on one to four ranks, and with one rank to rounding.
+// Strategies give the bits of NO_SHARD on one to four ranks, and those of one rank up to rounding.
 #include "sharding/strategies/strategy_bits.h"
 
 #include <cmath>
@@ -30,7 +30,7 @@ TEST_P(StrategyBits, BFloat16) {
   for (int world = 1; world <= 4; ++world) expect_equal_strategies(world, bfloat16, GetParam());
 }
 
-// Gradients travel in fp32 though the parameters are bf16.
+// Gradients are sent in fp32 although the parameters are bf16.
 TEST(StrategyBitsWire, ReduceDtype) {
   ShardingOptions plain = toy_options(Strategy::no_shard);
   plain.param_dtype = bfloat16;
@@ -52,7 +52,7 @@ void expect_close(const std::vector<double>& a, const std::vector<double>& b, do
   }
 }
 
-TEST(StrategyBitsOneRank, SeesTheSameLargerBatch) {
+TEST(StrategyBitsOneRank, TrainsTheSameLargerBatch) {
   for (const double dropout : {0.0, 0.1}) {
     const Trajectory one = train_toy(1, toy_options(Strategy::no_shard),
                                      {.dropout = dropout, .steps = 8, .batch = 12});
@@ -78,7 +78,7 @@ TEST(StrategyBitsReductionGroup, OneNumberOneSum) {
     EXPECT_TRUE(same_bits(by_three, train_toy(6, options))) << describe(options);
   }
   ShardingOptions hybrid = toy_options(Strategy::hybrid_shard, 3);
-  EXPECT_TRUE(same_bits(by_three, train_toy(6, hybrid)));  // takes it by itself
+  EXPECT_TRUE(same_bits(by_three, train_toy(6, hybrid)));  // the default for these groups
   hybrid.reduction_group = 3;
   EXPECT_TRUE(same_bits(by_three, train_toy(6, hybrid)));
   hybrid.group_size = 6;
@@ -88,8 +88,8 @@ TEST(StrategyBitsReductionGroup, OneNumberOneSum) {
   EXPECT_TRUE(same_bits(tree, train_toy(6, hybrid)));
 }
 
-// Orders that a group's sums are no part of, and groups that do not divide the world.
-TEST(StrategyBitsReductionGroup, RefusesWhatCannotAgree) {
+// Orders of which a group's sums are not a part, and groups that do not divide the world.
+TEST(StrategyBitsReductionGroup, RefusesIncompatibleGroups) {
   const auto message = [](int group_size, int reduction_group) -> std::string {
     ShardingOptions options = toy_options(Strategy::hybrid_shard, group_size);
     options.reduction_group = reduction_group;
@@ -111,7 +111,7 @@ TEST(StrategyBitsReductionGroup, RefusesWhatCannotAgree) {
   EXPECT_NE(message(0, 0).find("got 0"), std::string::npos);
 }
 
-// A model of the library's own, dropout in all its places.
+// A model of the library, with dropout in all its places.
 TEST(StrategyBitsGpt2, AllStrategies) {
   const auto make = [](double dropout) {
     models::Gpt2Config config;

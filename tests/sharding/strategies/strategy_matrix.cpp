@@ -1,6 +1,6 @@
-// The whole matrix, for hours on request (scripts/strategy-matrix): every way to shard, to
-// prefetch, to place state, to recompute and to order work gives the bits of NO_SHARD at the same
-// world size. The tests of every day take a spread of it.
+// The whole matrix, which takes hours (scripts/strategy-matrix): every way to shard, to prefetch,
+// to place state, to recompute and to order work gives the bits of NO_SHARD at the same world size.
+// The ordinary tests run a sample of it.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -88,7 +88,7 @@ class SerialStreams {
   SerialStreams& operator=(const SerialStreams&) = delete;
 };
 
-// Of one strategy: schedules, places of state, recomputation, order of work.
+// The variants of one strategy: schedules, places of state, recomputation, order of work.
 template <class F>
 void for_all_ways(const ShardingOptions& strategy, F&& visit) {
   using enum BackwardPrefetch;
@@ -120,7 +120,7 @@ std::string describe_way(const ShardingOptions& options, bool serial) {
          (serial ? ", serial streams" : "");
 }
 
-// TESSERA_MATRIX_EVERY=N takes each N-th cell, from another one in each test.
+// TESSERA_MATRIX_EVERY=N runs each N-th cell, starting at another one in each test.
 std::uint64_t taken_cells() {
   const char* text = std::getenv("TESSERA_MATRIX_EVERY");
   const std::uint64_t every = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);

@@ -1,4 +1,4 @@
-// Recomputation under sharding: the bits and the communication of a run without it.
+// Recomputation with sharding: the bits and the communication of a run without it.
 #include "sharding/units/activation_checkpointing.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ TEST(ActivationCheckpointing, PrefetchChangesNoBit) {
   }
 }
 
-// Bytes and collectives of the third step, and collective memory after it.
+// The bytes and collectives of the third step, and the collective memory after it.
 CommunicationStatistics communication_of(const ShardingOptions& options, int world) {
   CommunicationStatistics third;
   testing::on_ranks(world, options, [&](Context& context, auto& net, ShardedModel& model) {
@@ -92,8 +92,8 @@ CommunicationStatistics communication_of(const ShardingOptions& options, int wor
   return third;
 }
 
-// The second run happens inside of what the backward gathers anyway.
-TEST(ActivationCheckpointing, MovesNoByteMore) {
+// The second run uses the parameters that the backward gathers anyway.
+TEST(ActivationCheckpointing, MovesNoMoreBytes) {
   constexpr int world = 4;
   for (const ShardingOptions& options : testing::all_strategies(world)) {
     const CommunicationStatistics plain = communication_of(options, world);
@@ -124,7 +124,7 @@ TEST(ActivationCheckpointing, UnitsThatAreSharedNestedTiedAndFrozenGiveTheBitsWi
   }
 }
 
-TEST(ActivationCheckpointing, ChoosesTheOutermostOfThemEveryNth) {
+TEST(ActivationCheckpointing, ChoosesEveryNthOfTheOutermost) {
   testing::SharedUnits net(false);
   const auto chosen = [&](const WrapPolicy& wrap, std::vector<std::string> classes, int every) {
     ShardingOptions options = recomputing({.wrap = wrap});
@@ -144,7 +144,7 @@ TEST(ActivationCheckpointing, ChoosesTheOutermostOfThemEveryNth) {
   EXPECT_EQ(chosen(WrapPolicy::none(), {"Linear", "SharedPair"}, 1).size(), 3 * 4 + 1u);
 }
 
-TEST(ActivationCheckpointing, WhatCannotBeDoneIsRefusedByName) {
+TEST(ActivationCheckpointing, UnsupportedChoicesAreRefusedByName) {
   const auto refusal = [](const ShardingOptions& options) {
     return message_of<Error>(
         [&] { testing::on_ranks(1, options, [](Context&, auto&, ShardedModel&) {}); });
@@ -155,16 +155,16 @@ TEST(ActivationCheckpointing, WhatCannotBeDoneIsRefusedByName) {
   options.activation_checkpointing_cls = {"ToyTransformer"};
   EXPECT_NE(refusal(options).find("is the whole model"), std::string::npos);
   options = recomputing({});
-  EXPECT_NE(refusal(options).find("no unit but the root"), std::string::npos);
+  EXPECT_NE(refusal(options).find("no unit except the root"), std::string::npos);
   options = recomputing(toy_options(Strategy::full_shard));
   options.activation_checkpointing_every = 0;
   EXPECT_NE(refusal(options).find("is not a positive number"), std::string::npos);
   options = toy_options(Strategy::full_shard);
   options.activation_checkpointing_every = 2;
-  EXPECT_NE(refusal(options).find("without activation_checkpointing"), std::string::npos);
+  EXPECT_NE(refusal(options).find("requires activation_checkpointing"), std::string::npos);
 }
 
-// A part that is computed in a product of the module around it, and one that is called there.
+// One part is computed in a product of the enclosing module, and the other is called there.
 class FusedPairImpl : public nn::Module {
  public:
   FusedPairImpl() {
@@ -195,7 +195,7 @@ class FusedNet : public nn::Module {
   }
 };
 
-TEST(ActivationCheckpointing, ClassesThatAreNotCalledAreRefusedWithTheOneToName) {
+TEST(ActivationCheckpointing, ClassesThatAreNotCalledAreRefusedWithTheOneToUse) {
   FusedNet net;
   const auto choose = [&](std::vector<std::string> classes) {
     ShardingOptions options = recomputing({});
@@ -215,11 +215,11 @@ TEST(ActivationCheckpointing, ClassesThatAreNotCalledAreRefusedWithTheOneToName)
             "activation_checkpointing_cls: EmptyList (spare) has no forward that would be called; "
             "leave it out");
   EXPECT_EQ(choose({"Dropout"}).front().name, "pairs.0.dropout");
-  // What is inside of another one is recomputed with it.
+  // A module inside a recomputed one is recomputed with it.
   EXPECT_EQ(choose({"Linear", "FusedPair"}).front().name, "pairs.0");
 }
 
-TEST(ActivationCheckpointing, EndsWithTheShardedModelAndLeavesTheUsersChoiceAlone) {
+TEST(ActivationCheckpointing, EndsWithTheShardedModelAndKeepsTheUsersChoice) {
   launch(1, [](Context& context) {
     const testing::OneThread one_thread;
     testing::ToyTransformer net;

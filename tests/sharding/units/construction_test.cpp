@@ -1,4 +1,4 @@
-// What it costs to make a sharded model, and what is refused then.
+// The cost of creating a sharded model, and what is refused then.
 #include <gtest/gtest.h>
 
 #include <ctime>
@@ -51,7 +51,7 @@ double processor_seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// Processor time from nothing to the end of the first step, on two ranks.
+// Processor time from the start to the end of the first step, on two ranks.
 double seconds_to_start(int layers) {
   const double begin = processor_seconds();
   launch(2, [&](Context& context) {
@@ -68,10 +68,10 @@ double seconds_to_start(int layers) {
   return processor_seconds() - begin;
 }
 
-// Eight times the layers cost about eight times as much, not 64 times. The test takes the shortest
-// of several rounds because ranks poll and other programs use the caches.
+// Eight times the layers must cost about eight times as much, not 64 times. The test uses the
+// shortest of several rounds because ranks poll and other programs use the caches.
 TEST(Construction, TimeGrowsWithTheNumberOfLayers) {
-  seconds_to_start(10);  // what happens once in a process
+  seconds_to_start(10);  // one-time work of the process
   double few = 1e9, many = 1e9;
   for (int round = 0; round < 12; ++round) {
     few = std::min(few, seconds_to_start(200));
@@ -82,8 +82,8 @@ TEST(Construction, TimeGrowsWithTheNumberOfLayers) {
   EXPECT_LT(many / few, 16) << few << " s for 200 layers, " << many << " s for 1600";
 }
 
-// The originals are freed unit by unit as the masters take their place.
-TEST(Construction, HoldsOneUnitTwiceAtMost) {
+// The originals are freed unit by unit when the masters replace them.
+TEST(Construction, HoldsAtMostOneUnitTwice) {
   static constexpr int layers = 8;
   static constexpr std::int64_t width = 256;
   class WideNet : public nn::Module {
@@ -91,7 +91,7 @@ TEST(Construction, HoldsOneUnitTwiceAtMost) {
     WideNet() {
       for (int i = 0; i < layers; ++i)
         register_module("layer" + std::to_string(i), nn::Linear(width, width));
-      // Gradients, which construction allocates as well, would hide what is looked for.
+      // Gradients, which construction also allocates, would hide the effect.
       for (auto& parameter : named_parameters()) parameter.tensor.set_requires_grad(false);
     }
   };
@@ -121,7 +121,7 @@ std::string refusal_of(const ShardingOptions& options, DType parameters = float3
   });
 }
 
-TEST(Construction, RefusesWhatIsNoFloat) {
+TEST(Construction, RefusesParametersThatAreNotFloats) {
   EXPECT_EQ(refusal_of({.param_dtype = int32}), "parameters and gradients cannot be int32");
   EXPECT_EQ(refusal_of({.reduce_dtype = uint8}), "parameters and gradients cannot be uint8");
 }
@@ -137,8 +137,9 @@ std::string difference_of(const ShardingOptions& first, const ShardingOptions& s
   });
 }
 
-// What decides the order or the kind of collectives, and what masters hold, must be the same on all
-// ranks; it is said before any group of ranks is made, and before what follows from an option.
+// Options that decide the order or the kind of collectives, and the contents of masters, must be
+// the same on all ranks; the error comes before any group of ranks is created, and before errors
+// that follow from an option.
 TEST(Construction, NamesTheOptionInWhichRanksDiffer) {
   const std::string common = "ranks 0 and 1 shard different modules or with different options: ";
   EXPECT_EQ(difference_of({}, {.forward_prefetch = false}),
@@ -161,7 +162,7 @@ TEST(Construction, NamesTheOptionInWhichRanksDiffer) {
                 "reduction_group 0, reduced as their own\"");
   EXPECT_EQ(difference_of({}, {.wrap = WrapPolicy::list({"blocks.0"})}).substr(0, common.size()),
             common);
-  // The ranks of a host, on hosts of different sizes, where no groups are formed.
+  // The number of ranks per host may differ where no groups are formed.
   EXPECT_EQ(difference_of({.group_size = 3}, {.group_size = 1}), difference_of({}, {}));
 }
 

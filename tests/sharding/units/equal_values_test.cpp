@@ -1,8 +1,9 @@
-// Ranks that begin with different values are named, or begin with rank 0's.
+// Ranks that start with different values are named, or start with rank 0's.
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,39 @@ TEST(EqualValues, DifferentValuesAreNamed) {
       });
     }
   }
+}
+
+// The seeds are the same; the message says what is not.
+TEST(EqualValues, AModuleOnMetaOnOneRankIsNamed) {
+  launch(3, [](Context& context) {
+    manual_seed(3);
+    std::optional<DeviceGuard> meta;
+    if (context.rank() != 1) meta.emplace(Device::meta());
+    ToyTransformer net;
+    meta.reset();
+    EXPECT_EQ(
+        message_of<Error>([&] { const auto model = fully_shard(net, context); }),
+        "ranks 0 and 1 begin with different values of positions: on rank 0 it is on `meta` "
+        "and was made as parameter number 2, on rank 1 it has values in memory. Make the module "
+        "in the same way on every rank, or take rank 0's values with "
+        "ShardingOptions::sync_module_states");
+  });
+}
+
+// Another module before it moves what its parameters are drawn from.
+TEST(EqualValues, AModuleThatWasMadeLaterIsNamed) {
+  launch(2, [](Context& context) {
+    manual_seed(3);
+    const DeviceGuard meta(Device::meta());
+    if (context.rank() == 1) (void)nn::Linear(2, 2);
+    ToyTransformer net;
+    const std::string message =
+        message_of<Error>([&] { const auto model = fully_shard(net, context); });
+    EXPECT_NE(message.find("on rank 0 it is on `meta` and was made as parameter number 2, on rank "
+                           "1 it is on `meta` and was made as parameter number 4"),
+              std::string::npos)
+        << message;
+  });
 }
 
 TEST(EqualValues, OneElementIsEnough) {
@@ -73,8 +107,8 @@ TEST(EqualValues, SyncModuleStatesTakesRankZeros) {
   }
 }
 
-// Rank 0 has read a file, the others have no memory for one.
-TEST(EqualValues, SyncFillsWhatHasNoMemory) {
+// Rank 0 has read a file; the other ranks have no memory for the values yet.
+TEST(EqualValues, SyncFillsParametersWithoutMemory) {
   ShardingOptions options = toy_options(Strategy::full_shard);
   options.sync_module_states = true;
   options.ignored_modules = {"norm"};

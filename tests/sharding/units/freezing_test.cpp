@@ -1,7 +1,8 @@
-// Parameters that are frozen and thawed between steps of a sharded model.
+// Parameters that are frozen and unfrozen between steps of a sharded model.
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -57,7 +58,8 @@ TEST(Freezing, FrozenParametersStayAndOthersTrainOn) {
   }
 }
 
-// The gradients of what is trained are those of a model in which the rest was never trained.
+// The gradients of the trained parameters are those of a model in which the others were always
+// frozen.
 TEST(Freezing, GradientsAreThoseOfAModelThatWasFrozenBefore) {
   for (const ShardingOptions& options : all_strategies(2)) {
     double expected = 0, got = 0;
@@ -71,7 +73,7 @@ TEST(Freezing, GradientsAreThoseOfAModelThatWasFrozenBefore) {
       if (context.is_main()) expected = norm;
     });
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
-      train_once(context, net);  // what it leaves behind is of no use
+      train_once(context, net);  // its results are not used
       set_trained(net, "norm2", false);
       for (auto& parameter : model.parameters()) parameter.tensor.zero_grad();
       train_once(context, net);
@@ -82,14 +84,14 @@ TEST(Freezing, GradientsAreThoseOfAModelThatWasFrozenBefore) {
   }
 }
 
-// A discriminator that is frozen in the generator's step is not reduced for nothing.
+// A discriminator that is frozen in the generator's step is not reduced unnecessarily.
 TEST(Freezing, AFrozenUnitIsNotReduced) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       train_once(context, net);
       set_trained(net, "", false);
       set_trained(net, "tokens", true);
-      train_once(context, net);  // the first after a change compares
+      train_once(context, net);  // the first step after a change compares the ranks
       const auto all = model.communication().collectives;
       train_once(context, net);
       const auto frozen = model.communication().collectives - all;
@@ -114,6 +116,19 @@ TEST(Freezing, RanksThatDifferAreNamed) {
            });
 }
 
+TEST(Freezing, ARankThatChangesAloneIsNamed) {
+  on_ranks(2, toy_options(Strategy::full_shard),
+           [](Context& context, ToyTransformer& net, ShardedModel&) {
+             train_once(context, net);
+             if (context.is_main()) set_trained(net, "blocks.0.in", false);
+             const std::string message = message_of<Error>([&] { train_once(context, net); });
+             const std::string said =
+                 "rank 0 changed requires_grad of blocks.0.in.weight and waited for all ranks to "
+                 "compare theirs: change it on all ranks alike";
+             EXPECT_EQ(message.find(said) != std::string::npos, context.is_main()) << message;
+           });
+}
+
 TEST(Freezing, NotInTheMiddleOfAPass) {
   on_ranks(1, toy_options(Strategy::full_shard),
            [](Context& context, ToyTransformer& net, ShardedModel&) {
@@ -131,7 +146,8 @@ TEST(Freezing, NotInTheMiddleOfAPass) {
            });
 }
 
-// A norm by group is the same under every strategy, and all groups together make the whole.
+// The norm of a group is the same under every strategy, and all groups together give the whole
+// norm.
 TEST(GradNorm, OfSomeParameters) {
   std::vector<double> of_norms;
   for (const ShardingOptions& options : all_strategies(2)) {
@@ -150,6 +166,57 @@ TEST(GradNorm, OfSomeParameters) {
   }
   for (const double norm : of_norms) EXPECT_EQ(norm, of_norms.front());
   EXPECT_GT(of_norms.front(), 0);
+}
+
+TEST(GradNorm, FiltersThatDifferAreNamed) {
+  for (const ShardingOptions& options : all_strategies(4)) {
+    const int shards = options.strategy == Strategy::no_shard ? 1
+                       : options.group_size > 0               ? options.group_size
+                                                              : 4;
+    if (shards == 1) continue;  // a rank asks no other there
+    on_ranks(4, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+      train_once(context, net);
+      const double all = model.grad_norm();
+      const std::string message = message_of<Error>([&] {
+        (void)model.grad_norm([&](const nn::NamedParameter& parameter) {
+          return context.rank() % 2 == 0 || parameter.name != "blocks.0.in.weight";
+        });
+      });
+      const int first = context.rank() / shards * shards;
+      const std::string ranks =
+          " on rank " + std::to_string(first) + " and not on rank " + std::to_string(first + 1);
+      EXPECT_EQ(message, "grad_norm: the filter takes blocks.0.in.weight" + ranks +
+                             "; it must return the same on all ranks");
+      EXPECT_EQ(model.grad_norm(), all);
+    });
+  }
+}
+
+// Before anything is divided or exchanged.
+TEST(ClipGradNorm, NumbersThatCannotBeMeantAreRefused) {
+  on_ranks(2, toy_options(Strategy::full_shard),
+           [](Context& context, ToyTransformer& net, ShardedModel& model) {
+             train_once(context, net);
+             const double norm = model.clip_grad_norm(0);
+             const double nan = std::nan(""), infinite = HUGE_VAL;
+             for (const double scale : {0.0, -2.0, nan, infinite, -infinite}) {
+               const std::string message =
+                   message_of<std::logic_error>([&] { model.clip_grad_norm(1, scale); });
+               EXPECT_NE(message.find("clip_grad_norm(): the loss scale is "), std::string::npos)
+                   << message;
+             }
+             for (const double bound : {-1.0, nan, -infinite}) {
+               const auto refuse = [&](const std::function<void()>& clip) {
+                 const std::string message = message_of<std::logic_error>(clip);
+                 EXPECT_NE(message.find("clip_grad_norm(): max_norm is "), std::string::npos)
+                     << message;
+               };
+               refuse([&] { model.clip_grad_norm(bound); });
+               refuse([&] { model.clip_grad_norm(bound, 1024); });
+             }
+             EXPECT_EQ(model.clip_grad_norm(infinite), norm);  // nothing was divided
+             EXPECT_EQ(model.grad_norm(), norm);
+           });
 }
 
 }  // namespace

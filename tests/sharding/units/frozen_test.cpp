@@ -1,5 +1,5 @@
-// Units of which a part is frozen: what is trainable is spread over all ranks, what is frozen is
-// neither widened, nor copied, nor sent again after a step.
+// Partly frozen units: the trainable part is sharded over all ranks; the frozen part is neither
+// widened, nor copied, nor sent again after a step.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using testing::same_bits;
 using testing::TrainingCase;
 using testing::Trajectory;
 
-// 7680 elements of 1,655,040 are trainable: 0.46 %. They divide into 1, 2, 3, 5 and 8 shares of
+// 7680 of 1,655,040 elements are trainable: 0.46 %. They divide into 1, 2, 3, 5 and 8 shards of
 // whole granules.
 constexpr std::int64_t adapter_width = 1280;
 constexpr std::int64_t adapter_rank = 6;
@@ -42,7 +42,7 @@ class LowRankImpl : public nn::Module {
 };
 TESSERA_MODULE(LowRank);
 
-// The root is frozen whole.
+// The root is completely frozen.
 class MostlyFrozen : public nn::Module {
  public:
   explicit MostlyFrozen(double = 0) {
@@ -64,7 +64,7 @@ ShardingOptions by_units(ShardingOptions options) {
   return options;
 }
 
-// One step; the learning rate of 0 tells the storages that they change and changes nothing.
+// One step; with a learning rate of 0 it marks the storages as changed and changes no value.
 template <class Net>
 double step_of(const Context& context, Net& net, optim::Optimizer& optimizer) {
   const auto batch = testing::toy_batch(context.rank(), 1);
@@ -76,7 +76,7 @@ double step_of(const Context& context, Net& net, optim::Optimizer& optimizer) {
 }
 
 // To the byte, on every rank.
-TEST(FrozenUnits, SpreadWhatIsTrainableOverAllRanks) {
+TEST(FrozenUnits, ShardTheTrainablePartOverAllRanks) {
   for (const int world : {1, 2, 3, 5, 8}) {
     launch(world, [&](Context& context) {
       const testing::OneThread one_thread;
@@ -116,8 +116,8 @@ TEST(FrozenUnits, EveryStrategyGivesTheBitsOfNoShard) {
   }
 }
 
-// What reaches a rank in a step: the trainable part to compute with, and its gradients. Where units
-// take turns in one buffer, all of it has to come again.
+// The bytes that reach a rank in a step: the trainable part for computing, and its gradients. Where
+// units share one buffer in turn, all parameters must be gathered again.
 TEST(FrozenUnits, AreGatheredOnceWhereTheyHaveMemoryOfTheirOwn) {
   constexpr int world = 2;
   for (const ShardingOptions& options : all_strategies(world)) {
@@ -145,8 +145,8 @@ TEST(FrozenUnits, AreGatheredOnceWhereTheyHaveMemoryOfTheirOwn) {
   }
 }
 
-// Values that were changed behind the storage's back, which no copy can know of, are not seen;
-// those that were written properly are.
+// Values that were changed without notifying the storage are not detected; values that were written
+// properly are.
 TEST(FrozenUnits, AreCastOnceUntilTheyAreWritten) {
   ShardingOptions cast_only = testing::toy_options(Strategy::no_shard);
   cast_only.param_dtype = bfloat16;
@@ -161,7 +161,8 @@ TEST(FrozenUnits, AreCastOnceUntilTheyAreWritten) {
       const double loss = step_of(context, net, optimizer);
       for (const auto& parameter : model.parameters()) {
         if (parameter.tensor.requires_grad()) continue;
-        std::fill_n(parameter.tensor.raw_data(), parameter.tensor.bytes(), std::byte{0});  // unseen
+        std::fill_n(parameter.tensor.raw_data(), parameter.tensor.bytes(),
+                    std::byte{0});  // undetected
       }
       context.barrier();
       EXPECT_EQ(step_of(context, net, optimizer), loss) << testing::describe(options);
@@ -195,8 +196,8 @@ TEST(FrozenUnits, ComputeOnTheMastersWhereThereIsNothingToCast) {
   });
 }
 
-// bf16 that nothing will be added to needs no fp32 beside it. A wider frozen parameter keeps its
-// values, whatever it is computed in.
+// bf16 values that are never updated need no fp32 copy. A wider frozen parameter keeps its values,
+// whatever the compute dtype.
 TEST(FrozenUnits, KeepTheDTypeTheyWereMadeIn) {
   for (const std::optional<DType> param_dtype : {std::optional<DType>{}, {bfloat16}}) {
     launch(2, [&](Context& context) {

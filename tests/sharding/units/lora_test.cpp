@@ -1,4 +1,4 @@
-// Adapters under sharding: what is trained is cut into equal shares to the byte, what is frozen is
+// Adapters with sharding: the trained part is cut into equal shards to the byte, the frozen part is
 // not sent again after a step, and every strategy gives the same bits.
 #include "engine/nn/lora.h"
 
@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// 15360 of 3,284,480 elements of a block are trained: they divide into 1, 2, 3, 5 and 8 shares.
+// 15360 of 3,284,480 elements of a block are trained: they divide into 1, 2, 3, 5 and 8 shards.
 constexpr std::int64_t lora_test_width = 1280;
 constexpr std::int64_t lora_test_rank = 6;
 constexpr std::size_t lora_trained = 2 * lora_test_width * lora_test_rank;
@@ -60,8 +60,9 @@ void one_step(const Context& context, const AdaptedNet& net, optim::Optimizer& o
   optimizer.zero_grad();
 }
 
-// Two blocks; fp32 masters, sums and moments of the adapters, and nothing of the rest but itself.
-TEST(AdaptedUnits, HoldOneShareOfWhatIsTrainedToTheByte) {
+// Two blocks: fp32 masters, sums and moments of the adapters, and only the parameters themselves of
+// the rest.
+TEST(AdaptedUnits, HoldOneShardOfTheTrainedPartToTheByte) {
   for (const int world : {1, 2, 3, 5, 8}) {
     launch(world, [&](Context& context) {
       const testing::OneThread one_thread;
@@ -105,7 +106,7 @@ TEST(AdaptedUnits, FrozenPartsAreNotGatheredBecauseAdaptersStepped) {
         before = model.communication();
         one_step(context, net, optimizer);
       }
-      // The adapters to compute with, and their gradients.
+      // The adapters for computing, and their gradients.
       const std::uint64_t adapters = 4 * 2 * lora_trained / world;
       EXPECT_EQ(model.communication().bytes - before.bytes, 2 * adapters)
           << testing::describe(options);

@@ -8,8 +8,8 @@
 
 namespace tessera::testing {
 
-// Units that are called twice, tied and frozen parameters, a unit inside a unit, and a function of
-// the user's around two units.
+// Units that are called twice, tied and frozen parameters, a unit inside a unit, and a user's
+// function around two units.
 class SharedPairImpl : public nn::Module {
  public:
   SharedPairImpl() {
@@ -38,7 +38,8 @@ class SharedUnits : public nn::Module {
   [[nodiscard]] Tensor loss(const Tensor& ids, const Tensor& targets) const {
     Tensor x = twice_(tokens_(ids));
     x = frozen_(x);
-    // Calls of one unit inside and outside of the function, and another's before and after.
+    // Calls of one unit inside and outside the function, and calls of another unit before and
+    // after.
     const auto part = [this](const Tensor& in) { return half_(twice_(in)) * 0.5; };
     x = x + (again_ ? recompute(part, x) : part(x));
     x = half_(pair_(x));

@@ -1,4 +1,4 @@
-// Modules of a user's own, of every shape that is allowed, under every strategy and wrap policy.
+// Users' modules, of every permitted shape, under every strategy and wrap policy.
 #include <gtest/gtest.h>
 
 #include "sharding/sharding_testing.h"
@@ -14,7 +14,7 @@ using testing::Trajectory;
 constexpr std::int64_t features = 13;
 constexpr std::int64_t classes = 5;
 
-// Floats and a label a sample out of the shared toy batches.
+// Floats and one label per sample, from the shared toy batches.
 Tensor inputs_of(const Tensor& ids) {
   std::vector<float> values;
   const std::vector<double> numbers = ids.to_vector();
@@ -46,7 +46,7 @@ class UserModule : public nn::Module {
   }
 };
 
-// The design's own example.
+// The example of the design document.
 class Net : public UserModule {
  public:
   explicit Net(double = 0) {
@@ -59,7 +59,7 @@ class Net : public UserModule {
   nn::Linear fc1_, fc2_;
 };
 
-// Parameters of the root itself, before and behind its modules.
+// Parameters of the root itself, before and after its modules.
 class RootParameters : public UserModule {
  public:
   explicit RootParameters(double = 0) {
@@ -102,7 +102,7 @@ class HalfUsedImpl : public nn::Module {
 };
 TESSERA_MODULE(HalfUsed);
 
-// A parameter and a whole unit that no forward touches.
+// A parameter and a whole unit that no forward uses.
 class Unused : public UserModule {
  public:
   explicit Unused(double = 0) {
@@ -134,7 +134,7 @@ class AdaptedImpl : public nn::Module {
 };
 TESSERA_MODULE(Adapted);
 
-// Frozen parameters beside trainable ones, and a unit that is frozen whole.
+// Frozen parameters beside trainable ones, and a completely frozen unit.
 class Frozen : public UserModule {
  public:
   explicit Frozen(double = 0) {
@@ -247,7 +247,7 @@ Trajectory train(int world, const ShardingOptions& options, const TrainingCase& 
                               [](double dropout) { return std::make_unique<Module>(dropout); });
 }
 
-// The module as it is, without sharding: one rank's truth.
+// The module without sharding: the reference on one rank.
 template <class Module>
 Trajectory train_plain(const TrainingCase& what) {
   Trajectory result;
@@ -288,7 +288,7 @@ TYPED_TEST(UserModules, EveryStrategyAndPolicy) {
   for (const int world : {2, 3}) {
     for (const auto& policy : {WrapPolicy::none(), WrapPolicy::list({"fc1", "fc2"})}) {
       for (const std::optional<DType> param_dtype : {std::optional<DType>{}, {bfloat16}}) {
-        if (world == 3 && param_dtype) continue;  // two ranks have shown it
+        if (world == 3 && param_dtype) continue;  // two ranks have already shown it
         Trajectory expected;
         for (ShardingOptions options : testing::all_strategies(world)) {
           options.wrap = policy;
@@ -302,8 +302,8 @@ TYPED_TEST(UserModules, EveryStrategyAndPolicy) {
   }
 }
 
-// Not among these: bf16 parameters, which without sharding have no fp32 masters to update, and
-// unused parameters, which in a unit have gradient zero and without sharding none.
+// Excluded: bf16 parameters, which without sharding have no fp32 masters to update, and unused
+// parameters, whose gradient is zero in a unit and absent without sharding.
 template <class Module>
 class PlainModules : public ::testing::Test {};
 using Plain =
@@ -325,7 +325,7 @@ TYPED_TEST(PlainModules, OneRankIsThePlainModule) {
   }
 }
 
-// Both units, and the module in them by itself, for every choice of units.
+// Both units, and the shared module by itself, for every choice of units.
 TEST(UserModuleParts, AModuleInTwoUnitsTrainsAsWithoutSharding) {
   const TrainingCase what{.micro_batches = 2, .max_norm = 0.1};
   const Trajectory expected = train<ModuleInTwoUnits>(2, {.strategy = Strategy::no_shard}, what);
@@ -357,7 +357,7 @@ TEST(UserModuleParts, UnusedUnitsStay) {
   EXPECT_NE(after.parameters.at("fc1.used"), before.parameters.at("fc1.used"));
 }
 
-// A head over the table of another module, which says so or does not.
+// A head over the table of another module, with or without declaring it.
 class HeadOverTableImpl : public nn::Module {
  public:
   HeadOverTableImpl(nn::Linear table, bool says_so) : table_(std::move(table)) {
@@ -383,8 +383,8 @@ class ReadsAnother : public UserModule {
   HeadOverTable head_;
 };
 
-// Without a word of it the reader may come when the owner's parameters are gone.
-TEST(UserModuleParts, AReaderOfAnothersParameterIsToldOfReadsParameter) {
+// Without the declaration the reader may run when the owner's parameters are resharded.
+TEST(UserModuleParts, TheErrorForAnUndeclaredReaderNamesReadsParameter) {
   const TrainingCase what{.micro_batches = 2, .max_norm = 0.1};
   const auto train_reader = [&](Strategy strategy, bool says_so) {
     const ShardingOptions options{.strategy = strategy,
@@ -397,13 +397,13 @@ TEST(UserModuleParts, AReaderOfAnothersParameterIsToldOfReadsParameter) {
           [&] { (void)train_reader(Strategy::full_shard, false); }),
       "unit table is sharded now: its parameters can be read inside their module's forward "
       "and backward, or within an unsharded(model) scope; a module whose forward reads "
-      "another's parameter says so in its constructor, by reads_parameter(tensor) (in head, of "
-      "class HeadOverTable)");
+      "another's parameter must declare it in its constructor, by reads_parameter(tensor) (in "
+      "head, of class HeadOverTable)");
   EXPECT_TRUE(
       same_bits(train_reader(Strategy::no_shard, true), train_reader(Strategy::full_shard, true)));
 }
 
-// Parameters made on `meta` get the values that they would have had, on any number of ranks.
+// Parameters created on `meta` get the values that they would have had, on any number of ranks.
 template <class Module>
 void expect_meta_is_materialised() {
   std::map<std::string, std::vector<double>> expected;

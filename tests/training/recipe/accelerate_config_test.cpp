@@ -1,5 +1,5 @@
 // Accelerate's configuration files: every row of the table of keys, the files of both versions, and
-// who goes before whom.
+// precedence.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -25,7 +25,7 @@ Recipe under(const std::string& file, const std::string& recipe = minimal,
   return parse_recipe(recipe, "r.yaml", overrides, &config);
 }
 
-std::string refusal(const std::string& file) {
+std::string refusal_of_file(const std::string& file) {
   try {
     (void)under(file);
   } catch (const Error& error) {
@@ -47,7 +47,7 @@ nlohmann::json value_of(const Recipe& recipe, const std::string& key) {
   return to_json(recipe).at(nlohmann::json::json_pointer(path));
 }
 
-// A file that has this key, beside what every file has.
+// A file with this key and the keys that every file has.
 std::string file_with(const AccelerateKey& key, const std::string& name, const std::string& value) {
   std::string entry = name + ": " + value + "\n";
   if (key.name == "distributed_type") return entry;
@@ -62,7 +62,7 @@ std::string file_with(const AccelerateKey& key, const std::string& name, const s
   return file + key.group + ":\n  " + entry;
 }
 
-TEST(AccelerateConfig, EveryRowTakesAndRefusesWhatItSays) {
+TEST(AccelerateConfig, EveryRowAcceptsAndRefusesItsValues) {
   std::size_t values = 0;
   for (const AccelerateKey& key : accelerate_keys()) {
     ASSERT_FALSE(key.taken.empty()) << key.name;
@@ -76,7 +76,7 @@ TEST(AccelerateConfig, EveryRowTakesAndRefusesWhatItSays) {
       }) << file;
     }
     for (const std::string& value : key.refused) {
-      const std::string text = refusal(file_with(key, key.name, value));
+      const std::string text = refusal_of_file(file_with(key, key.name, value));
       EXPECT_NE(text.find("a.yaml:"), std::string::npos)
           << key.name << ": " << value << ": " << text;
     }
@@ -84,7 +84,7 @@ TEST(AccelerateConfig, EveryRowTakesAndRefusesWhatItSays) {
   EXPECT_GT(values, 90u);
 }
 
-TEST(AccelerateConfig, EveryOtherNameIsTakenWithAWarning) {
+TEST(AccelerateConfig, EveryOtherNameIsAcceptedWithAWarning) {
   for (const AccelerateKey& key : accelerate_keys()) {
     for (const std::string& alias : key.aliases) {
       if (key.elsewhere) continue;
@@ -104,7 +104,7 @@ TEST(AccelerateConfig, TheDocumentHasTheTable) {
       << "docs/from-accelerate.md does not have what `tessera config --keys` prints";
 }
 
-TEST(AccelerateConfig, TheSeedsFile) {
+TEST(AccelerateConfig, TheExampleFile) {
   const AccelerateConfig config =
       read_accelerate_config(source_file("tests/cli/fixtures/accelerate/seed.yaml"));
   EXPECT_EQ(config.processes, 2);
@@ -121,52 +121,55 @@ TEST(AccelerateConfig, TheSeedsFile) {
                                  "fsdp_backward_prefetch"),
             std::string::npos)
       << recipe.notes[0];
-  EXPECT_NE(recipe.notes[1].find("of no use here: downcast_bf16, tpu_env, tpu_use_cluster, "
-                                 "tpu_use_sudo"),
-            std::string::npos)
+  EXPECT_NE(
+      recipe.notes[1].find("no effect here: downcast_bf16, tpu_env, tpu_use_cluster, tpu_use_sudo"),
+      std::string::npos)
       << recipe.notes[1];
 }
 
 TEST(AccelerateConfig, UnknownKeysAreRefusedWithLineAndNearestName) {
-  EXPECT_EQ(refusal("distributed_type: FSDP\nnum_proceses: 2\n"),
+  EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nnum_proceses: 2\n"),
             "a.yaml:2: unknown key num_proceses; did you mean num_processes?");
-  EXPECT_EQ(refusal("distributed_type: FSDP\nfsdp_config:\n  fsdp_ofload_params: true\n"),
+  EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nfsdp_config:\n  fsdp_ofload_params: true\n"),
             "a.yaml:3: unknown key fsdp_config.fsdp_ofload_params; did you mean "
             "fsdp_offload_params?");
-  EXPECT_EQ(refusal("distributed_type: FSDP\nfsdp_config:\n  mixed_precision: bf16\n"),
+  EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nfsdp_config:\n  mixed_precision: bf16\n"),
             "a.yaml:3: unknown key fsdp_config.mixed_precision; it belongs at the top of the file");
-  EXPECT_EQ(refusal("distributed_type: FSDP\nfsdp_backward_prefetch_policy: BACKWARD_PRE\n"),
-            "a.yaml:2: unknown key fsdp_backward_prefetch_policy; it belongs into fsdp_config");
-  EXPECT_EQ(refusal("num_processes: 2\n"),
+  EXPECT_EQ(
+      refusal_of_file("distributed_type: FSDP\nfsdp_backward_prefetch_policy: BACKWARD_PRE\n"),
+      "a.yaml:2: unknown key fsdp_backward_prefetch_policy; it belongs into fsdp_config");
+  EXPECT_EQ(refusal_of_file("num_processes: 2\n"),
             "a.yaml: distributed_type is missing; write distributed_type: FSDP, MULTI_CPU or "
             "MULTI_GPU");
-  EXPECT_EQ(refusal("- 1\n").substr(0, 44), "a.yaml: an Accelerate configuration is a gro");
+  EXPECT_EQ(refusal_of_file("- 1\n").substr(0, 44), "a.yaml: an Accelerate configuration is a gro");
 }
 
 TEST(AccelerateConfig, FilesOfAnotherKindAreNamed) {
   for (const char* recipe : {"data: {train: x}", "model: {n_layer: 2}\ntrain: {steps: 1}"}) {
-    EXPECT_EQ(refusal(recipe),
+    EXPECT_EQ(refusal_of_file(recipe),
               "a.yaml: is a recipe, and --config-file takes a configuration of Accelerate; name it "
               "without the option, as in tessera train a.yaml");
   }
   for (const char* deepspeed :
        {R"({"zero_optimization": {"stage": 3}, "train_batch_size": 8})",
         R"({"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}})"}) {
-    EXPECT_NE(refusal(deepspeed).find("a.yaml: is a configuration of DeepSpeed"), std::string::npos)
-        << refusal(deepspeed);
+    EXPECT_NE(refusal_of_file(deepspeed).find("a.yaml: is a configuration of DeepSpeed"),
+              std::string::npos)
+        << refusal_of_file(deepspeed);
   }
 }
 
-TEST(AccelerateConfig, WhatThereIsNothingForIsRefusedWithTheWayOut) {
-  EXPECT_EQ(refusal("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
+TEST(AccelerateConfig, UnsupportedKeysAreRefusedWithTheWayOut) {
+  EXPECT_EQ(refusal_of_file("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "
             "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or SHARD_GRAD_OP for ZeRO-2");
-  EXPECT_NE(refusal("distributed_type: FSDP\nnum_machines: 0\n")
-                .find("a.yaml:2: num_machines must be a number of hosts from 1 to 4096, got 0"),
+  EXPECT_NE(refusal_of_file("distributed_type: FSDP\nnum_machines: 0\n")
+                .find("a.yaml:2: num_machines must be a number of nodes from 1 to 4096, got 0"),
             std::string::npos);
-  EXPECT_NE(refusal("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
-                .find("write fsdp_version: 2, or FULL_SHARD"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal_of_file("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
+          .find("write fsdp_version: 2, or FULL_SHARD"),
+      std::string::npos);
 }
 
 TEST(AccelerateConfig, VersionsHaveTheirDefaults) {
@@ -175,18 +178,17 @@ TEST(AccelerateConfig, VersionsHaveTheirDefaults) {
   const Recipe second = under("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n");
   EXPECT_EQ(second.checkpoint.state_dict_type, checkpoint::StateDictType::sharded);
   EXPECT_EQ(second.sharding.sharding_strategy, Strategy::full_shard);
-  // A default of the file's does not go before what the recipe says.
+  // A default of the file does not override the recipe.
   const Recipe said = under("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
                             minimal + "checkpoint: {state_dict_type: FULL_STATE_DICT}\n");
   EXPECT_EQ(said.checkpoint.state_dict_type, checkpoint::StateDictType::full);
   EXPECT_TRUE(said.notes.empty()) << all_notes(said);
-  // Without FSDP ranks are DDP's, and fsdp_config is Accelerate's to ignore.
+  // Without FSDP the ranks use DDP, and Accelerate ignores fsdp_config.
   const Recipe ddp =
       under("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_offload_params: true}\n");
   EXPECT_EQ(ddp.sharding.sharding_strategy, Strategy::no_shard);
   EXPECT_FALSE(ddp.sharding.offload_params);
-  EXPECT_NE(all_notes(ddp).find("of no effect without distributed_type: FSDP: "
-                                "fsdp_offload_params"),
+  EXPECT_NE(all_notes(ddp).find("no effect without distributed_type: FSDP: fsdp_offload_params"),
             std::string::npos);
 }
 
@@ -197,14 +199,14 @@ TEST(AccelerateConfig, WithoutDistributionThereIsOneRank) {
   EXPECT_FALSE(parse_accelerate_config("distributed_type: FSDP\n", "a.yaml").processes);
 }
 
-TEST(AccelerateConfig, KeysOfTheOtherVersionAreTakenWithAWarning) {
+TEST(AccelerateConfig, KeysOfTheOtherVersionAreAcceptedWithAWarning) {
   const Recipe recipe = under(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: 2\n"
       "  fsdp_reshard_after_forward: true\n");
   EXPECT_EQ(recipe.sharding.sharding_strategy, Strategy::shard_grad_op);
   EXPECT_NE(all_notes(recipe).find("fsdp_sharding_strategy is a key of fsdp_version 1"),
             std::string::npos);
-  EXPECT_NE(all_notes(recipe).find("fsdp_sharding_strategy says it already"), std::string::npos);
+  EXPECT_NE(all_notes(recipe).find("fsdp_sharding_strategy sets this already"), std::string::npos);
   // The first version's questions write a strategy's name under the second one's key.
   const Recipe name = under(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n"
@@ -212,47 +214,47 @@ TEST(AccelerateConfig, KeysOfTheOtherVersionAreTakenWithAWarning) {
   EXPECT_EQ(name.sharding.sharding_strategy, Strategy::shard_grad_op);
 }
 
-TEST(AccelerateConfig, TheCommandLineGoesBeforeTheFileAndTheFileBeforeTheRecipe) {
+TEST(AccelerateConfig, TheCommandLineOverridesTheFileAndTheFileTheRecipe) {
   const std::string file = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 2}\n";
   const std::string own = minimal + "sharding: {sharding_strategy: NO_SHARD}\n";
   const Recipe recipe = under(file, own);
   EXPECT_EQ(recipe.sharding.sharding_strategy, Strategy::shard_grad_op);
   EXPECT_EQ(all_notes(recipe),
-            "a.yaml:2: fsdp_sharding_strategy: 2 goes before r.yaml:2: "
-            "sharding.sharding_strategy: NO_SHARD\n");
+            "a.yaml:2: fsdp_sharding_strategy: 2 overrides r.yaml:2: sharding.sharding_strategy: "
+            "NO_SHARD\n");
   const Recipe set = under(file, own, {"sharding.sharding_strategy=HYBRID_SHARD"});
   EXPECT_EQ(set.sharding.sharding_strategy, Strategy::hybrid_shard);
   const std::string groups =
       "distributed_type: FSDP\nparallelism_config: {parallelism_config_dp_shard_size: 2}\n";
   EXPECT_EQ(under(groups).sharding.group_size, 2);
   EXPECT_FALSE(under(groups, minimal, {"sharding.group_size=null"}).sharding.group_size);
-  // Agreement needs no word.
+  // If they agree, there is no note.
   EXPECT_EQ(all_notes(under(file, minimal + "sharding: {sharding_strategy: SHARD_GRAD_OP}\n")), "");
 }
 
-TEST(AccelerateConfig, MixedPrecisionGoesBeforeItsOldName) {
+TEST(AccelerateConfig, MixedPrecisionOverridesItsOldName) {
   const std::string type = "distributed_type: FSDP\n";
   for (const char* keys :
        {"mixed_precision: bf16\nfp16: true\n", "fp16: false\nmixed_precision: bf16\n"}) {
     const Recipe recipe = under(type + keys);
     EXPECT_EQ(recipe.sharding.mixed_precision, MixedPrecision::bf16) << keys;
-    EXPECT_NE(all_notes(recipe).find("mixed_precision says it already"), std::string::npos) << keys;
+    EXPECT_NE(all_notes(recipe).find("mixed_precision sets this already"), std::string::npos)
+        << keys;
   }
   EXPECT_EQ(under(type + "fp16: true\n").sharding.mixed_precision, MixedPrecision::fp16);
 }
 
-TEST(AccelerateConfig, WhatChangesNothingIsSaid) {
+TEST(AccelerateConfig, KeysWithoutEffectAreReported) {
   const Recipe recipe = under(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_use_orig_params: false\n"
       "  fsdp_limit_all_gathers: false\n  fsdp_sync_module_states: true\n");
   EXPECT_EQ(all_notes(recipe),
-            "a.yaml:3: fsdp_use_orig_params: false: changes nothing: parameters always keep their "
-            "names and shapes\n"
-            "a.yaml:4: fsdp_limit_all_gathers: false: changes nothing: at most two gathers are in "
-            "flight\n");
+            "a.yaml:3: fsdp_use_orig_params: false: no effect: parameters always keep their names "
+            "and shapes\na.yaml:4: fsdp_limit_all_gathers: false: no effect: at most two gathers "
+            "are in flight\n");
 }
 
-TEST(AccelerateConfig, JsonIsReadAsWell) {
+TEST(AccelerateConfig, JsonIsReadToo) {
   const AccelerateConfig config = parse_accelerate_config(
       "{\n\t\"distributed_type\": \"FSDP\",\n\t\"num_processes\": 4,\n\t\"fsdp_config\": "
       "{\n\t\t\"fsdp_version\": 2, \"fsdp_reshard_after_forward\": false\n\t},\n"
@@ -268,7 +270,7 @@ TEST(AccelerateConfig, ClassesBelongToTheirPolicy) {
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n"
       "  fsdp_transformer_layer_cls_to_wrap: BertLayer\n");
   EXPECT_TRUE(recipe.sharding.transformer_layer_cls_to_wrap.empty());
-  EXPECT_NE(all_notes(recipe).find("of no use here: fsdp_transformer_layer_cls_to_wrap"),
+  EXPECT_NE(all_notes(recipe).find("no effect here: fsdp_transformer_layer_cls_to_wrap"),
             std::string::npos);
 }
 

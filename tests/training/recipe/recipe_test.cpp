@@ -1,4 +1,4 @@
-// The recipe: values, defaults, synonyms and every way of getting it wrong.
+// The recipe: values, defaults, synonyms and all kinds of errors.
 #include "training/recipe/recipe.h"
 
 #include <gtest/gtest.h>
@@ -130,12 +130,13 @@ TEST(Recipe, PretrainedModelsKeepTheirShape) {
   EXPECT_EQ(r.model.pretrained, "folder");
   EXPECT_EQ(r.model.config, nlohmann::json({{"attn_pdrop", 0.2}}));
   EXPECT_EQ(refusal_of("model: {n_layer: 3, pretrained: folder}"),
-            "r.yaml:1: model.n_layer cannot be set beside model.pretrained, whose config.json has "
-            "it; leave one out");
+            "r.yaml:1: model.n_layer cannot be set beside model.pretrained, because its "
+            "config.json has it; leave one out");
 }
 
-// What the folder says is not printed as the recipe's default, what the recipe says of it is.
-TEST(Recipe, PrintsOfAPretrainedModelWhatWasGiven) {
+// The values of the folder are not printed as the recipe's defaults, but the recipe's own values
+// are.
+TEST(Recipe, PrintsTheGivenKeysOfAPretrainedModel) {
   const auto model = [](const std::string& keys) {
     return to_json(
                parse("{model: {pretrained: folder" + keys + "}, train: {task: sentence_pairs}}"))
@@ -189,7 +190,7 @@ TEST(Recipe, UnknownKeysNameTheNearest) {
             "sharding, train");
 }
 
-TEST(Recipe, WordsOfOtherToolsAreAnswered) {
+TEST(Recipe, NamesOfOtherToolsAreAnswered) {
   EXPECT_EQ(refusal_of("train: {learning_rate: 1e-4}"),
             "r.yaml:1: unknown key train.learning_rate; it is train.lr here");
   EXPECT_EQ(refusal_of("learning_rate: 1e-4"),
@@ -222,8 +223,8 @@ TEST(Recipe, WordsOfOtherToolsAreAnswered) {
       "is bf16 here");
 }
 
-// Each answer of the table is a name that exists, for a word that is no name.
-TEST(Recipe, TheTableOfOtherWordsFitsTheKeys) {
+// Each answer of the table is a key that exists, and each question is a name that is not a key.
+TEST(Recipe, TheTableOfOtherNamesFitsTheKeys) {
   const auto key_of = [](std::string_view name) -> const RecipeKey* {
     for (const RecipeKey& key : recipe_keys()) {
       if (key.name == name) return &key;
@@ -305,19 +306,18 @@ TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
   }
 }
 
-TEST(Recipe, WhatIsSoWhateverAKeySaysIsNoted) {
+TEST(Recipe, KeysWithoutEffectAreNoted) {
   const Recipe recipe = parse_recipe(
       "sharding:\n  use_orig_params: false\n  sync_module_states: true\n"
       "  cpu_ram_efficient_loading: false\n  limit_all_gathers: false\n",
       "r.yaml", {});
-  EXPECT_EQ(recipe.notes,
-            (std::vector<std::string>{
-                "r.yaml:2: sharding.use_orig_params: false changes nothing: parameters always keep "
-                "their names and shapes",
-                "r.yaml:4: sharding.cpu_ram_efficient_loading: false changes nothing: a rank "
-                "always reads only its share",
-                "r.yaml:5: sharding.limit_all_gathers: false changes nothing: at most two gathers "
-                "are in flight; a number sets another bound"}));
+  EXPECT_EQ(recipe.notes, (std::vector<std::string>{
+                              "r.yaml:2: sharding.use_orig_params: false has no effect: parameters "
+                              "always keep their names and shapes",
+                              "r.yaml:4: sharding.cpu_ram_efficient_loading: false has no effect: "
+                              "a rank always reads only its shard",
+                              "r.yaml:5: sharding.limit_all_gathers: false has no effect: at most "
+                              "two gathers are in flight; a number sets another bound"}));
 }
 
 TEST(Recipe, BrokenYamlIsNamedByLine) {
@@ -329,7 +329,7 @@ TEST(Recipe, BrokenYamlIsNamedByLine) {
             "r.yaml:3: sharding.sharding_strategy is given twice under two names, first at "
             "r.yaml:2; keep one");
   EXPECT_EQ(refusal_of("model:\n\tn_layer: 2\n"),
-            "r.yaml:2: a tab in the indentation; YAML wants spaces");
+            "r.yaml:2: a tab in the indentation; YAML requires spaces");
   EXPECT_NE(refusal_of("a: &x 1\nb: *x\n").find("r.yaml:1: anchors"), std::string::npos);
   EXPECT_NE(refusal_of("a: !!python/object 1\n").find("r.yaml:1: tags"), std::string::npos);
   EXPECT_NE(refusal_of("").find("r.yaml: empty"), std::string::npos);
@@ -368,7 +368,7 @@ TEST(Recipe, AnyDamageIsARefusalOrARecipe) {
   }
 }
 
-TEST(Recipe, KeysThatDoNotFitEachOther) {
+TEST(Recipe, IncompatibleKeys) {
   EXPECT_EQ(invalid("train: {steps: 0}"), "(accepted)");
   EXPECT_EQ(refusal([] { validate(parse("train: {steps: 1}"), 1); }),
             "r.yaml: data.train is missing: the text file to train on");
@@ -394,7 +394,7 @@ TEST(Recipe, KeysThatDoNotFitEachOther) {
       invalid("sharding: {reduction_group: 3}", 4),
       "r.yaml:2: sharding.reduction_group 3 does not divide the 4 ranks of the world; start a "
       "multiple of 3 ranks (tessera launch --nproc-per-node 6), or set a divisor of 4");
-  // A run may be cut short inside its warm-up.
+  // A run may end inside its warm-up.
   EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");
   EXPECT_EQ(invalid("checkpoint: {every: 5}"),
@@ -436,8 +436,8 @@ TEST(Recipe, RecomputationIsReadAndChecked) {
             "r.yaml:2: sharding.activation_checkpointing_every needs "
             "sharding.activation_checkpointing: true or selective");
   EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP}"),
-            "r.yaml:2: sharding.activation_checkpointing works a unit at a time, and "
-            "auto_wrap_policy: NO_WRAP makes none but the root; name classes in "
+            "r.yaml:2: sharding.activation_checkpointing works by units, but with "
+            "auto_wrap_policy: NO_WRAP the only unit is the root; name classes in "
             "sharding.activation_checkpointing_cls");
   EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP, "
                     "activation_checkpointing_cls: [GPT2MLP]}"),
@@ -464,8 +464,8 @@ TEST(Recipe, OffloadIsReadAndChecked) {
   };
   EXPECT_EQ(refusal("gradients: file, folder: f"), "none");
   EXPECT_EQ(refusal("gradients: file"),
-            "r.yaml: sharding.offload.folder is missing: the folder, on a disk, for what "
-            "sharding.offload has in a file");
+            "r.yaml: sharding.offload.folder is missing: the folder, on a disk, for the state that "
+            "sharding.offload places in a file");
   EXPECT_EQ(refusal("gradients: host, folder: f"),
             "r.yaml:2: sharding.offload.folder needs file as one of sharding.offload.parameters, "
             "gradients, optimizer");

@@ -1,4 +1,4 @@
-// Reads Accelerate's files: every key is looked up in the table, which says what it means.
+// Reads Accelerate's files: looks up every key in the table, which gives its meaning.
 #include "training/recipe/accelerate/config.h"
 
 #include <fmt/format.h>
@@ -74,7 +74,7 @@ class FileReader {
                   "{}: distributed_type is missing; write distributed_type: FSDP, MULTI_CPU or "
                   "MULTI_GPU",
                   config_.source);
-    // What decides about others comes first.
+    // Keys that decide about other keys come first.
     for (const char* first :
          {"distributed_type", "mixed_precision", "fsdp_version", "fsdp_sharding_strategy"}) {
       if (const AccelerateEntry* entry = entry_of(first)) interpret(*entry);
@@ -84,7 +84,7 @@ class FileReader {
     assume_defaults();
     if (!unused_.empty()) {
       config_.notes.push_back(
-          fmt::format("{}: of no use here: {}", config_.source, fmt::join(unused_, ", ")));
+          fmt::format("{}: no effect here: {}", config_.source, fmt::join(unused_, ", ")));
     }
     return std::move(config_);
   }
@@ -159,20 +159,18 @@ class FileReader {
       return;
     }
     if (entry.written != key.name) {
-      config_.notes.push_back(
-          fmt::format("warning: {}: {} is another name for {}; taken, and Accelerate itself may "
-                      "not read it",
-                      entry.where, entry.written, key.name));
+      config_.notes.push_back(fmt::format(
+          "warning: {}: {} is another name for {}; accepted, but Accelerate itself may not read it",
+          entry.where, entry.written, key.name));
     } else if (key.version != 0 && key.version != config_.version) {
       config_.notes.push_back(
-          fmt::format("warning: {}: {} is a key of fsdp_version {}; taken all "
-                      "the same",
-                      entry.where, entry.written, key.version));
+          fmt::format("warning: {}: {} is a key of fsdp_version {}; accepted anyway", entry.where,
+                      entry.written, key.version));
     }
     key.read(entry, config_);
   }
 
-  // Accelerate does not look at the classes then.
+  // Accelerate ignores the classes under another policy.
   void drop_classes_of_other_policies() {
     const AccelerateEntry* policy = entry_of("fsdp_auto_wrap_policy");
     const AccelerateEntry* classes = entry_of("fsdp_transformer_layer_cls_to_wrap");
@@ -199,8 +197,8 @@ class FileReader {
   void assume_defaults() {
     if (!no_fsdp_.empty()) {
       config_.notes.push_back(
-          fmt::format("warning: {}: of no effect without distributed_type: FSDP: {}",
-                      config_.source, fmt::join(no_fsdp_, ", ")));
+          fmt::format("warning: {}: no effect without distributed_type: FSDP: {}", config_.source,
+                      fmt::join(no_fsdp_, ", ")));
     }
     if (!config_.fsdp) return;
     const std::string why = fmt::format("fsdp_version {}'s default", config_.version);
@@ -217,7 +215,7 @@ class FileReader {
 }  // namespace
 
 AccelerateConfig parse_accelerate_config(std::string_view text, const std::string& source) {
-  // JSON may be indented with tabs, and has none elsewhere.
+  // JSON may be indented with tabs and has no tabs elsewhere.
   std::string plain(text);
   if (source.ends_with(".json")) std::replace(plain.begin(), plain.end(), '\t', ' ');
   return FileReader(source).read(parse_yaml(plain, source));
@@ -243,10 +241,10 @@ Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::str
 std::vector<std::string> configuration_notes(const Recipe& recipe, int world_size) {
   std::vector<std::string> notes = recipe.notes;
   if (recipe.configured_ranks && *recipe.configured_ranks != world_size) {
-    notes.push_back(fmt::format(
-        "warning: the configuration file says num_processes: {}, and the world has {} rank{}; "
-        "tessera launch --config-file FILE starts as many as it says",
-        *recipe.configured_ranks, world_size, world_size == 1 ? "" : "s"));
+    notes.push_back(
+        fmt::format("warning: the configuration file says num_processes: {}, and the world has {} "
+                    "rank{}; tessera launch --config-file FILE starts that many ranks",
+                    *recipe.configured_ranks, world_size, world_size == 1 ? "" : "s"));
   }
   return notes;
 }

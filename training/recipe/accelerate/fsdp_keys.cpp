@@ -1,4 +1,4 @@
-// The rows of fsdp_config and of parallelism_config.
+// The rows for fsdp_config and parallelism_config.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ bool strategy_is_set(const Config& config) {
   });
 }
 
-// true, false, a number of ranks, or a strategy's name, which the first version's questions write
+// true, false, a number of ranks, or a strategy's name. The questions of version 1 write a strategy
 // under this key.
 void read_reshard(const Entry& entry, Config& config) {
   const std::string word = lower_case(entry.value.text);
@@ -40,7 +40,7 @@ void read_reshard(const Entry& entry, Config& config) {
     refuse_value(entry.value, entry.written, "true, false, or a number of ranks");
   if (ranks) set(config, entry, "sharding.reshard_after_forward", entry.value);
   if (strategy_is_set(config)) {
-    if (!ranks) note(config, entry, "fsdp_sharding_strategy says it already, and goes before it");
+    if (!ranks) note(config, entry, "fsdp_sharding_strategy sets this already and overrides it");
     return;
   }
   if (!truth && !ranks) return set(config, entry, "sharding.sharding_strategy", entry.value);
@@ -58,20 +58,21 @@ void read_state_dict_type(const Entry& entry, Config& config) {
   set(config, entry, "checkpoint.state_dict_type", entry.value);
 }
 
-// Accelerate would train them, each rank by its own gradients.
+// Accelerate would train them, with each rank's own gradients.
 void read_ignored_modules(const Entry& entry, Config& config) {
   set(config, entry, "sharding.ignored_modules", entry.value);
-  note(config, entry, "these modules are frozen here: their gradients are not summed");
+  note(config, entry, "these modules are frozen here: their gradients are not reduced");
 }
 
 // By name and by Accelerate's number.
 Examples strategy_examples() {
   const std::vector<std::pair<std::string, std::string>> meanings = {
       {"FULL_SHARD",
-       "parameters, gradients and moments are split; parameters are gathered for each pass"},
+       "parameters, gradients and moments are sharded; parameters are gathered for each pass"},
       {"SHARD_GRAD_OP",
-       "parameters, gradients and moments are split; parameters stay until the backward"},
-      {"NO_SHARD", "nothing is split, as in DDP"},
+       "parameters, gradients and moments are sharded; parameters stay gathered until the "
+       "backward"},
+      {"NO_SHARD", "nothing is sharded, as in DDP"},
       {"HYBRID_SHARD", "FULL_SHARD inside each group of ranks, with a copy for each group"},
       {"HYBRID_SHARD_ZERO2",
        "SHARD_GRAD_OP inside each group of ranks, with a copy for each group"},
@@ -102,7 +103,7 @@ std::vector<Row> rows_of_strategy() {
       {.group = fsdp_group,
        .name = "fsdp_version",
        .becomes = {},
-       .help = "Which keys a file may have; `1` where it does not say",
+       .help = "The version of FSDP, which decides the keys of the file; `1` if it is missing",
        .taken = {{"1", "", "keys of FSDP1: fsdp_sharding_strategy, fsdp_backward_prefetch, ..."},
                  {"2", "", "keys of FSDP2: fsdp_reshard_after_forward, ..."}},
        .refused = {"3"},
@@ -110,14 +111,15 @@ std::vector<Row> rows_of_strategy() {
       of_version(1, also_written(
                         {"sharding_strategy"},
                         setting(fsdp_group, "fsdp_sharding_strategy", "sharding.sharding_strategy",
-                                "What ranks split; a name in any case or a number",
+                                "The state that is sharded over the ranks; a name in upper or "
+                                "lower case, or a number",
                                 strategy_examples(), {"6", "FULL"}))),
       {.group = fsdp_group,
        .name = "fsdp_reshard_after_forward",
        .becomes = "sharding.sharding_strategy",
        .help = "Version 2: `true` is FULL_SHARD, `false` SHARD_GRAD_OP, a number FULL_SHARD with "
-               "`reshard_after_forward` to so many ranks, as FSDP2 itself takes it; a strategy's "
-               "name, as version 1's questions write it, is that strategy",
+               "`reshard_after_forward` to that number of ranks, as in FSDP2; the name of a "
+               "strategy, as the questions of version 1 write it, is that strategy",
        .taken = {{"true", "\"FULL_SHARD\"", "freed after the forward, gathered again"},
                  {"false", "\"SHARD_GRAD_OP\"", "kept from the forward to the backward"},
                  {"2", "\"FULL_SHARD\""},
@@ -127,7 +129,7 @@ std::vector<Row> rows_of_strategy() {
        .read = read_reshard},
       also_written({"fsdp_wrap_policy", "auto_wrap_policy"},
                    setting(fsdp_group, "fsdp_auto_wrap_policy", "sharding.auto_wrap_policy",
-                           "What makes a unit; left out, the recipe's",
+                           "How the model is divided into units; if left out, the recipe decides",
                            {{"TRANSFORMER_BASED_WRAP", "\"TRANSFORMER_BASED_WRAP\"",
                              "each layer of the classes to wrap"},
                             {"SIZE_BASED_WRAP", "\"SIZE_BASED_WRAP\"",
@@ -137,8 +139,8 @@ std::vector<Row> rows_of_strategy() {
       also_written({"fsdp_transformer_cls_to_wrap", "transformer_layer_cls_to_wrap"},
                    setting(fsdp_group, "fsdp_transformer_layer_cls_to_wrap",
                            "sharding.transformer_layer_cls_to_wrap",
-                           "The classes, with commas; left out, the model's own. A class that the "
-                           "model does not have is refused when it is built",
+                           "The classes, with commas; if left out, the model's own. A class that "
+                           "the model does not have is refused when the model is built",
                            {{"BertLayer", "[\"BertLayer\"]"},
                             {"GPT2Block,Linear", "[\"GPT2Block\",\"Linear\"]"}})),
       also_written({"fsdp_min_num_param", "min_num_param", "min_num_params"},
@@ -153,8 +155,8 @@ std::vector<Row> rows_of_schedule() {
       of_version(1, also_written(
                         {"fsdp_backward_prefetch_policy", "backward_prefetch"},
                         setting(fsdp_group, "fsdp_backward_prefetch", "sharding.backward_prefetch",
-                                "When the next unit is gathered in the backward; left "
-                                "out, before this one's gradients",
+                                "The time when the backward gathers the next unit; if left out, "
+                                "before this unit's gradients",
                                 {{"BACKWARD_PRE", "\"BACKWARD_PRE\"",
                                   "before this one's gradients are computed"},
                                  {"BACKWARD_POST", "\"BACKWARD_POST\"",
@@ -163,22 +165,22 @@ std::vector<Row> rows_of_schedule() {
                                  {"1", "\"BACKWARD_PRE\""},
                                  {"2", "\"BACKWARD_POST\""}},
                                 {"3"}))),
-      of_version(
-          1, also_written({"forward_prefetch"},
-                          setting(fsdp_group, "fsdp_forward_prefetch", "sharding.forward_prefetch",
-                                  "Whether the next unit is gathered in the forward; the "
-                                  "bits are the same",
-                                  {{"true", "true", "the next unit is gathered during this one"},
-                                   {"false", "false", "a unit is gathered when it is needed"}},
-                                  {"maybe"}))),
+      of_version(1,
+                 also_written(
+                     {"forward_prefetch"},
+                     setting(fsdp_group, "fsdp_forward_prefetch", "sharding.forward_prefetch",
+                             "Gather the next unit during a unit's forward; the bits are the same",
+                             {{"true", "true", "the next unit is gathered during this one"},
+                              {"false", "false", "a unit is gathered when it is needed"}},
+                             {"maybe"}))),
       also_written({"limit_all_gathers"}, holds_always(fsdp_group, "fsdp_limit_all_gathers", true,
                                                        "at most two gathers are in flight")),
-      also_written({"offload_params"},
-                   setting(fsdp_group, "fsdp_offload_params", "sharding.offload_params",
-                           "Parameters, gradients and moments on the host; CPU ranks have them "
-                           "there anyway",
-                           {{"true", "true", "on the host"}, {"false", "false", "on the device"}},
-                           {"maybe"})),
+      also_written(
+          {"offload_params"},
+          setting(fsdp_group, "fsdp_offload_params", "sharding.offload_params",
+                  "Parameters, gradients and moments on the host; for CPU ranks they always are",
+                  {{"true", "true", "on the host"}, {"false", "false", "on the device"}},
+                  {"maybe"})),
       also_written(
           {"activation_checkpointing"},
           setting(fsdp_group, "fsdp_activation_checkpointing", "sharding.activation_checkpointing",
@@ -186,11 +188,12 @@ std::vector<Row> rows_of_schedule() {
                   {{"true", "\"true\"", "less memory, about a third more work"},
                    {"false", "\"false\"", "activations are kept"}},
                   {"maybe"})),
-      of_version(2, also_written({"activation_checkpointing_offload"},
-                                 setting(fsdp_group, "fsdp_activation_checkpointing_offload",
-                                         "sharding.activation_offload",
-                                         "On a GPU: what recomputation keeps waits on the host",
-                                         {{"false", "false"}}, {"maybe"}))),
+      of_version(
+          2, also_written({"activation_checkpointing_offload"},
+                          setting(fsdp_group, "fsdp_activation_checkpointing_offload",
+                                  "sharding.activation_offload",
+                                  "On a GPU: the inputs that recomputation keeps are on the host",
+                                  {{"false", "false"}}, {"maybe"}))),
   };
 }
 
@@ -199,8 +202,8 @@ std::vector<Row> rows_of_state() {
       {.group = fsdp_group,
        .name = "fsdp_state_dict_type",
        .becomes = "checkpoint.state_dict_type",
-       .help = "Whole safetensors files or one a rank; left out, version 1 has FULL and version 2 "
-               "SHARDED, where the recipe does not say",
+       .help = "Whole safetensors files, or one per rank; if left out in the file and the recipe, "
+               "version 1 has FULL and version 2 SHARDED",
        .taken = {{"FULL_STATE_DICT", "\"FULL_STATE_DICT\"", "files that transformers reads"},
                  {"SHARDED_STATE_DICT", "\"SHARDED_STATE_DICT\"", "a file for each rank"},
                  {"1", "\"FULL_STATE_DICT\""},
@@ -216,12 +219,12 @@ std::vector<Row> rows_of_state() {
                                               "ranks always begin with equal weights"))),
       also_written({"cpu_ram_efficient_loading"},
                    holds_always(fsdp_group, "fsdp_cpu_ram_efficient_loading", true,
-                                "a rank always reads only its share")),
+                                "a rank always reads only its shard")),
       {.group = fsdp_group,
        .name = "fsdp_ignored_modules",
        .becomes = "sharding.ignored_modules",
-       .help = "Modules whose full name matches the expression stay whole on every rank, and are "
-               "frozen: Accelerate trains them, on each rank by its own gradients",
+       .help = "Modules whose full name matches the expression stay whole on every rank and are "
+               "frozen (Accelerate trains them with each rank's own gradients)",
        .taken = {{"head", "\"head\""}, {"'.*\\.wpe'", "\".*\\\\.wpe\""}},
        .refused = {"'('"},
        .aliases = {"ignored_modules"},

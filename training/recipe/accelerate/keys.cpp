@@ -1,4 +1,4 @@
-// The rows of a file's top, and the table.
+// The rows for the top of a file, and the table.
 #include "training/recipe/accelerate/keys.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ namespace tessera::cli {
 namespace accelerate {
 namespace {
 
-// Files of older versions say it with a truth.
+// Files of older versions have this key, with true or false.
 void read_fp16(const Entry& entry, Config& config) {
   const bool wanted = read_bool(entry.value, entry.written);
   const bool said_already =
@@ -23,7 +23,7 @@ void read_fp16(const Entry& entry, Config& config) {
         return setting.recipe_key == "sharding.mixed_precision" && !setting.assumed;
       });
   if (said_already) {
-    return note(config, entry, "mixed_precision says it already, and goes before it");
+    return note(config, entry, "mixed_precision sets this already and overrides it");
   }
   set(config, entry, "sharding.mixed_precision", scalar(wanted ? "fp16" : "no", entry.where));
 }
@@ -56,7 +56,7 @@ void read_machines(const Entry& entry, Config& config) {
   constexpr std::int64_t most = 4096;
   const std::int64_t count = read_integer(entry.value, entry.written);
   TESSERA_CHECK(count >= 1 && count <= most, ErrorCode::configuration,
-                "{}: {} must be a number of hosts from 1 to {}, got {}", entry.where, entry.written,
+                "{}: {} must be a number of nodes from 1 to {}, got {}", entry.where, entry.written,
                 most, count);
   config.machines = static_cast<int>(count);
 }
@@ -64,7 +64,7 @@ void read_machines(const Entry& entry, Config& config) {
 void read_machine_rank(const Entry& entry, Config& config) {
   const std::int64_t number = read_integer(entry.value, entry.written);
   TESSERA_CHECK(number >= 0 && number < 4096, ErrorCode::configuration,
-                "{}: {} must be a host's number, from 0, got {}", entry.where, entry.written,
+                "{}: {} must be a node's number, from 0, got {}", entry.where, entry.written,
                 number);
   config.machine_rank = static_cast<int>(number);
 }
@@ -84,20 +84,21 @@ void read_gpu_ids(const Entry& entry, Config& config) {
 void read_environment(const Entry& entry, Config& config) {
   const std::string name = lower_case(read_text(entry.value, entry.written));
   if (name == "amazon_sagemaker")
-    return note(config, entry, "the ranks run where the launcher does");
+    return note(config, entry, "the ranks run on the launcher's node");
   if (name != "local_machine" && name != "0") {
     refuse_value(entry.value, entry.written, "LOCAL_MACHINE");
   }
 }
 
-// What there is nothing for is refused with the way out.
+// A type that Tessera does not have is refused with the way out.
 void read_distributed_type(const Entry& entry, Config& config) {
   static const std::vector<std::pair<std::string, std::string>> others = {
       {"DEEPSPEED",
        "use distributed_type: FSDP with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or "
        "SHARD_GRAD_OP for ZeRO-2"},
-      {"MEGATRON_LM", "use distributed_type: FSDP; tensor and pipeline parallelism are not here"},
-      {"TP", "use distributed_type: FSDP; tensor parallelism is not here"},
+      {"MEGATRON_LM",
+       "use distributed_type: FSDP; tensor and pipeline parallelism are not available"},
+      {"TP", "use distributed_type: FSDP; tensor parallelism is not available"},
       {"XLA", "use distributed_type: FSDP on CPUs or NVIDIA GPUs; TPUs are not supported"},
       {"MODEL_PARALLEL", "use distributed_type: FSDP"},
   };
@@ -111,7 +112,7 @@ void read_distributed_type(const Entry& entry, Config& config) {
       folded == "data_parallel") {
     config.settings.push_back({"sharding.sharding_strategy", scalar("NO_SHARD", entry.where),
                                entry.where, said(entry), true});
-    if (folded == "no" || folded == "false") config.processes = 1;  // unless the file says more
+    if (folded == "no" || folded == "false") config.processes = 1;  // unless the file sets more
     if (folded == "multi_cpu") set(config, entry, "train.device", scalar("cpu", entry.where));
     return;
   }
@@ -134,23 +135,23 @@ std::vector<Row> rows_of_the_world() {
       {.group = {},
        .name = "distributed_type",
        .becomes = "sharding.sharding_strategy",
-       .help = "`FSDP`: as `fsdp_config` says; the others are DDP, that is NO_SHARD, where the "
-               "recipe names no strategy",
-       .taken = {{"FSDP", "\"FULL_SHARD\"", "sharded, as fsdp_config says"},
+       .help = "`FSDP`: the strategy of `fsdp_config`; the others are DDP, which is NO_SHARD, if "
+               "the recipe names no strategy",
+       .taken = {{"FSDP", "\"FULL_SHARD\"", "sharded, with the strategy of fsdp_config"},
                  {"MULTI_GPU", "\"NO_SHARD\"", "DDP on GPUs: a whole model on each rank"},
                  {"MULTI_CPU", "\"NO_SHARD\"", "DDP on CPUs: a whole model on each rank"},
-                 {"'NO'", "\"NO_SHARD\"", "one rank, unless num_processes says more"}},
+                 {"'NO'", "\"NO_SHARD\"", "one rank, unless num_processes is larger"}},
        .refused = {"DEEPSPEED", "MEGATRON_LM", "XLA", "TP", "MULTI_NPU"},
        .read = read_distributed_type},
       {.group = {},
        .name = "num_processes",
        .becomes = "`tessera launch --num-processes`",
-       .help = "Ranks to start, on all machines; `-1`: the command line says it",
-       .taken = {{"2"}, {"-1", "", "as many as --nproc-per-node says"}},
+       .help = "Ranks to start, on all nodes together; `-1`: as many as on the command line",
+       .taken = {{"2"}, {"-1", "", "as many as in --nproc-per-node"}},
        .refused = {"0"},
        .read = read_processes},
       setting("", "mixed_precision", "sharding.mixed_precision",
-              "The dtype of parameters in compute and on the wire; masters and sums are fp32",
+              "The dtype of parameters in compute and on the wire; master shards and sums are fp32",
               {{"'no'", "\"no\"", "fp32 throughout"},
                {"bf16", "\"bf16\"", "computed and sent in bf16, half of the bytes"},
                {"fp16", "\"fp16\"", "computed and sent in fp16, with a loss scaler"}},
@@ -158,7 +159,7 @@ std::vector<Row> rows_of_the_world() {
       {.group = {},
        .name = "fp16",
        .becomes = "sharding.mixed_precision",
-       .help = "An old file's `mixed_precision`",
+       .help = "The `mixed_precision` of old files",
        .taken = {{"true", "\"fp16\"", "computed and sent in fp16, with a loss scaler"},
                  {"false", "\"no\"", "fp32 throughout"}},
        .refused = {"maybe"},
@@ -166,8 +167,8 @@ std::vector<Row> rows_of_the_world() {
       {.group = {},
        .name = "use_cpu",
        .becomes = "train.device",
-       .help = "`true`: the CPU, where `false` takes a GPU if every rank has one",
-       .taken = {{"true", "\"cpu\"", "on the CPU, whether there is a GPU or not"},
+       .help = "`true`: the CPU; `false`: a GPU if every rank has one",
+       .taken = {{"true", "\"cpu\"", "on the CPU, even if there is a GPU"},
                  {"false", "\"auto\"", "on a GPU if every rank has one, else on the CPU"}},
        .refused = {"maybe"},
        .read = read_use_cpu},
@@ -175,12 +176,12 @@ std::vector<Row> rows_of_the_world() {
        .name = "gpu_ids",
        .becomes = "CUDA_VISIBLE_DEVICES of the ranks",
        .help = "The GPUs that ranks see",
-       .taken = {{"all", "", "every GPU of the host"}, {"0,1"}},
+       .taken = {{"all", "", "every GPU of the node"}, {"0,1"}},
        .read = read_gpu_ids},
       {.group = {},
        .name = "main_process_ip",
        .becomes = "`tessera launch --master-addr`",
-       .help = "Where rank 0 is",
+       .help = "The address of rank 0",
        .taken = {{"127.0.0.1"}},
        .read =
            [](const Entry& entry, Config& config) {
@@ -196,21 +197,21 @@ std::vector<Row> rows_of_the_world() {
       {.group = {},
        .name = "num_machines",
        .becomes = "`tessera launch --nnodes`",
-       .help = "Hosts, each with a launcher; `num_processes` counts the ranks of all",
-       .taken = {{"1", "", "this host alone"}, {"2"}},
+       .help = "Nodes, each with a launcher; `num_processes` counts the ranks of all nodes",
+       .taken = {{"1", "", "this node alone"}, {"2"}},
        .refused = {"0"},
        .read = read_machines},
       {.group = {},
        .name = "machine_rank",
        .becomes = "`tessera launch --node-rank`",
-       .help = "This host's number",
-       .taken = {{"0", "", "the host of rank 0"}, {"1"}},
+       .help = "The number of this node",
+       .taken = {{"0", "", "the node of rank 0"}, {"1"}},
        .refused = {"-1"},
        .read = read_machine_rank},
       {.group = {},
        .name = "compute_environment",
        .becomes = {},
-       .help = "Ranks run where the launcher does",
+       .help = "Ranks run on the launcher's node",
        .taken = {{"LOCAL_MACHINE"}, {"AMAZON_SAGEMAKER"}},
        .refused = {"MOON"},
        .read = read_environment},
@@ -219,13 +220,14 @@ std::vector<Row> rows_of_the_world() {
 
 std::vector<Row> rows_without_effect() {
   return {
-      without_effect("rdzv_backend", "Ranks find each other without one", {{"static"}, {"c10d"}}),
-      without_effect("same_network", "Hosts reach each other by main_process_ip",
+      without_effect("rdzv_backend", "Ranks do not need it to find each other",
+                     {{"static"}, {"c10d"}}),
+      without_effect("same_network", "Nodes reach each other by main_process_ip",
                      {{"true"}, {"false"}}),
-      without_effect("main_training_function", "A notebook's", {{"main"}}),
+      without_effect("main_training_function", "Only for notebooks", {{"main"}}),
       without_effect("debug", "Collectives are always checked against each other",
                      {{"false"}, {"true"}}),
-      without_effect("enable_cpu_affinity", "Ranks share the cores by number",
+      without_effect("enable_cpu_affinity", "Ranks share the cores in the order of their numbers",
                      {{"false"}, {"true"}}),
   };
 }
@@ -249,7 +251,8 @@ std::vector<Row> rows_of_elsewhere() {
   }
   add("deepspeed_config", "DeepSpeed", "{zero_stage: 3}");
   add("megatron_lm_config", "Megatron-LM", "{megatron_lm_tp_degree: 2}");
-  add("mpirun_config", "mpirun: ranks of one host meet in shared memory", "{mpirun_ccl: '1'}");
+  add("mpirun_config", "mpirun: ranks of one node communicate through shared memory",
+      "{mpirun_ccl: '1'}");
   add("fp8_config", "fp8", "{backend: TE}");
   add("dynamo_config", "torch.compile", "{dynamo_backend: INDUCTOR}");
   add("dynamo_backend", "torch.compile", "'NO'");

@@ -1,4 +1,4 @@
-// How rows are made and read.
+// Makes and reads rows.
 #include "training/recipe/accelerate/rows.h"
 
 #include <fmt/format.h>
@@ -50,12 +50,12 @@ Row holds_always(std::string group, std::string name, bool so, std::string help)
           .name = std::move(name),
           .becomes = {},
           .help = help,
-          .taken = {{"true", "", so ? "as it is here in any case" : "changes nothing"},
-                    {"false", "", so ? "changes nothing" : "as it is here in any case"}},
+          .taken = {{"true", "", so ? "always so here" : "no effect"},
+                    {"false", "", so ? "no effect" : "always so here"}},
           .refused = {"maybe"}};
   row.read = [so, help = std::move(help)](const Entry& entry, Config& config) {
     if (read_bool(entry.value, entry.written) != so) {
-      note(config, entry, "changes nothing: " + help);
+      note(config, entry, "no effect: " + help);
     }
   };
   return row;

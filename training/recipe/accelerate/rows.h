@@ -1,4 +1,4 @@
-// What rows of the table of Accelerate's keys are made of.
+// The functions that make the rows of the table of Accelerate's keys.
 #pragma once
 
 #include <string>
@@ -23,14 +23,14 @@ std::string said(const Entry& entry);
 void set(Config& config, const Entry& entry, const std::string& recipe_key, YamlNode value);
 void note(Config& config, const Entry& entry, std::string_view text);
 
-// A key whose value is one of the recipe's.
+// A key whose value sets one of the recipe's keys.
 Row setting(std::string group, std::string name, const std::string& recipe_key, std::string help,
             Examples taken, std::vector<std::string> refused = {});
-// A key that is so here whatever a file says; a file that says otherwise is told.
+// A key that always has one value here; a file with another value gets a note.
 Row holds_always(std::string group, std::string name, bool so, std::string help);
-// A key with nothing to set here, whose usual values need no word.
+// A key without an effect here; its usual values get no note.
 Row without_effect(std::string name, std::string help, Examples taken);
-// A key for hardware or software that is not here.
+// A key for hardware or software that Tessera does not use.
 Row unused(std::string group, std::string name, std::string help, Examples taken);
 Row also_written(std::vector<std::string> aliases, Row row);
 Row of_version(int version, Row row);

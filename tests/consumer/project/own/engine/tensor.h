@@ -1,4 +1,4 @@
-// The consumer's own idea of a tensor, under a path that Tessera's sources have as well.
+// The consumer's own tensor header, under a path that Tessera's sources also have.
 #pragma once
 
 namespace consumer {

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Lets the compiler read sources, one at a time, without making code.
+
+    scripts/compile_alone.py --build FOLDER --jobs N [FILE ...]
+
+The commands are those of FOLDER/compile_commands.json: of FILEs, or of all sources of the library above the kernels and of
+the program. Exit status 1 when one does not compile.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+# The kernels are compiled one at a time in every build.
+LEFT_OUT = re.compile(r"/tessera_kernels\.dir/")
+
+
+def commands_by_source(build):
+    """Source (relative to the root) -> (folder, command that reads it)."""
+    root, commands = os.getcwd(), {}
+    with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
+        entries = json.load(file)
+    for entry in entries:
+        command, separator, output = entry["command"].rpartition(" -o ")
+        if not separator or LEFT_OUT.search("/" + output):
+            continue
+        words = shlex.split(command)
+        if os.path.basename(words[0]) == "ccache":  # it keeps objects, and there is none
+            words = words[1:]
+        source = os.path.relpath(entry["file"], root)
+        commands[source] = (entry["directory"], [*words, "-fsyntax-only", entry["file"]])
+    return commands
+
+
+def compiles(source, folder, command):
+    run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if run.returncode != 0:
+        print(f"{source} does not compile by itself:\n{run.stdout}", file=sys.stderr, flush=True)
+    return run.returncode == 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--jobs", type=int, required=True)
+    parser.add_argument("files", nargs="*")
+    arguments = parser.parse_args()
+    commands = commands_by_source(arguments.build)
+    files = [os.path.relpath(file) for file in arguments.files] or sorted(commands)
+    unknown = [file for file in files if file not in commands]
+    if unknown or not files:
+        sys.exit(f"no source of {arguments.build}'s library or program: {', '.join(unknown) or 'none is listed there'}")
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        good = list(pool.map(lambda file: compiles(file, *commands[file]), files))
+    print(f"{sum(good)} of {len(files)} sources compile by themselves")
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()
