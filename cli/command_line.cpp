@@ -188,7 +188,7 @@ bool names_a_place(const Argument& argument) {
   return place && std::holds_alternative<std::string*>(argument.target);
 }
 
-// A variable of the shell that is not set gives an empty word, which is no path.
+// A shell variable that is not set gives an empty word, which cannot be a path.
 CLI::Validator not_empty() {
   return CLI::Validator(
       [](const std::string& text) { return std::string(text.empty() ? "must not be empty" : ""); },

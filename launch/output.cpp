@@ -159,9 +159,9 @@ void RankOutput::push_printers() {
   }
 }
 
-// Nobody sees the ranks' lines there any more. Reading on would let a rank print for ever for
-// nothing: it gets SIGPIPE instead, as it would on the launcher's own output. A program that
-// ignores that, as tessera train does, goes on.
+// The ranks' lines are not shown there from now on. If the launcher read on, a rank could print for
+// ever; with its pipe closed it gets SIGPIPE, as it would on the launcher's own output. A program
+// that ignores the signal, as tessera train does, goes on.
 void RankOutput::stop_printing(std::size_t printer, int reason) {
   lacked_room_ = lacked_room_ || full_disk_or_runtime(reason) == ErrorCode::checkpoint;
   const char* const name = printer == 0 ? "standard output" : "standard error";

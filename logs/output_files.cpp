@@ -24,7 +24,7 @@ std::string beginning_of(const fs::path& path) {
   return beginning;
 }
 
-// Of a file that exists, or of one that will.
+// The file need not exist yet.
 fs::path place_of(const fs::path& path) {
   std::error_code error;
   const fs::path target = fs::absolute(written_path(path), error);
@@ -91,7 +91,7 @@ void OutputFiles::add(const std::string& what, const fs::path& path,
   check_output(what, path);
   const std::string beginning = beginning_of(path);
   TESSERA_CHECK(beginning.empty() || is_earlier_output(beginning), ErrorCode::configuration,
-                "{}: exists and is something else; name another file", what);
+                "{}: exists and has another format; name another file", what);
 }
 
 void require_regular_output(const std::string& what, const fs::path& path) {

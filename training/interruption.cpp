@@ -54,7 +54,7 @@ void report_signal(const char* which, int number, const char* consequence) {
   const std::string text = fmt::format("{}tessera: {}signal {} (SIG{}): {}\n",
                                        ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "", which,
                                        number, sigabbrev_np(number), consequence);
-  // A run ends as it was asked to when nobody reads stderr, too.
+  // The run ends in the same way if stderr is closed.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 

@@ -276,7 +276,7 @@ struct TestCommand {
     return code;
   }
 
-  // 0, or the code of what is wrong: a full disk says nothing about the installation.
+  // Returns 0 or the code of the error: a full disk is not a fault of the installation.
   static int prove(const std::string& what, const std::function<void()>& proof) {
     const auto begin = std::chrono::steady_clock::now();
     std::string wrong;

@@ -43,7 +43,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-// Of --lines: [[1,2,3],
+// The output of --lines begins as [[1,2,3],
 bool is_list_of_ids(std::string_view beginning) {
   return beginning.starts_with("[") &&
          beginning.find_first_not_of("[]0123456789,\n") == std::string_view::npos;

@@ -89,7 +89,7 @@ TEST(Program, WordsOfOtherToolsAreAnswered) {
       {{"launch", "--multi_gpu", "--", "true"}, "--nproc-per-node says how many ranks"},
       {{"launch", "--mixed_precision", "bf16", "--", "true"},
        "--set sharding.mixed_precision=bf16"},
-      {{"launch", "--", "n.yaml"}, "is no program but a recipe; write tessera train n.yaml"},
+      {{"launch", "--", "n.yaml"}, "is a recipe, not a program; write tessera train n.yaml"},
   };
   for (const auto& [words, message] : cases) {
     Program program(words);

@@ -93,7 +93,7 @@ TEST(BadInput, InvalidSettings) {
       {{{"log.jsonl", "/proc/nowhere/metrics.jsonl"}}, 3, "/proc/nowhere/metrics.jsonl"},
       {{{"log.jsonl", folder.path("text.txt")}}, 3, "is not a step of a run; name another file"},
       {{{"log.memory", "/proc/nowhere/memory.json"}}, 3, "log.memory: /proc/nowhere/memory.json"},
-      {{{"log.memory", folder.path("text.txt")}}, 3, "exists and is something else"},
+      {{{"log.memory", folder.path("text.txt")}}, 3, "exists and has another format"},
       {{{"log.csv", "/proc/nowhere/m.csv"}}, 3, "log.csv: /proc/nowhere/m.csv cannot be written"},
       {{{"log.csv", folder.path("text.txt")}},
        3,

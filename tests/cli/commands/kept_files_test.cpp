@@ -14,7 +14,7 @@ using testing::run_program;
 using testing::Settings;
 using testing::train_arguments;
 
-constexpr const char* something_else = "exists and is something else; name another file";
+constexpr const char* another_format = "exists and has another format; name another file";
 
 class KeptFiles : public ::testing::Test {
  protected:
@@ -101,7 +101,7 @@ TEST_F(KeptFiles, AFileOfAnotherKindIsNotReplaced) {
       {encode(), "other.npy"},
       {encode(), "model/model.safetensors"},
   };
-  for (const auto& [command, file] : cases) expect_kept(command, path(file), 3, something_else);
+  for (const auto& [command, file] : cases) expect_kept(command, path(file), 3, another_format);
   EXPECT_FALSE(fs::exists(path("converted")));
 }
 

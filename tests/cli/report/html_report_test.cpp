@@ -124,7 +124,7 @@ TEST(HtmlReport, ReplacesNoFileOfAnotherKind) {
   std::ofstream(folder / "other.html") << "<!doctype html>\n<title>Mine</title>\n";
   const std::string message =
       page_error([&] { check_html_place(folder / "other.html"); }, ErrorCode::configuration);
-  EXPECT_NE(message.find("exists and is something else; name another file"), std::string::npos);
+  EXPECT_NE(message.find("exists and has another format; name another file"), std::string::npos);
 }
 
 TEST(HtmlReport, ReplacesAFileAtomicallyAndKeepsALink) {
