@@ -132,6 +132,7 @@ enum class LoadParts : std::uint8_t {
 // The run of a folder to search.
 struct Search {
   std::string launch = {};  // the run that this launch saved last; empty: the run saved last
+  std::string named_by = "checkpoint.resume";  // the key that names a single step, for messages
 };
 
 // The newest committed step that passes verification. The search starts with the run that was saved

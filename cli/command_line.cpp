@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <type_traits>
 #include <utility>
@@ -121,6 +122,15 @@ std::string recipe_key_meant(std::string word) {
   return "";
 }
 
+// Where an option that starts ranks is given to a command that is one of them.
+std::string launch_option_meant(const std::string& word, const OtherWord* option) {
+  const Command launch = describe_launch();
+  const std::string name = option != nullptr ? std::string(option->here) : word;
+  if (find_option(launch, name) == nullptr) return "";
+  return fmt::format("; it is an option of tessera launch: tessera launch {} ... -- tessera ...",
+                     name);
+}
+
 // The equivalent of another tool's option, or of a recipe's key if --set takes it.
 std::string meant_option(const std::string& word, const std::vector<std::string>& names) {
   const auto is_option = [&](std::string_view name) {
@@ -128,12 +138,20 @@ std::string meant_option(const std::string& word, const std::vector<std::string>
   };
   const std::string bare = word.substr(std::min(word.find_first_not_of('-'), word.size()));
   const OtherWord* const option = other_word("option", bare);
-  if (option != nullptr && (option->here.empty() || is_option(option->here))) {
-    return other_option(word);
-  }
+  if (option != nullptr && is_option(option->here)) return other_option(word);
   const std::string key = is_option("--set") ? recipe_key_meant(bare) : "";
   if (!key.empty()) return fmt::format("; it is a key of the recipe: --set {}=VALUE", key);
+  if (option != nullptr && option->here.empty()) return other_option(word);
+  if (const std::string start = launch_option_meant(word, option); !start.empty()) return start;
   return did_you_mean(word, names);
+}
+
+// `word` is what the command line has, with its value.
+std::string meant_word(const std::string& word, const std::vector<std::string>& names) {
+  const std::size_t sign = word.find('=');
+  if (word.starts_with('-')) return meant_option(word.substr(0, sign), names);
+  const bool sets = std::find(names.begin(), names.end(), "--set") != names.end();
+  return sets && sign != std::string::npos ? fmt::format("; a key is set by --set {}", word) : "";
 }
 
 [[noreturn]] void refuse_usage(const CLI::App& app, const CLI::ParseError& error) {
@@ -145,7 +163,7 @@ std::string meant_option(const std::string& word, const std::vector<std::string>
     const std::string word = extra.front().substr(0, extra.front().find('='));
     fail(ErrorCode::usage, "unknown {} {}{} ({} lists them)",
          word.starts_with('-') ? "option" : "argument", word,
-         word.starts_with("--") ? meant_option(word, option_names(command)) : "", help);
+         meant_word(extra.front(), option_names(command)), help);
   }
   fail(ErrorCode::usage, "{} ({} lists the options)", error.what(), help);
 }
@@ -164,6 +182,19 @@ CLI::Validator bounded(const Argument& argument) {
   return CLI::Validator(check, "");
 }
 
+bool names_a_place(const Argument& argument) {
+  const bool place = argument.type == "FILE" || argument.type == "FOLDER" ||
+                     argument.type == "DIR" || argument.type == "PATH";
+  return place && std::holds_alternative<std::string*>(argument.target);
+}
+
+// A shell variable that is not set gives an empty word, which cannot be a path.
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](const std::string& text) { return std::string(text.empty() ? "must not be empty" : ""); },
+      "");
+}
+
 CLI::Option& declare(CLI::App& parser, const Argument& argument) {
   return *std::visit(
       [&](auto* target) {
@@ -180,6 +211,7 @@ void add_argument(CLI::App& parser, const Argument& argument) {
   CLI::Option& option = declare(parser, argument);
   if (!argument.type.empty()) option.type_name(argument.type);
   if (argument.least || argument.most) option.check(bounded(argument));
+  if (names_a_place(argument)) option.check(not_empty());
   if (argument.separator) option.delimiter(*argument.separator);
   if (std::holds_alternative<std::vector<std::string>*>(argument.target)) {
     option.allow_extra_args(false);  // one value for each repetition
@@ -210,10 +242,35 @@ void add_subcommands(CLI::App& parent, const std::vector<Subcommand>& list, Comm
   }
 }
 
+// The parser prints the help of the last subcommand that it knows, whatever follows.
+void check_help_words(const std::vector<std::string>& words) {
+  std::vector<Subcommand> list = subcommands();
+  std::string name = "tessera";
+  for (const std::string& word : words) {
+    TESSERA_CHECK(!list.empty(), ErrorCode::usage, "unknown argument {}: {} has no subcommands",
+                  word, name);
+    std::vector<std::string> names;
+    for (const Subcommand& subcommand : list) names.push_back(subcommand.name);
+    const auto found = std::find(names.begin(), names.end(), word);
+    TESSERA_CHECK(found != names.end(), ErrorCode::usage,
+                  "unknown subcommand {}{} ({} --help lists them)", word, did_you_mean(word, names),
+                  name);
+    name += " " + word;
+    const Command command = list[static_cast<std::size_t>(found - names.begin())].describe();
+    list = command.nested;
+  }
+}
+
 }  // namespace
 
 Command describe_help() {
-  return {.arguments = {}, .run = [](const std::vector<std::string>& trailing) {
+  const auto shown = std::make_shared<std::string>();  // the words are taken as what follows
+  return {.arguments = {{.name = "subcommand",
+                         .target = shown.get(),
+                         .help = "The subcommand, and behind it one of its own, as in config check",
+                         .type = "SUBCOMMAND"}},
+          .run = [shown](const std::vector<std::string>& trailing) {
+            check_help_words(trailing);
             std::vector<std::string> arguments = trailing;
             arguments.emplace_back("--help");
             return run_command_line(std::move(arguments));

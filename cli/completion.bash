@@ -2,10 +2,12 @@
 # All words come from the completed program itself (its --help and `recipe --keys`), so they fit its version. The command
 # after `tessera launch` is completed as well if it is `tessera` again.
 
-# Prints the keys of a recipe as --set takes them: train.steps=
+# Prints the keys of a recipe as --set takes them: train.steps=. Other tables, as "a data set", have no such keys.
 _tessera_keys() {
   "$1" recipe --keys 2>/dev/null |
-    awk -F '`' '/^### / {split($0, words, /[ ,]/); section = words[2]} /^\| `/ {print section "." $2 "="}' | sort -u
+    awk -F '`' '
+      /^### / {split($0, words, /[ ,]/); section = /^### [a-z]+(,|$)/ ? words[2] : ""}
+      /^\| `/ && section != "" {print section "." $2 "="}' | sort -u
 }
 
 # Prints the values of a recipe's key if they are words: the table has them as "adamw \| sgd".

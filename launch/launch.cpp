@@ -105,6 +105,7 @@ class Attempt {
       output_.pass_on();
     }
     append(outcome.messages, channel_.take());
+    outcome.lacked_room = output_.lacked_room();
     return outcome;
   }
 
@@ -239,6 +240,8 @@ class Attempt {
       if (hosts_ != nullptr) hosts_->tell_signal(signal);
       stop(signal, outcome);
     } else if (insists(signal, Clock::now() - stopped_at_)) {
+      say(fmt::format("second signal {} (SIG{}): the ranks are killed", signal,
+                      sigabbrev_np(signal)));
       if (hosts_ != nullptr) hosts_->tell_signal(SIGKILL);
       signal_all(SIGKILL);
     }
@@ -323,8 +326,10 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
     return 128 + *signal;
   }
   for (int restart = 0;; ++restart) {
+    bool lacked_room = false;
     try {
-      Attempt(options, hosts.plan(), restart, signals, guardian, &hosts).run();
+      lacked_room =
+          Attempt(options, hosts.plan(), restart, signals, guardian, &hosts).run().lacked_room;
     } catch (const Error& error) {  // the program cannot be run here
       hosts.tell_failure({.code = static_cast<int>(error.code()),
                           .weight = Weight::failure,
@@ -334,7 +339,10 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
     }
     const LaunchHosts::Verdict verdict = *hosts.verdict();
     if (!verdict.report.line.empty()) say(verdict.report.line);
-    if (!verdict.again) return verdict.report.code;
+    if (!verdict.again) {
+      const bool good = verdict.report.code == 0;
+      return good && lacked_room ? static_cast<int>(ErrorCode::checkpoint) : verdict.report.code;
+    }
     say(restarting(hosts.plan(), restart));
     hosts.begin_next_attempt();
   }

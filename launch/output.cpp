@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/write_failure.h"
 
 namespace tessera::cli {
 namespace {
@@ -78,15 +79,15 @@ RankOutput::RankOutput(const OutputOptions& options, int ranks, int first_rank, 
   if (files) {
     std::error_code error;
     std::filesystem::create_directories(options.folder, error);
-    TESSERA_CHECK(!error, ErrorCode::configuration, "--log-dir {} cannot be created: {}",
-                  options.folder, error.message());
+    TESSERA_CHECK(!error, full_disk_or(error.value(), ErrorCode::configuration),
+                  "--log-dir {} cannot be created: {}", options.folder, error.message());
   }
   for (int rank = 0; rank < ranks; ++rank) {
     if (files) {
       const std::string path = fmt::format("{}/rank-{}.log", options.folder, first_rank + rank);
       const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (append ? 0 : O_TRUNC);
-      files_.emplace_back(::open(path.c_str(), flags, 0666));
-      TESSERA_CHECK(files_.back().get() >= 0, ErrorCode::configuration,
+      files_.push_back({path, comm::FileDescriptor(::open(path.c_str(), flags, 0666))});
+      TESSERA_CHECK(files_.back().file.get() >= 0, full_disk_or(errno, ErrorCode::configuration),
                     "--log-dir: {} cannot be written: {}", path, describe_errno("open", errno));
     }
     for (const int number : {STDOUT_FILENO, STDERR_FILENO}) {
@@ -130,8 +131,7 @@ RankOutput::Printer::Printer(int descriptor) : descriptor_(descriptor) {
                                      O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
 
-// Output that cannot be written is lost: the ranks go on.
-void RankOutput::Printer::push() {
+int RankOutput::Printer::push() {
   std::size_t done = 0;
   while (done < waiting_.size()) {
     pollfd wanted{descriptor(), POLLOUT, 0};
@@ -140,9 +140,38 @@ void RankOutput::Printer::push() {
     const ssize_t written =
         ::write(descriptor(), waiting_.data() + done, std::min(piece, waiting_.size() - done));
     if (written < 0 && (errno == EINTR || errno == EAGAIN)) break;
-    done = written <= 0 ? waiting_.size() : done + static_cast<std::size_t>(written);
+    if (written < 0) {
+      const int reason = errno;
+      failed_ = true;
+      waiting_.clear();
+      return reason;
+    }
+    if (written == 0) break;
+    done += static_cast<std::size_t>(written);
   }
   waiting_.erase(0, done);
+  return 0;
+}
+
+void RankOutput::push_printers() {
+  for (std::size_t i = 0; i < printers_.size(); ++i) {
+    if (const int reason = printers_[i].push(); reason != 0) stop_printing(i, reason);
+  }
+}
+
+// The ranks' lines are not shown there from now on. If the launcher read on, a rank could print for
+// ever; with its pipe closed it gets SIGPIPE, as it would on the launcher's own output. A program
+// that ignores the signal, as tessera train does, goes on.
+void RankOutput::stop_printing(std::size_t printer, int reason) {
+  lacked_room_ = lacked_room_ || full_disk_or_runtime(reason) == ErrorCode::checkpoint;
+  const char* const name = printer == 0 ? "standard output" : "standard error";
+  printers_[1].print(fmt::format(
+      "tessera: {} {}; what the ranks print there is not shown from here on\n", name,
+      reason == EPIPE ? "is closed"
+                      : fmt::format("cannot be written: {}", describe_errno("write", reason))));
+  for (Stream& stream : streams_) {
+    if (stream.printed && printer_of(stream) == printer && stream.file < 0) stream.ours.reset();
+  }
 }
 
 bool RankOutput::is_held_up(const Stream& stream) const {
@@ -164,7 +193,7 @@ std::vector<pollfd> RankOutput::waited_for() const {
 
 void RankOutput::pass_on() {
   for (Stream& stream : streams_) take(stream);
-  for (Printer& printer : printers_) printer.push();
+  push_printers();
 }
 
 void RankOutput::finish() {
@@ -174,7 +203,7 @@ void RankOutput::finish() {
     lines(stream, true);
     stream.ours.reset();
   }
-  for (Printer& printer : printers_) printer.push();
+  push_printers();
 }
 
 bool RankOutput::is_passed_on() const {
@@ -225,13 +254,14 @@ void RankOutput::lines(Stream& stream, bool all) {
 // on, and the user sees one message.
 void RankOutput::keep(Stream& stream, std::string_view text) {
   if (stream.file < 0) return;
-  comm::FileDescriptor& file = files_[static_cast<std::size_t>(stream.file)];
-  if (file.get() < 0 || write_fully(file.get(), text)) return;
-  const std::string told =
-      fmt::format("tessera: the output of rank {} is not kept from here on: {}\n", stream.rank,
-                  describe_errno("write", errno));
-  printers_[1].print(told);
-  file.reset();
+  LogFile& log = files_[static_cast<std::size_t>(stream.file)];
+  if (log.file.get() < 0 || write_fully(log.file.get(), text)) return;
+  const int reason = errno;
+  lacked_room_ = lacked_room_ || full_disk_or_runtime(reason) == ErrorCode::checkpoint;
+  printers_[1].print(
+      fmt::format("tessera: --log-dir: {}: the output of rank {} is not kept from here on: {}\n",
+                  log.path, stream.rank, describe_errno("write", reason)));
+  log.file.reset();
 }
 
 }  // namespace tessera::cli

@@ -48,13 +48,17 @@ class RankOutput {
   // The descriptors for poll().
   [[nodiscard]] std::vector<pollfd> waited_for() const;
   // Passes on the output that has come. It does not wait for a terminal or a pager that reads
-  // nothing now. A rank with many waiting lines has to wait as well.
+  // nothing now. A rank with many waiting lines has to wait as well. When a pager has ended, the
+  // pipe to it ends for the ranks too, as without --tee; lines that also go to a file are still
+  // read.
   void pass_on();
   // Passes on the last lines without an end as well, after the ranks have ended. Call it until
   // is_passed_on().
   void finish();
   // After finish(): true when no output waits for a terminal or a pager.
   [[nodiscard]] bool is_passed_on() const;
+  // Whether something was not kept or not printed for want of room.
+  [[nodiscard]] bool lacked_room() const { return lacked_room_; }
 
  private:
   struct Stream {
@@ -71,8 +75,13 @@ class RankOutput {
   class Printer {
    public:
     explicit Printer(int descriptor);
-    void print(std::string_view text) { waiting_ += text; }
-    void push();  // writes as much as is possible without waiting
+    void print(std::string_view text) {
+      if (!failed_) waiting_ += text;
+    }
+    // Writes as much as is possible without waiting. Returns the errno of a write that failed, else
+    // 0.
+    int push();
+    [[nodiscard]] bool failed() const { return failed_; }
     [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
     [[nodiscard]] int descriptor() const { return own_.get() >= 0 ? own_.get() : descriptor_; }
 
@@ -82,6 +91,11 @@ class RankOutput {
     // it nonblocking.
     comm::FileDescriptor own_;
     std::string waiting_;
+    bool failed_ = false;  // it takes nothing any more
+  };
+  struct LogFile {
+    std::string path;
+    comm::FileDescriptor file;
   };
 
   static std::size_t printer_of(const Stream& stream) {
@@ -91,10 +105,13 @@ class RankOutput {
   void take(Stream& stream);
   void lines(Stream& stream, bool all);
   void keep(Stream& stream, std::string_view text);
+  void push_printers();
+  void stop_printing(std::size_t printer, int reason);
 
   std::array<Printer, 2> printers_{Printer(STDOUT_FILENO), Printer(STDERR_FILENO)};
   std::deque<Stream> streams_;
-  std::vector<comm::FileDescriptor> files_;
+  std::vector<LogFile> files_;
+  bool lacked_room_ = false;
 };
 
 }  // namespace tessera::cli

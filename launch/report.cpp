@@ -15,7 +15,14 @@ namespace {
 
 constexpr int rank_failed = static_cast<int>(ErrorCode::rank_failed);
 
+// The launcher lost what a rank printed, or ended the rank's pipe because of that.
+bool fails_for_want_of_room(const LaunchOutcome& outcome) {
+  return outcome.lacked_room &&
+         (!outcome.first_failure || outcome.first_failure->exit.signal == SIGPIPE);
+}
+
 int exit_code(const LaunchOutcome& outcome) {
+  if (fails_for_want_of_room(outcome)) return static_cast<int>(ErrorCode::checkpoint);
   if (outcome.stop_signal != 0) {
     const bool chosen = outcome.first_failure && outcome.first_failure->exit.signal == 0;
     return chosen                  ? outcome.first_failure->exit.code
@@ -67,6 +74,7 @@ std::string line_of(const LaunchOutcome& outcome, int here, int world, const std
 // that is not finite comes back as well.
 bool worth_restarting(const LaunchOutcome& outcome) {
   if (!outcome.first_failure || outcome.stop_signal != 0) return false;
+  if (fails_for_want_of_room(outcome)) return false;
   const int code = outcome.first_failure->exit.code;
   constexpr ErrorCode lasting[] = {ErrorCode::usage, ErrorCode::configuration, ErrorCode::data,
                                    ErrorCode::checkpoint, ErrorCode::numeric};

@@ -21,7 +21,8 @@ struct EndedRank {
 struct LaunchOutcome {
   std::optional<EndedRank> first_failure;
   std::vector<Failure> messages;
-  int stop_signal = 0;  // the launcher's
+  int stop_signal = 0;       // the launcher's
+  bool lacked_room = false;  // for what the ranks print
 };
 
 // How close an end is to the cause, among ends that are seen at the same moment: a killed rank is a

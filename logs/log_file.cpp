@@ -90,8 +90,9 @@ void LogFile::open_file() {
   file_ = ::open(path_.c_str(), flags | O_CREAT | O_EXCL, 0666);
   is_new_ = file_ >= 0;
   if (!is_new_ && errno == EEXIST) file_ = ::open(path_.c_str(), flags | O_CREAT, 0666);
-  TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}: {} cannot be written: {}", key_,
-                path_.string(), describe_errno("open", errno));
+  TESSERA_CHECK(file_ >= 0, full_disk_or(errno, ErrorCode::configuration),
+                "{}: {} cannot be written: {}", key_, path_.string(),
+                describe_errno("open", errno));
 }
 
 // The lock ends with the process in any case. A file system without flock (some NFS and FUSE) gives

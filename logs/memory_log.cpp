@@ -4,14 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
 #include "base/text/byte_size.h"
-#include "base/write_failure.h"
+#include "engine/storage/output_file.h"
+#include "logs/log_file.h"
 #include "planner/recipe_plan.h"
 #include "planner/report.h"
 #include "training/trainer.h"
@@ -19,6 +17,7 @@
 namespace tessera::cli {
 namespace {
 
+constexpr const char* memory_format = "tessera-run-memory";
 constexpr double tolerance_of_total = 0.02;
 constexpr MemoryKind exact_kinds[] = {MemoryKind::parameters, MemoryKind::gradients,
                                       MemoryKind::optimizer, MemoryKind::communication};
@@ -34,12 +33,7 @@ MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t 
     : path_(*recipe.log.memory),
       steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)),
       batches_vary_(recipe.train.task == TaskKind::sentence_pairs) {
-  std::error_code ignored;  // the file's own error is more precise
-  const std::filesystem::path path = path_;
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
-  file_.open(path_, std::ios::binary);
-  TESSERA_CHECK(file_.is_open(), ErrorCode::configuration, "log.memory: {} cannot be written: {}",
-                path_, describe_errno("open", errno));
+  check_output_file("log.memory", path_, memory_format);
   // A resumed run has its moments from the first step on, a new one from the second.
   planned_ = plan_of(recipe, context, steps_done == 0 && recipe.train.steps == 1 ? 1 : 2);
 }
@@ -47,7 +41,8 @@ MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t 
 std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
   if (steps_left_ <= 0 || --steps_left_ > 0) return std::nullopt;
   const RankMemory measured = training.memory();
-  nlohmann::ordered_json json = {{"planned", kinds_json(planned_.memory)},
+  nlohmann::ordered_json json = {{"format", memory_format},
+                                 {"planned", kinds_json(planned_.memory)},
                                  {"measured", kinds_json(measured)}};
   const auto add_elsewhere = [&](const char* name, MemoryUse RankMemory::*use) {
     const MemoryUse &plan = planned_.memory.*use, &run = measured.*use;
@@ -56,10 +51,7 @@ std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
   };
   add_elsewhere("in_files", &RankMemory::in_files);
   add_elsewhere("on_host", &RankMemory::on_host);
-  file_ << json.dump(2) << '\n';
-  file_.close();
-  TESSERA_CHECK(file_.good(), full_disk_or_runtime(errno), "log.memory: {}: {}", path_,
-                describe_errno("write", errno));
+  write_output("log.memory: " + path_, path_, json.dump(2) + "\n");
   return memory_difference(planned_.memory, measured, batches_vary_);
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <string>
 
@@ -28,7 +27,6 @@ class MemoryLog {
 
  private:
   std::string path_;
-  std::ofstream file_;
   std::int64_t steps_left_ = 0;
   bool batches_vary_ = false;  // plans assume the longest possible batches
   MemoryPlan planned_;

@@ -3,13 +3,36 @@
 
 #include <fmt/format.h>
 
+#include "logs/output_files.h"
+
 namespace tessera::cli {
+
+namespace {
+
+void check_output_files(const LogRecipe& log) {
+  OutputFiles files;
+  const auto add = [&](const char* key, const std::optional<std::string>& path) {
+    if (path) files.add_checked(fmt::format("{}: {}", key, *path), *path);
+  };
+  add("log.jsonl", log.jsonl);
+  add("log.csv", log.csv);
+  add("log.trace", log.trace);
+  add("log.summary", log.summary);
+  add("log.memory", log.memory);
+  if (log.tensorboard) {
+    const std::filesystem::path folder = *log.tensorboard;
+    files.add_checked("log.tensorboard: " + *log.tensorboard, folder / TensorboardLog::file_name);
+  }
+}
+
+}  // namespace
 
 RunLogs::RunLogs(const Recipe& recipe, TrainingRun& training) : training_(training) {
   const LogRecipe& log = recipe.log;
   const Context& context = training.context();
   const std::int64_t done = training.position().steps;
   if (context.is_main()) {
+    check_output_files(log);
     if (log.jsonl) jsonl_.emplace(*log.jsonl, done);
     if (log.csv) csv_.emplace(*log.csv, done);
     if (log.tensorboard) tensorboard_.emplace(*log.tensorboard, done);

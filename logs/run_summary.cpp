@@ -29,7 +29,7 @@ double median_of_steps(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-std::string duration_text(double seconds) {
+std::string seconds_text(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.1f} us", seconds * 1e6);
   if (seconds < 1) return fmt::format("{:.2f} ms", seconds * 1e3);
   return fmt::format("{:.3f} s", seconds);
@@ -199,7 +199,7 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
                             largest(reports, [](const Report& r) { return r.medians.busy; }))
               : "";
   std::vector<std::string> lines{fmt::format("{}, {} each (median){}", counted(steps_, "step"),
-                                             duration_text(waited.step), slowest)};
+                                             seconds_text(waited.step), slowest)};
   if (several) {
     std::string text;
     for (int i = 0; i < exposed_count; ++i) {
@@ -207,12 +207,12 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
       if (seconds <= 0) continue;
       std::string name(name_of(static_cast<Exposed>(i)));
       std::replace(name.begin(), name.end(), '_', ' ');
-      text += fmt::format("{}{} {}", text.empty() ? ": " : ", ", name, duration_text(seconds));
+      text += fmt::format("{}{} {}", text.empty() ? ": " : ", ", name, seconds_text(seconds));
     }
     lines.push_back(fmt::format(
         "exposed communication of a step: {} on rank {}, {:.1f} %{}; small messages {}",
-        duration_text(waited.exposed), rank, 100 * waited.exposed / std::max(waited.step, 1e-12),
-        text, duration_text(waited.exchange)));
+        seconds_text(waited.exposed), rank, 100 * waited.exposed / std::max(waited.step, 1e-12),
+        text, seconds_text(waited.exchange)));
     text.clear();
     for (const CollectiveTotal& total : collectives_) {
       text +=
@@ -222,7 +222,7 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
     if (!text.empty()) lines.push_back("bytes of a step that reach a rank: " + text);
   }
   lines.push_back(fmt::format("host time of the engine: {} a unit and pass",
-                              duration_text(waited.schedule_per_pass)));
+                              seconds_text(waited.schedule_per_pass)));
   if (const std::uint64_t lost = lost_of(reports); lost > 0) {
     lines.push_back(fmt::format(
         "warning: {} spans of steps did not fit: waits and bytes above may be too small", lost));

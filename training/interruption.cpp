@@ -1,6 +1,7 @@
 // The thread that takes a run's signals.
 #include "training/interruption.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -11,6 +12,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstring>
+#include <string>
 
 #include "base/error.h"
 #include "launch/insisting_signal.h"
@@ -23,6 +26,7 @@ std::atomic<bool> notes_signals{false};
 std::atomic<int> noted_signal{0};
 std::atomic<std::chrono::steady_clock::time_point> noted_at{};
 std::atomic<int> noted_requests{0};
+std::atomic<const char*> noted_consequence{nullptr};  // null: signals are not reported
 
 sigset_t taken_signals() {
   sigset_t set;
@@ -45,17 +49,29 @@ void end_by(int number) {
   (void)::raise(number);
 }
 
+// On a line of its own where a progress line is drawn.
+void report_signal(const char* which, int number, const char* consequence) {
+  const std::string text = fmt::format("{}tessera: {}signal {} (SIG{}): {}\n",
+                                       ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "", which,
+                                       number, sigabbrev_np(number), consequence);
+  // The run ends in the same way if stderr is closed.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
 void take(int number) {
   if (number == SIGUSR1) {
     ++noted_requests;
     return;
   }
   if (!notes_signals) return end_by(number);
+  const char* const consequence = noted_consequence;
   const auto now = std::chrono::steady_clock::now();
   if (noted_signal == 0) {
     noted_at = now;
     noted_signal = number;
+    if (consequence != nullptr) report_signal("", number, consequence);
   } else if (insists(number, now - noted_at.load())) {
+    if (consequence != nullptr) report_signal("second ", number, "the run ends now");
     end_by(number);
   }
 }
@@ -102,13 +118,15 @@ SignalThread::~SignalThread() {
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
-InterruptionWatch::InterruptionWatch() {
+InterruptionWatch::InterruptionWatch(const char* consequence) {
   noted_signal = 0;
+  if (consequence != nullptr) noted_consequence = consequence;
   notes_signals = true;
 }
 
 InterruptionWatch::~InterruptionWatch() {
   notes_signals = false;
+  noted_consequence = nullptr;
 }
 
 int InterruptionWatch::signal() {

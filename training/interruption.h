@@ -1,4 +1,4 @@
-// Signals to a run. SIGINT, SIGTERM and SIGHUP are noted; the run saves at the end of its step and
+// Signals to a run. SIGINT, SIGTERM and SIGHUP are noted; the run saves its last finished step and
 // exits with 128 + signal. SIGUSR1 asks for a save, and the run goes on.
 #pragma once
 
@@ -29,9 +29,13 @@ class SignalThread {
 
 // While it lives, beside a SignalThread, the first SIGINT, SIGTERM or SIGHUP is only noted. A later
 // one that insists (insisting_signal.h) ends the process at once.
+//
+// With `consequence`, as in "the run saves and ends", each of these signals is reported at once by
+// one line on stderr. The text must live as long as the process. If several ranks of a process
+// have a watch, one of them passes it.
 class InterruptionWatch {
  public:
-  InterruptionWatch();
+  explicit InterruptionWatch(const char* consequence = nullptr);
   ~InterruptionWatch();
   InterruptionWatch(const InterruptionWatch&) = delete;
   InterruptionWatch& operator=(const InterruptionWatch&) = delete;

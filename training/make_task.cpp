@@ -24,7 +24,7 @@ nlohmann::json read_folder_config(const std::filesystem::path& path) {
   TESSERA_CHECK(stream.is_open(), ErrorCode::checkpoint,
                 "{}: cannot be read; a model folder has a config.json", path.string());
   nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
-  TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
+  TESSERA_CHECK(json.is_object(), ErrorCode::checkpoint, "{}: not a JSON object", path.string());
   return json;
 }
 

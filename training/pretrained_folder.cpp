@@ -5,12 +5,14 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/text/printable.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load/peft.h"
 #include "checkpoint/steps/lineage.h"
+#include "models/config/config_file.h"
 #include "models/model_folder.h"
 
 namespace tessera::cli {
@@ -26,6 +28,20 @@ std::string folder_of_plan(const std::string& folder) {
   return listing.steps.empty() ? folder : listing.steps.front().path.string();
 }
 
+// The recipe may repeat what the folder's config.json says.
+void check_architecture(const Recipe& recipe, const std::string& folder) {
+  const std::string key = "model.architecture";
+  if (!recipe.given.contains(key)) return;
+  const auto config = models::read_optional_config(folder, "config.json");
+  if (!config || !config->contains("model_type")) return;
+  const nlohmann::json& type = config->at("model_type");
+  TESSERA_CHECK(type == recipe.model.architecture, ErrorCode::configuration,
+                "{}: {} is {}, and the config.json of model.pretrained {} has model_type {}; leave "
+                "one out",
+                where(recipe, key), key, recipe.model.architecture, folder,
+                type.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
 }  // namespace
 
 fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
@@ -33,7 +49,8 @@ fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks)
   fs::path path = folder;
   if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
   constexpr auto weights = checkpoint::LoadParts::model_only;
-  if (const auto found = checkpoint::find_latest(ranks, path, {}, weights)) {
+  if (const auto found =
+          checkpoint::find_latest(ranks, path, {.named_by = "model.pretrained"}, weights)) {
     for (const std::string& reason : found->skipped) {
       if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
     }
@@ -54,6 +71,7 @@ Recipe with_model_folder(const Recipe& recipe, const Context& context) {
     folder = context.device().is_planned()
                  ? folder_of_plan(folder)
                  : find_model_folder(folder, context.communicator()).string();
+    check_architecture(recipe, folder);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::checkpoint) throw;
     throw Error(error.code(), fmt::format("{}: model.pretrained: {}",

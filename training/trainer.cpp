@@ -222,7 +222,7 @@ TrainingRun::MicroBatch TrainingRun::forward_backward(tasks::DataPosition& data,
   return {value, next.prepared->tokens};
 }
 
-StepMetrics TrainingRun::step() {
+std::optional<StepMetrics> TrainingRun::step() {
   const auto begin = std::chrono::steady_clock::now();
   if (recorder_) recorder_->begin_step(position_.steps + 1);
   const CommunicationStatistics before = sharded_->communication();
@@ -239,6 +239,10 @@ StepMetrics TrainingRun::step() {
     const MicroBatch one = forward_backward(data, accumulated);
     mine.loss += one.loss / static_cast<double>(accumulated);
     mine.tokens += one.tokens;
+    if (micro + 1 < accumulated && agree_to_stop()) {
+      abandon_step();
+      return std::nullopt;
+    }
   }
   StepMetrics metrics;
   if (scaler_) metrics.loss_scale = scaler_->factor();
@@ -270,6 +274,29 @@ StepMetrics TrainingRun::step() {
   metrics.samples_per_s = static_cast<double>(samples) / metrics.step_s;
   metrics.tokens_per_s = static_cast<double>(all.tokens) / metrics.step_s;
   return metrics;
+}
+
+bool TrainingRun::agree_to_stop() {
+  const int signal = InterruptionWatch::signal();
+  std::string bytes(sizeof signal, '\0');
+  std::memcpy(bytes.data(), &signal, sizeof signal);
+  const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
+  const ComputeScope exchange(recorder_.get(), SpanKind::exchange);
+  int all = 0;
+  for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
+    int one = 0;
+    std::memcpy(&one, part.data(), sizeof one);
+    all = std::max(all, one);
+  }
+  if (context_.device().is_planned() || all == 0) return false;
+  interruption_ = all;
+  return true;
+}
+
+// The gradients so far are for nothing. The data of the step come again after a resume.
+void TrainingRun::abandon_step() {
+  optimizer_->zero_grad();
+  if (recorder_) recorder_->abandon_step();
 }
 
 // Decides if the step's gradients can be used. The decision is the same on every rank. A loss scale

@@ -48,8 +48,9 @@ class TrainingRun {
 
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
   // gradient that is not finite is an Error(numeric) that leaves the parameters unchanged; in fp16,
-  // gradients that overflow are dropped.
-  StepMetrics step();
+  // gradients that overflow are dropped. Returns nothing if a signal to stop has reached a rank
+  // between two micro-batches: then no rank takes the step, and the position stays.
+  std::optional<StepMetrics> step();
   // Collective. The result of the task's evaluation on the recipe's validation data.
   tasks::Evaluation evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to
@@ -68,7 +69,8 @@ class TrainingRun {
   // The folder of the step that resume() went on from, or an empty text.
   [[nodiscard]] const std::string& resumed_from() const { return resumed_from_; }
   [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
-  // The largest signal number that a rank noted during the last step (agreed on by all).
+  // The largest signal number that a rank noted until the end of the last step, or until it was
+  // abandoned (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
   // True if a rank has got a new request for a save (SIGUSR1).
   [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }
@@ -126,6 +128,9 @@ class TrainingRun {
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
+  // Collective. Whether a rank noted a signal to stop; all ranks get the same answer.
+  bool agree_to_stop();
+  void abandon_step();
   bool may_update(StepMetrics& metrics, double norm);
   [[nodiscard]] std::int64_t cached_bytes() const;
   // For the trace's lane of checkpoints, from `seconds` ago until now.

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text/nearest.h"
+#include "engine/storage/output_file.h"
 
 namespace tessera::cli {
 namespace {
@@ -228,12 +229,7 @@ RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob
   const fs::path question = job.folder / "job.json", answer = job.folder / "answer.json";
   std::error_code ignored;
   fs::remove(answer, ignored);
-  {
-    std::ofstream stream(question, std::ios::binary);
-    stream << json_text(job_of(row, job), 2) << '\n';
-    TESSERA_CHECK(stream.flush().good(), ErrorCode::runtime, "{} cannot be written",
-                  question.string());
-  }
+  write_output(question.string(), question, json_text(job_of(row, job), 2) + "\n");
   const std::string script = script_of(options.scripts, row.peer->name).string();
   const ProgramEnd end = processes.run(
       {options.python, "-B", script, "--job", question.string(), "--json", answer.string()},

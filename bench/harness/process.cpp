@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/write_failure.h"
 #include "comm/timeout.h"
 #include "launch/rank_process.h"
 
@@ -27,8 +28,10 @@ using BenchClock = std::chrono::steady_clock;
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path)
-      : number_(TESSERA_SYSTEM(
-            ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600))) {}
+      : number_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600)) {
+    TESSERA_CHECK(number_ >= 0, full_disk_or_runtime(errno), "{} cannot be written: {}",
+                  path.string(), describe_errno("open", errno));
+  }
   ~OutputFile() { ::close(number_); }
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

@@ -17,6 +17,7 @@
 #include "base/text/printable.h"
 #include "bench/harness/report.h"
 #include "engine/device/backend.h"
+#include "engine/storage/output_file.h"
 #include "planner/advice.h"
 
 namespace tessera::cli {
@@ -330,11 +331,8 @@ void BenchRun::time_products_of(const BenchRow& row) {
     std::error_code ignored;
     std::filesystem::remove(fmt::format("{}.{}", file, rank), ignored);
   }
-  {
-    std::ofstream stream(file, std::ios::binary);
-    stream << json_text(products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5));
-    TESSERA_CHECK(stream.flush().good(), ErrorCode::runtime, "{} cannot be written", file);
-  }
+  write_output(file, file,
+               json_text(products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5)));
   const std::string program = runner_.program.string();
   const ProgramEnd end =
       runner_.processes.run({program, "launch", "--nproc-per-node", std::to_string(row.world_size),

@@ -84,14 +84,14 @@ std::string first_problem(const std::vector<std::string>& of_ranks) {
 }
 
 // Returns damage. Throws any other failure, with the reason why no older step is taken instead.
-std::string damage_of(const std::function<void()>& work) {
+std::string damage_of(const std::string& named_by, const std::function<void()>& work) {
   try {
     work();
   } catch (const SystemFailure& failure) {
     fail(ErrorCode::checkpoint,
          "{}; the step may be intact, so no older step is taken instead: try again when it can be "
-         "read, or name a step with checkpoint.resume",
-         failure.what());
+         "read, or name a step with {}",
+         failure.what(), named_by);
   } catch (const Error& error) {
     if (!is_damage(error)) throw;
     return error.what();
@@ -115,8 +115,8 @@ std::optional<Found> walk(comm::Communicator& communicator, const std::string& d
     const auto name = candidate.at("name").get<std::string>();
     found.step = candidate.at("step").get<std::int64_t>();
     found.path = fs::path(dir) / name;
-    const std::string problem = first_problem(
-        together(communicator, name, [&] { return damage_of([&] { use(found.path); }); }));
+    const std::string problem = first_problem(together(
+        communicator, name, [&] { return damage_of(search.named_by, [&] { use(found.path); }); }));
     if (!problem.empty()) {
       found.skipped.push_back(fmt::format("{}: {}", name, problem));
       continue;
@@ -133,13 +133,17 @@ std::optional<Found> walk(comm::Communicator& communicator, const std::string& d
     }
     return found;
   }
+  if (found.skipped.empty()) return std::nullopt;
   std::vector<std::string> all = found.skipped;
   for (const json& other : listed.at("others"))
     all.push_back("there are " + other.get<std::string>());
-  TESSERA_CHECK(found.skipped.empty(), ErrorCode::checkpoint,
+  TESSERA_CHECK(all.size() > found.skipped.size(), ErrorCode::checkpoint,
                 "no checkpoint in '{}' is intact: {}; restore one or start in another folder", dir,
                 join_some(all));
-  return std::nullopt;
+  fail(ErrorCode::checkpoint,
+       "no checkpoint in '{}' of the run that was saved last is intact: {}; restore one, or name a "
+       "step of another run with {}=PATH",
+       dir, join_some(all), search.named_by);
 }
 
 json start_to_json(const Start& start) {

@@ -21,7 +21,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* format_name = "tessera-checkpoint";
 constexpr int format_version = 2;
 constexpr int oldest_version = 1;  // its files have no cuts
 constexpr std::uint64_t manifest_limit = std::uint64_t{64} << 20;
@@ -161,8 +160,8 @@ Lineage lineage_from_json(const json& in) {
 
 Manifest from_json(const json& in) {
   const auto format = in.at("format").get<std::string>();
-  TESSERA_CHECK(format == format_name, ErrorCode::checkpoint, "format is '{}', not '{}'", format,
-                format_name);
+  TESSERA_CHECK(format == manifest_format, ErrorCode::checkpoint, "format is '{}', not '{}'",
+                format, manifest_format);
   const int version = whole_number<int>(in.at("version"));
   TESSERA_CHECK(version >= oldest_version && version <= format_version, ErrorCode::checkpoint,
                 "version {} is unknown, this program reads {} to {}; use the program that wrote it",
@@ -231,7 +230,7 @@ std::string to_text(const Manifest& manifest) {
     entry = {{"bytes", file.bytes}, {"chunk_bytes", file.chunk_bytes}, {"xxh3", hex}};
     if (!file.cuts.empty()) entry["cuts"] = file.cuts;
   }
-  json body{{"format", format_name},
+  json body{{"format", manifest_format},
             {"version", format_version},
             {"save_id", manifest.save_id},
             {"step", manifest.step},

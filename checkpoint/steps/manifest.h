@@ -17,6 +17,7 @@
 namespace tessera::checkpoint {
 
 inline constexpr const char* manifest_name = "manifest.json";
+inline constexpr const char* manifest_format = "tessera-checkpoint";
 
 // A run of a tensor's elements that one file of a sharded checkpoint holds.
 struct PieceRecord {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text/byte_size.h"
 #include "base/text/nearest.h"
+#include "base/write_failure.h"
 #include "bench/harness/report.h"
 #include "bench/harness/run.h"
 #include "cli/commands/bench_options.h"
@@ -20,6 +21,7 @@
 #include "comm/shared/join/rendezvous.h"
 #include "engine/device/backend.h"
 #include "launch/launch.h"
+#include "logs/output_files.h"
 #include "training/recipe/accelerate/config.h"
 
 namespace tessera::cli {
@@ -34,7 +36,9 @@ class BenchFolder {
  public:
   BenchFolder() {
     std::string pattern = (fs::temp_directory_path() / "tessera-bench-XXXXXX").string();
-    TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr, ErrorCode::runtime, "{}: {}", pattern,
+    TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr,
+                  full_disk_or(errno, ErrorCode::configuration),
+                  "{} cannot be made: {}; set TMPDIR to a folder that can be written", pattern,
                   describe_errno("mkdtemp", errno));
     path_ = pattern;
   }
@@ -84,10 +88,10 @@ struct BenchCommand : BenchOptions {
       settings.device_memory = read_memory_size("--device-memory", device_memory);
     }
     const BenchGrid grid = make_grid();
+    check_outputs();
     const BenchJson old = compare.empty() ? BenchJson() : old_report();
     const BenchJson kept = json.empty() ? BenchJson() : kept_report(grid);
     BenchFile output("--json", json);
-    if (!html.empty()) check_html_place(html);
     if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
     std::vector<BenchRow> rows = make_rows(grid);
     if (!compare.empty()) check_partners(rows, old);
@@ -107,6 +111,15 @@ struct BenchCommand : BenchOptions {
     std::fflush(stdout);
     if (unwritten) std::rethrow_exception(unwritten);
     return code == 0 && worse ? regression_code : code;
+  }
+
+  // kept_report() says more of a file of --json that is something else.
+  void check_outputs() const {
+    OutputFiles outputs;
+    for (const std::string& input : {file, config_file}) outputs.add_input(input);
+    outputs.add_checked("--json " + json, json);
+    outputs.add_input(compare);
+    outputs.add("--html " + html, html, is_html_report);
   }
 
   // Writes all files and returns the first failure: the measurements are printed in any case.

@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cmath>
 
-#include "base/error.h"
 #include "base/text/byte_size.h"
-#include "base/write_failure.h"
+#include "engine/storage/output_file.h"
+#include "logs/output_files.h"
 #include "logs/progress.h"
 
 namespace tessera::cli {
@@ -63,19 +63,20 @@ void ByteProgress::show(const char* doing, std::uint64_t done, std::uint64_t tot
   write_stderr(fmt::format("\r{}\x1b[K", line(doing, done, total, seconds)));
 }
 
-JsonReport::JsonReport(const std::string& path) : path_(path) {
-  if (path_.empty()) return;
-  stream_.open(path_, std::ios::binary);
-  TESSERA_CHECK(stream_.is_open(), ErrorCode::configuration, "--json {}: cannot be written: {}",
-                path_, describe_errno("open", errno));
+JsonReport::JsonReport(const std::string& path, const std::string& kind,
+                       const std::vector<std::string>& inputs)
+    : what_("--json " + path), path_(path), kind_(kind) {
+  OutputFiles outputs;
+  for (const std::string& input : inputs) outputs.add_input(input);
+  outputs.add(what_, path_, begins_as("{", fmt::format(R"("report": "{}")", kind_)));
 }
 
-void JsonReport::write(const nlohmann::ordered_json& json) {
+void JsonReport::write(const nlohmann::ordered_json& json) const {
   if (path_.empty()) return;
-  stream_ << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
-  stream_.close();
-  TESSERA_CHECK(stream_.good(), full_disk_or_runtime(errno), "--json {}: {}", path_,
-                describe_errno("write", errno));
+  nlohmann::ordered_json report = {{"report", kind_}};
+  report.update(json);
+  write_output(what_, path_,
+               report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 std::string part_name(checkpoint::formats::Part part) {

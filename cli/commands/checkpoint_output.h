@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -33,15 +32,17 @@ class ByteProgress {
   std::chrono::steady_clock::time_point last_draw_{};
 };
 
-// --json FILE. Opened before the work, so that an error comes at once if it cannot be written.
+// --json FILE, checked before the work and written after it. The file begins with its kind, as in
+// "report": "tessera-inspect".
 class JsonReport {
  public:
-  explicit JsonReport(const std::string& path);
-  void write(const nlohmann::ordered_json& json);
+  // `inputs` are what the command reads.
+  JsonReport(const std::string& path, const std::string& kind,
+             const std::vector<std::string>& inputs);
+  void write(const nlohmann::ordered_json& json) const;
 
  private:
-  std::string path_;
-  std::ofstream stream_;
+  std::string what_, path_, kind_;
 };
 
 std::string part_name(checkpoint::formats::Part part);

@@ -13,6 +13,7 @@
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "cli/commands/checkpoint_output.h"
+#include "cli/commands/dtype_option.h"
 #include "cli/subcommands.h"
 #include "models/load/adapter.h"
 #include "training/interruption.h"
@@ -43,7 +44,7 @@ struct ConvertCommand {
 
   [[nodiscard]] int run() const {
     ConvertOptions options = convert_options();
-    JsonReport output(json);
+    const JsonReport output(json, "tessera-convert", {source, target, base});
     const SignalThread signals;
     const InterruptionWatch watch;
     options.stop = [] { return InterruptionWatch::signal() != 0; };
@@ -106,16 +107,8 @@ struct ConvertCommand {
 
   [[nodiscard]] std::optional<DType> chosen_dtype() const {
     if (dtype.empty()) return std::nullopt;
-    const std::vector<std::pair<std::string, DType>> names{
-        {"fp32", float32},    {"bf16", bfloat16},     {"fp16", float16},    {"fp64", float64},
-        {"float32", float32}, {"bfloat16", bfloat16}, {"float16", float16}, {"float64", float64}};
-    std::vector<std::string> candidates;
-    for (const auto& entry : names) {
-      if (entry.first == lower_case(dtype)) return entry.second;
-      candidates.push_back(entry.first);
-    }
-    fail(ErrorCode::usage, "--dtype {}: there are fp32, bf16, fp16 and fp64{}", dtype,
-         did_you_mean(dtype, candidates));
+    constexpr DType allowed[] = {float32, bfloat16, float16, float64};
+    return parse_dtype_option(dtype, allowed);
   }
 
   static void print(const ConvertReport& report) {

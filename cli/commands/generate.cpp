@@ -18,11 +18,14 @@
 #include "base/error.h"
 #include "base/text/printable.h"
 #include "checkpoint/safetensors/safetensors.h"
+#include "cli/commands/dtype_option.h"
 #include "cli/subcommands.h"
 #include "engine/autograd.h"
 #include "engine/data/corpus.h"
 #include "engine/data/tokenizer.h"
 #include "engine/device/backend.h"
+#include "engine/storage/output_file.h"
+#include "logs/output_files.h"
 #include "models/config/config_file.h"
 #include "models/generate.h"
 #include "models/load/load.h"
@@ -32,6 +35,9 @@ namespace tessera::cli {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
+
+// In the metadata of the file of --logits, which tells it from other files.
+constexpr const char* logits_content = "tessera generate --logits";
 
 struct GenerateCommand {
   std::string folder;
@@ -49,6 +55,7 @@ struct GenerateCommand {
 
   [[nodiscard]] int run();
   void check_request() const;
+  void check_logits_file() const;
   [[nodiscard]] std::vector<std::string> read_prompts() const;
   void write_logits(models::LanguageModel& model, const Ids& ids) const;
   void continue_one(models::LanguageModel& model, const Tokenizer* tokenizer, const Ids& ids) const;
@@ -75,12 +82,6 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
 Ids encoded(const Tokenizer& tokenizer, const std::string& text) {
   const std::vector<std::int32_t> ids = tokenizer.encode(text);
   return {ids.begin(), ids.end()};
-}
-
-DType dtype_named(const std::string& name) {
-  if (name == "fp32") return float32;
-  TESSERA_CHECK(name == "bf16", ErrorCode::usage, "--dtype must be fp32 or bf16, got {}", name);
-  return bfloat16;
 }
 
 // eos_token_id of generation_config.json, or of config.json: a number, several, or none.
@@ -158,6 +159,16 @@ class Stopwatch {
   std::size_t tokens_ = 0;
 };
 
+// Before the model is loaded.
+void GenerateCommand::check_logits_file() const {
+  OutputFiles outputs;
+  outputs.add_input(prompts_file);
+  outputs.add("--logits " + logits_file, logits_file, [](std::string_view beginning) {
+    const std::string mark = fmt::format(R"("content":"{}")", logits_content);
+    return beginning.find(mark) != std::string_view::npos;
+  });
+}
+
 void GenerateCommand::check_request() const {
   TESSERA_CHECK(!chat, ErrorCode::usage,
                 "--chat: chat templates are not supported; write the template's text around the "
@@ -208,8 +219,11 @@ void GenerateCommand::write_logits(models::LanguageModel& model, const Ids& ids)
                Tensor::from(std::span<const std::int64_t>(ids), {1, length}).to(default_device())),
            float32)
           .to(Device::cpu());
-  checkpoint::write_safetensors(
-      logits_file, {{{"logits", float32, {length, model.vocabulary()}}, logits.data()}});
+  const checkpoint::ComposedHeader header = checkpoint::compose_safetensors_header(
+      {{"logits", float32, {length, model.vocabulary()}}}, {{"content", logits_content}});
+  std::string file = header.bytes;
+  file.append(reinterpret_cast<const char*>(logits.data()), header.file_bytes - file.size());
+  write_output("--logits " + logits_file, logits_file, file);
 }
 
 // The prompt is printed with the first token: a prompt that the model refuses is not printed.
@@ -268,7 +282,9 @@ void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer
 
 int GenerateCommand::run() {
   check_request();
-  const DType weights = dtype_named(dtype);
+  check_logits_file();
+  constexpr DType allowed[] = {float32, bfloat16};
+  const DType weights = parse_dtype_option(dtype, allowed);
   const Device where = parse_device(device);
   const DeviceGuard on_device(where);
   const models::LoadedLanguageModel loaded =

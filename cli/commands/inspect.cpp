@@ -69,7 +69,7 @@ struct InspectCommand {
   std::string path, json;
 
   [[nodiscard]] int run() const {
-    JsonReport output(json);
+    const JsonReport output(json, "tessera-inspect", {path});
     const std::filesystem::path step = checkpoint::step_of_run(path);
     const auto& format = checkpoint::formats::recognise(step);
     const auto source = format.open(step);

@@ -125,6 +125,9 @@ struct LaunchCommand {
     const std::string& name = program.front();
     TESSERA_CHECK(!name.ends_with(".py") || ::access(name.c_str(), X_OK) == 0, ErrorCode::usage,
                   "{} is a Python file that cannot be executed; write python3 {}", name, name);
+    const bool recipe = name.ends_with(".yaml") || name.ends_with(".yml");
+    TESSERA_CHECK(!recipe || ::access(name.c_str(), X_OK) == 0, ErrorCode::usage,
+                  "{} is a recipe, not a program; write tessera train {}", name, name);
     TESSERA_CHECK(threads.empty() || is_training(program), ErrorCode::usage,
                   "--threads {}: starts the ranks of tessera train; other programs start theirs "
                   "with ts::launch (docs/cpp-api.md)",

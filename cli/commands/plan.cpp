@@ -18,6 +18,7 @@
 #include "comm/shared/join/rendezvous.h"
 #include "engine/device/backend.h"
 #include "engine/storage/output_file.h"
+#include "logs/output_files.h"
 #include "planner/advice.h"
 #include "planner/calibrate.h"
 #include "planner/cluster_file.h"
@@ -29,12 +30,6 @@
 
 namespace tessera::cli {
 namespace {
-
-// Called before the work, so that an error comes at once. Empty: no file.
-void check_places(const std::string& json, const std::string& html) {
-  if (!json.empty()) check_output("--json " + json, json);
-  if (!html.empty()) check_html_place(html);
-}
 
 void write_json(const std::string& file, const nlohmann::ordered_json& json) {
   if (!file.empty()) write_output("--json " + file, file, json.dump(2) + "\n");
@@ -84,7 +79,8 @@ struct PlanCommand {
     const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
     TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
                   "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
-    check_output("--calibrate " + calibrate_file, calibrate_file);
+    OutputFiles().add("--calibrate " + calibrate_file, calibrate_file,
+                      begins_as("# Measured by tessera plan --calibrate", ""));
     const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
                                          fmt::print(stderr, "measuring: {}\n", what);
                                        }});
@@ -95,12 +91,21 @@ struct PlanCommand {
     return 0;
   }
 
+  // Before the work, so that an output that cannot be written is reported at once.
+  void check_outputs() const {
+    OutputFiles outputs;
+    outputs.add_input(file);
+    outputs.add_input(config_file);
+    outputs.add("--json " + json, json, begins_as("{", R"("format": "tessera-plan")"));
+    outputs.add("--html " + html, html, is_html_report);
+  }
+
   [[nodiscard]] int plan_one(const AskedStrategies& asked, const std::optional<Cluster>& cluster,
                              std::optional<std::uint64_t> memory) const {
     const Recipe recipe = read_recipe(cluster, {});
     check_group(recipe);
     validate(recipe, world_size);
-    check_places(json, html);
+    check_outputs();
     PlanReport report{.recipe = recipe,
                       .world = planned_world(recipe, world_size),
                       .device_memory = memory,
@@ -143,7 +148,7 @@ struct PlanCommand {
                                std::optional<std::uint64_t> memory) const {
     const std::vector<SweepPoint> points = sweep_points(sweep, world_size);
     const Recipe first = read_recipe(cluster, points.front().settings);
-    check_places(json, html);
+    check_outputs();
     const PlanReport report{.recipe = first,
                             .world = planned_world(first, points.front().world_size),
                             .device_memory = memory,

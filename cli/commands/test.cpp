@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <stdlib.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -14,8 +15,10 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/write_failure.h"
 #include "cli/subcommands.h"
 #include "engine/device/backend.h"
+#include "engine/storage/output_file.h"
 #include "launch/launch.h"
 #include "sharding/context/context.h"
 #include "sharding/policy/strategy.h"
@@ -88,7 +91,8 @@ class Folder {
  public:
   Folder() {
     std::string pattern = (fs::temp_directory_path() / "tessera-test-XXXXXX").string();
-    TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr, ErrorCode::configuration,
+    TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr,
+                  full_disk_or(errno, ErrorCode::configuration),
                   "{} cannot be created: {}; set TMPDIR to a writable folder", pattern,
                   describe_errno("mkdtemp", errno));
     path_ = pattern;
@@ -129,10 +133,10 @@ class Installation {
   explicit Installation(int ranks) : ranks_(ranks), program_(fs::read_symlink("/proc/self/exe")) {
     ::unsetenv(config_file_variable);
     ::unsetenv(rank_threads_variable);
-    std::ofstream(folder_ / "text") << text();
-    std::ofstream(folder_ / "recipe.yaml")
-        << "model: {architecture: gpt2, n_layer: 2, n_head: 2, n_embd: 32, seq_len: 32}\n"
-           "train: {steps: 4, warmup_steps: 1, lr: 1.0e-3}\n";
+    write("text", text());
+    write("recipe.yaml",
+          "model: {architecture: gpt2, n_layer: 2, n_head: 2, n_embd: 32, seq_len: 32}\n"
+          "train: {steps: 4, warmup_steps: 1, lr: 1.0e-3}\n");
   }
 
   void ranks_meet() const { start({"test", "--rank"}, ranks_, false); }
@@ -182,6 +186,10 @@ class Installation {
   }
 
  private:
+  void write(const std::string& name, const std::string& content) const {
+    write_output("TMPDIR: " + folder_ / name, folder_ / name, content);
+  }
+
   static std::string text() {
     static const char* const words[] = {"shard ", "gather ", "reduce ", "rank\n"};
     std::string text;
@@ -222,6 +230,10 @@ class Installation {
     }
     options.output.folder = folder_ / "log";
     const int code = launch(options);
+    constexpr int out_of_room = static_cast<int>(ErrorCode::checkpoint);
+    TESSERA_CHECK(code != out_of_room, ErrorCode::checkpoint,
+                  "ended with code {}: TMPDIR {} has no room; name another folder", code,
+                  fs::temp_directory_path().string());
     TESSERA_CHECK(code == 0, ErrorCode::runtime, "ended with code {}; the output of the ranks: {}",
                   code, folder_.keep() / "log");
   }
@@ -242,9 +254,9 @@ struct TestCommand {
       return 0;
     }
     Installation installation(ranks);
-    bool good = true;
+    int code = 0;
     const auto check = [&](const std::string& what, const std::function<void()>& proof) {
-      if (good) good = prove(what, proof);
+      if (code == 0) code = prove(what, proof);
     };
     check(fmt::format("{} ranks meet; all_gather, reduce_scatter, all_reduce and sum are right",
                       ranks),
@@ -260,23 +272,27 @@ struct TestCommand {
     } else {
       fmt::print("  --    no GPU: {}\n", gpus.unavailable_reason());
     }
-    fmt::print("{}\n", good ? "this installation works" : "this installation does not work");
-    return good ? 0 : static_cast<int>(ErrorCode::runtime);
+    fmt::print("{}\n", code == 0 ? "this installation works" : "this installation does not work");
+    return code;
   }
 
-  static bool prove(const std::string& what, const std::function<void()>& proof) {
+  // Returns 0 or the code of the error: a full disk is not a fault of the installation.
+  static int prove(const std::string& what, const std::function<void()>& proof) {
     const auto begin = std::chrono::steady_clock::now();
     std::string wrong;
+    int code = 0;
     try {
       proof();
     } catch (const Error& error) {
       wrong = error.what();
+      const bool no_room = error.code() == ErrorCode::checkpoint;
+      code = static_cast<int>(no_room ? error.code() : ErrorCode::runtime);
     }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     fmt::print("  {:<5} {} ({:.1f} s){}\n", wrong.empty() ? "ok" : "FAILS", what, took.count(),
                wrong.empty() ? "" : ": " + wrong);
     std::fflush(stdout);
-    return wrong.empty();
+    return code;
   }
 };
 

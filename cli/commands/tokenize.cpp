@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <future>
 #include <memory>
-#include <system_error>
 #include <utility>
 
 #include "base/counted.h"
@@ -16,8 +15,10 @@
 #include "base/text/printable.h"
 #include "checkpoint/io/file.h"
 #include "cli/subcommands.h"
+#include "engine/data/token_stream.h"
 #include "engine/data/tokenize_text.h"
 #include "engine/storage/output_file.h"
+#include "logs/output_files.h"
 #include "tokenizers/load.h"
 #include "training/interruption.h"
 
@@ -40,6 +41,12 @@ std::vector<std::string_view> lines_of(std::string_view text) {
     at = end + 1;
   }
   return lines;
+}
+
+// The output of --lines begins as [[1,2,3],
+bool is_list_of_ids(std::string_view beginning) {
+  return beginning.starts_with("[") &&
+         beginning.find_first_not_of("[]0123456789,\n") == std::string_view::npos;
 }
 
 // Runs parts of [0, count) on `workers` threads; each part has its own place for results.
@@ -71,10 +78,7 @@ struct TokenizeCommand {
                   "give --out FILE for the stream; --json and --special-tokens belong to --lines");
     TESSERA_CHECK(!tokenizer.empty(), ErrorCode::usage,
                   "give --tokenizer FOLDER, with a tokenizer.json, vocab.txt or tokenizer.model");
-    std::error_code none;  // a result that does not exist yet is not another file
-    TESSERA_CHECK(!std::filesystem::equivalent(text, lines ? json : out, none), ErrorCode::usage,
-                  "the result would replace the text {}; name another file", text);
-    if (lines) check_output("--json " + json, json);  // before the work
+    check_outputs();
     const SignalThread signals;
     const InterruptionWatch watch;
     const auto loaded = tokenizers::load_tokenizer(tokenizer);
@@ -92,6 +96,15 @@ struct TokenizeCommand {
   }
 
  private:
+  void check_outputs() const {
+    OutputFiles outputs;
+    outputs.add_input(text);
+    outputs.add_input(tokenizer);
+    outputs.add("--json " + json, json, is_list_of_ids);
+    if (!lines) require_regular_output("--out " + out, out);
+    outputs.add("--out " + out, out, begins_as(std::string(token_stream_magic), ""));
+  }
+
   void write_stream(const Tokenizer& loaded) const {
     const auto begin = std::chrono::steady_clock::now();
     TokenStreamWriter writer(out, loaded, stamp_of_text(text));

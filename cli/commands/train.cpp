@@ -43,7 +43,8 @@ struct TrainCommand {
     TrainingRun training(recipe, context);
     std::vector<std::string> notes = training.resume();
     for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
-    const InterruptionWatch watch;
+    const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(recipe)
+                                                                  : nullptr);
     // Before the first note, so that an error is printed alone.
     RunLogs logs(recipe, training);
 
@@ -63,6 +64,13 @@ struct TrainCommand {
     const int code = loop(recipe, training, progress, logs);
     for (const std::string& note : logs.finish()) progress.note(note);
     return code;
+  }
+
+  static const char* consequence_of_signal(const Recipe& recipe) {
+    return recipe.checkpoint.dir && recipe.checkpoint.every > 0
+               ? "the run saves its last finished step and ends; send it again to end at once"
+               : "the run ends after its micro-batch and saves nothing; send it again to end at "
+                 "once";
   }
 
   static std::string nothing_left(const Recipe& recipe, const TrainingRun& training) {
@@ -87,7 +95,9 @@ struct TrainCommand {
     const std::int64_t first_step = training.position().steps;
     std::int64_t saved_at = first_step;
     while (training.position().steps < recipe.train.steps) {
-      const StepMetrics step = training.step();
+      const std::optional<StepMetrics> taken = training.step();
+      if (!taken) return stop_within_step(recipe, training, progress, saved_at);
+      const StepMetrics& step = *taken;
       const std::vector<std::string> warnings = logs.write(step);
       progress.step(step);
       for (const std::string& warning : warnings) progress.note(warning);
@@ -107,32 +117,56 @@ struct TrainCommand {
         for (const std::string& note : training.save(found)) progress.note(note);
         saved_at = step.step;
       } else if (training.save_requested()) {
-        progress.note(
-            "a save was requested; nothing saved, because checkpoint.dir is not set, or "
-            "checkpoint.every is 0");
+        progress.note("a save was requested; nothing saved, because " +
+                      why_nothing_is_saved(recipe));
       }
       for (const std::string& note :
            last || interrupted ? training.finish_save() : training.finished_save()) {
         progress.note(note);
       }
       logs.end_step();
-      if (interrupted) {
-        progress.note(
-            every > 0
-                ? fmt::format("stopped by signal {} after saving step {}", training.interruption(),
-                              saved_at)
-                : fmt::format(
-                      "stopped by signal {}; nothing saved, because checkpoint.dir is not set",
-                      training.interruption()));
-        return signal_exit_base + training.interruption();
-      }
+      if (interrupted) return stopped(recipe, training, progress, saved_at);
     }
     if (const auto exported = training.export_weights()) {
       progress.note(*exported);
-    } else if (!recipe.checkpoint.dir && training.position().steps > first_step) {
-      progress.note("nothing saved: neither checkpoint.dir nor checkpoint.export is set");
+    } else if (every == 0 && training.position().steps > first_step) {
+      progress.note(recipe.checkpoint.dir
+                        ? "nothing saved: checkpoint.every is 0, and checkpoint.export is not set"
+                        : "nothing saved: neither checkpoint.dir nor checkpoint.export is set");
     }
     return 0;
+  }
+
+  // The last finished step is saved unless it was already.
+  static int stop_within_step(const Recipe& recipe, TrainingRun& training, Progress& progress,
+                              std::int64_t saved_at) {
+    const bool saves = recipe.checkpoint.dir && recipe.checkpoint.every > 0;
+    if (saves && training.position().steps > saved_at) {
+      for (const std::string& note : training.save()) progress.note(note);
+      saved_at = training.position().steps;
+    }
+    for (const std::string& note : training.finish_save()) progress.note(note);
+    return stopped(recipe, training, progress, saved_at);
+  }
+
+  static int stopped(const Recipe& recipe, const TrainingRun& training, Progress& progress,
+                     std::int64_t saved_at) {
+    const int signal = training.interruption();
+    if (const std::string reason = why_nothing_is_saved(recipe); !reason.empty()) {
+      progress.note(fmt::format("stopped by signal {}; nothing saved, since {}", signal, reason));
+    } else if (saved_at == 0) {
+      progress.note(
+          fmt::format("stopped by signal {} within the first step; nothing saved", signal));
+    } else {
+      progress.note(fmt::format("stopped by signal {} after saving step {}", signal, saved_at));
+    }
+    return signal_exit_base + signal;
+  }
+
+  // Empty where checkpoints are saved.
+  static std::string why_nothing_is_saved(const Recipe& recipe) {
+    if (!recipe.checkpoint.dir) return "checkpoint.dir is not set";
+    return recipe.checkpoint.every > 0 ? "" : "checkpoint.every is 0";
   }
 
   static tasks::Evaluation evaluate(TrainingRun& training, std::int64_t step, Progress& progress,

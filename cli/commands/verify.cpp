@@ -126,7 +126,7 @@ struct VerifyCommand {
   std::string path, json;
 
   [[nodiscard]] int run() const {
-    JsonReport output(json);
+    const JsonReport output(json, "tessera-verify", {path});
     const SignalThread signals;
     const InterruptionWatch watch;
     std::vector<Verdict> verdicts;

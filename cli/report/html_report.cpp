@@ -36,14 +36,11 @@ std::string json_for_markup(const nlohmann::ordered_json& report) {
   return text;
 }
 
-std::string html_option(const std::filesystem::path& file) {
-  return "--html " + file.string();
-}
-
 }  // namespace
 
-void check_html_place(const std::filesystem::path& file) {
-  check_output(html_option(file), file);
+bool is_html_report(std::string_view beginning) {
+  return beginning.starts_with("<!doctype html>") &&
+         beginning.find("<title>Tessera</title>") != std::string_view::npos;
 }
 
 std::string html_report_text(const nlohmann::ordered_json& report) {
@@ -73,7 +70,7 @@ std::string html_report_text(const nlohmann::ordered_json& report) {
 }
 
 void write_html_report(const nlohmann::ordered_json& report, const std::filesystem::path& file) {
-  write_output(html_option(file), file, html_report_text(report));
+  write_output("--html " + file.string(), file, html_report_text(report));
 }
 
 }  // namespace tessera::cli

@@ -5,11 +5,12 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 namespace tessera::cli {
 
-// Error(configuration) if a page could not be written there: a check before minutes of work.
-void check_html_place(const std::filesystem::path& file);
+// Whether a file that begins like this is such a page.
+bool is_html_report(std::string_view beginning);
 
 // Draws what `tessera bench --json` and `tessera plan --json` write: "format" is "tessera-bench" or
 // "tessera-plan", anything else is misuse; missing values of a row are shown as unknown. The file

@@ -18,10 +18,9 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t stream_header_bytes = 256;
-constexpr std::string_view stream_magic = "TESSERA\nTOKENS\n\x1a";
 constexpr std::uint32_t stream_version = 1;
 constexpr std::size_t longest_name = 188;
-static_assert(stream_magic.size() == 16);
+static_assert(token_stream_magic.size() == 16);
 
 // The offsets of the fields.
 constexpr std::size_t version_at = 16;     // u32
@@ -118,7 +117,7 @@ std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::p
                                                         std::string_view beginning,
                                                         std::int64_t file_bytes) {
   const std::string name = path.string();
-  if (beginning.starts_with(stream_magic)) return own_stream(name, beginning, file_bytes);
+  if (beginning.starts_with(token_stream_magic)) return own_stream(name, beginning, file_bytes);
   if (auto llmc = llmc_stream(name, beginning, file_bytes)) return llmc;
   if (path.extension() != ".bin") return {};
   TESSERA_CHECK(file_bytes % 2 == 0, ErrorCode::data,
@@ -192,8 +191,9 @@ TokenStreamWriter::TokenStreamWriter(std::filesystem::path path, const Tokenizer
     file_ = open_partial(temporary_.string());
     if (file_ < 0 && errno != EEXIST) break;
   }
-  TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "token stream {} cannot be written: {}",
-                path_.string(), describe_errno("open", errno));
+  TESSERA_CHECK(file_ >= 0, full_disk_or(errno, ErrorCode::configuration),
+                "token stream {} cannot be written: {}", path_.string(),
+                describe_errno("open", errno));
 }
 
 TokenStreamWriter::~TokenStreamWriter() {
@@ -234,7 +234,7 @@ void TokenStreamWriter::append(std::span<const std::int32_t> ids) {
 
 std::string TokenStreamWriter::header() const {
   std::string bytes(stream_header_bytes, '\0');
-  bytes.replace(0, stream_magic.size(), stream_magic);
+  bytes.replace(0, token_stream_magic.size(), token_stream_magic);
   put_number(bytes, version_at, stream_version);
   put_number(bytes, id_bytes_at, static_cast<std::uint32_t>(bytes_per_token_));
   put_number(bytes, tokens_at, static_cast<std::uint64_t>(tokens_));

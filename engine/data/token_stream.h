@@ -14,6 +14,9 @@
 
 namespace tessera {
 
+// What a stream of `tessera tokenize` begins with.
+inline constexpr std::string_view token_stream_magic = "TESSERA\nTOKENS\n\x1a";
+
 // Identifies a version of a text.
 struct TextStamp {
   std::int64_t bytes = 0;

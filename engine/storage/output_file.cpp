@@ -22,33 +22,21 @@ namespace fs = std::filesystem;
 
 constexpr int most_links = 40;  // the kernel's limit
 
-// Resolves links, so that a link stays a link; the target need not exist.
-fs::path replaced_path(const fs::path& path) {
-  fs::path target = path;
-  std::error_code error;
-  for (int link = 0; fs::is_symlink(target, error); ++link) {
-    TESSERA_CHECK(link < most_links, ErrorCode::configuration, "{}",
-                  describe_errno("readlink", ELOOP));
-    const fs::path next = fs::read_symlink(target, error);
-    TESSERA_CHECK(!error, ErrorCode::configuration, "{}",
-                  describe_errno("readlink", error.value()));
-    target = target.parent_path() / next;  // an absolute path replaces it
-  }
-  return target;
-}
-
 // The partial file. It is removed at the end of its life, unless it became the file.
 class PartialOutput {
  public:
   PartialOutput(const std::string& what, const fs::path& path) : what_(what) {
     try {
-      target_ = replaced_path(path);
+      target_ = written_path(path);
       partial_ = target_;
       partial_ += fmt::format(".partial-{}", ::getpid());
       TESSERA_CHECK(!fs::is_directory(target_), ErrorCode::configuration,
                     "it is a folder; name a file in it");
       file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-      TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}", describe_errno("open", errno));
+      TESSERA_CHECK(file_ >= 0, full_disk_or(errno, ErrorCode::configuration), "{}",
+                    describe_errno("open", errno));
+    } catch (const Error& error) {
+      fail(error.code(), "{}: cannot be written: {}", what_, error.what());
     } catch (const std::exception& error) {
       fail(ErrorCode::configuration, "{}: cannot be written: {}", what_, error.what());
     }
@@ -112,6 +100,20 @@ void write_stream(const std::string& what, const fs::path& path, std::string_vie
 }
 
 }  // namespace
+
+fs::path written_path(const fs::path& path) {
+  fs::path target = path;
+  std::error_code error;
+  for (int link = 0; fs::is_symlink(target, error); ++link) {
+    TESSERA_CHECK(link < most_links, ErrorCode::configuration, "{}",
+                  describe_errno("readlink", ELOOP));
+    const fs::path next = fs::read_symlink(target, error);
+    TESSERA_CHECK(!error, ErrorCode::configuration, "{}",
+                  describe_errno("readlink", error.value()));
+    target = target.parent_path() / next;  // an absolute one is itself
+  }
+  return target;
+}
 
 bool is_stream(const fs::path& path) {
   const std::string name = path.lexically_normal().string();

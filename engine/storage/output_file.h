@@ -19,5 +19,8 @@ void write_output(const std::string& what, const std::filesystem::path& path,
                   std::string_view text);
 // True if the path takes text and is not replaced.
 bool is_stream(const std::filesystem::path& path);
+// The file that write_output() replaces: where `path` is a link, its target, which need not exist.
+// Throws Error(configuration) for a loop of links.
+std::filesystem::path written_path(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -18,6 +18,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/write_failure.h"
 #include "engine/device/memory.h"
 #include "engine/planned/backend.h"
 #include "engine/storage/file_window.h"
@@ -127,7 +128,8 @@ StateFile::Descriptor::~Descriptor() {
 void StateFile::open() {
   std::error_code error;
   std::filesystem::create_directories(folder_.path, error);
-  TESSERA_CHECK(!error || std::filesystem::is_directory(folder_.path), ErrorCode::configuration,
+  TESSERA_CHECK(!error || std::filesystem::is_directory(folder_.path),
+                full_disk_or(error.value(), ErrorCode::configuration),
                 "the offload folder '{}' cannot be made: {}; choose one that this user may write",
                 folder_.path, error.message());
   file_.fd = while_interrupted(
@@ -148,8 +150,8 @@ void StateFile::reserve() {
   int error = EINTR;
   while (error == EINTR) error = ::posix_fallocate(file_.fd, 0, static_cast<off_t>(bytes_));
   if (error == 0) return;
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    fail(ErrorCode::configuration,
+  if (full_disk_or_runtime(error) == ErrorCode::checkpoint) {
+    fail(ErrorCode::checkpoint,
          "the offload folder '{}' has no room for {} of {}: {} bytes are needed and {} available "
          "({}); make room, choose another folder, or offload less",
          folder_.path, what_, folder_.owner, bytes_, available_bytes(folder_.path),
@@ -309,14 +311,14 @@ std::shared_ptr<std::byte> StateFile::map(std::uint64_t offset, std::size_t byte
 }
 
 void StateFile::fail_use(const char* call) const {
-  fail(ErrorCode::configuration,
+  fail(full_disk_or(errno, ErrorCode::configuration),
        "the offload folder '{}' cannot hold {} of {}: {}; choose a folder on a disk of this host "
        "that this user may write",
        folder_.path, what_, folder_.owner, describe_errno(call, errno));
 }
 
 void StateFile::fail_transfer(const char* action, std::uint64_t offset, const char* call) const {
-  fail(ErrorCode::runtime,
+  fail(full_disk_or_runtime(errno),
        "cannot {} byte {} of {} of {} in the offload folder '{}': {}; resume from the last "
        "checkpoint with another folder",
        action, offset, what_, folder_.owner, folder_.path, describe_errno(call, errno));

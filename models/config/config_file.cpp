@@ -16,14 +16,9 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 
 nlohmann::json read_object(const fs::path& path) {
-  nlohmann::json config;
-  try {
-    config = checkpoint::parse_json(checkpoint::read_file(path, config_limit), path.string());
-  } catch (const Error& error) {
-    fail(ErrorCode::configuration, "{}", error.what());
-  }
-  TESSERA_CHECK(config.is_object(), ErrorCode::configuration, "{}: not a JSON object",
-                path.string());
+  nlohmann::json config =
+      checkpoint::parse_json(checkpoint::read_file(path, config_limit), path.string());
+  TESSERA_CHECK(config.is_object(), ErrorCode::checkpoint, "{}: not a JSON object", path.string());
   return config;
 }
 
@@ -31,7 +26,7 @@ nlohmann::json read_object(const fs::path& path) {
 
 nlohmann::json read_config(const std::string& folder) {
   const fs::path path = fs::path(folder) / "config.json";
-  TESSERA_CHECK(checkpoint::path_exists(path), ErrorCode::configuration,
+  TESSERA_CHECK(checkpoint::path_exists(path), ErrorCode::checkpoint,
                 "{}: cannot be read; a model folder has a config.json", path.string());
   return read_object(path);
 }

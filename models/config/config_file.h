@@ -7,7 +7,7 @@
 
 namespace tessera::models {
 
-// The object in FOLDER/config.json. Error(configuration) if the file is missing, or is not one JSON
+// The object in FOLDER/config.json. Error(checkpoint) if the file is missing, or is not one JSON
 // object with every key once.
 nlohmann::json read_config(const std::string& folder);
 // The same for another file of the folder, which may be missing.

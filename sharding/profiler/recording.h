@@ -29,6 +29,7 @@ class Recording {
   // The implementation of StepRecorder.
   void begin_step(std::int64_t step);
   void end_step();
+  void abandon_step();
   void complete();
   void add(const Span& span);
   [[nodiscard]] const StepRecord& last() const { return last_; }

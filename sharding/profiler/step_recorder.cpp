@@ -167,6 +167,11 @@ void Recording::end_step() {
   }
 }
 
+void Recording::abandon_step() {
+  drop_step();
+  end_step();
+}
+
 void Recording::complete() {
   TESSERA_REQUIRE(!current_.open, "complete() within step {}", current_.step);
   if (current_.step == 0) return;
@@ -384,6 +389,9 @@ void StepRecorder::begin_step(std::int64_t step) {
 }
 void StepRecorder::end_step() {
   recording_->end_step();
+}
+void StepRecorder::abandon_step() {
+  recording_->abandon_step();
 }
 void StepRecorder::complete() {
   recording_->complete();

@@ -73,6 +73,8 @@ class StepRecorder {
   // device failed.
   void begin_step(std::int64_t step);
   void end_step();
+  // Instead of end_step(): nothing of the step is kept.
+  void abandon_step();
 
   // The newest complete step. On a GPU that is the one before the last end_step(), whose events
   // have happened; after complete() it is the last one.

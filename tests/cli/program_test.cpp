@@ -54,6 +54,52 @@ TEST(Program, HelpAndVersionAreSubcommandsToo) {
             "them)\n");
 }
 
+TEST(Program, HelpRefusesWordsThatAreNoSubcommand) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"help", "config", "nope"}, "unknown subcommand nope (tessera config --help lists them)"},
+      {{"help", "config", "chek"},
+       "unknown subcommand chek; did you mean check? (tessera config --help lists them)"},
+      {{"help", "train", "plan"}, "unknown argument plan: tessera train has no subcommands"}};
+  for (const auto& [words, message] : cases) {
+    Program program(words);
+    EXPECT_EQ(program.wait(), 2);
+    EXPECT_EQ(program.err(), "tessera: error: " + message + "\n");
+    EXPECT_EQ(program.out(), "");
+  }
+  Program own({"help", "--help"});
+  EXPECT_EQ(own.wait(), 0);
+  EXPECT_NE(own.out().find("subcommand SUBCOMMAND"), std::string::npos) << own.out();
+}
+
+TEST(Program, WordsOfOtherToolsAreAnswered) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"train", "n.yaml", "train.steps=5"}, "a key is set by --set train.steps=5"},
+      {{"train", "n.yaml", "--devices", "2"},
+       "it is an option of tessera launch: tessera launch --nproc-per-node ... -- tessera ..."},
+      {{"train", "n.yaml", "--nproc_per_node=2"}, "it is an option of tessera launch"},
+      {{"train", "n.yaml", "--mixed_precision", "bf16"},
+       "it is a key of the recipe: --set sharding.mixed_precision=VALUE"},
+      {{"generate", "m", "--max_length", "5"}, "it is --max-new-tokens here"},
+      {{"generate", "m", "--prompt", "a", "--dtype", "fp8"}, "must be one of fp32, bf16"},
+      {{"plan", "n.yaml", "--json", ""}, "--json: must not be empty"},
+      {{"inspect", ""}, "path: must not be empty"},
+      {{"launch", "-np", "2", "--", "true"}, "unknown option -np; it is --nproc-per-node here"},
+      {{"launch", "-n", "2", "--", "true"}, "it is --nproc-per-node here"},
+      {{"launch", "--use_fsdp", "--", "true"}, "the recipe's section `sharding`"},
+      {{"launch", "--multi_gpu", "--", "true"}, "--nproc-per-node says how many ranks"},
+      {{"launch", "--mixed_precision", "bf16", "--", "true"},
+       "--set sharding.mixed_precision=bf16"},
+      {{"launch", "--", "n.yaml"}, "is a recipe, not a program; write tessera train n.yaml"},
+  };
+  for (const auto& [words, message] : cases) {
+    Program program(words);
+    EXPECT_EQ(program.wait(), 2) << message;
+    const std::string said = program.err();
+    EXPECT_NE(said.find(message), std::string::npos) << said;
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  }
+}
+
 // The example is a command line of its subcommand, with options that the help lists.
 TEST(Program, EveryHelpHasAnExample) {
   std::vector<std::vector<std::string>> commands = {

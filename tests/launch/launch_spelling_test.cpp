@@ -214,13 +214,68 @@ TEST(LaunchOutput, AFileHasWhatTheRankWroteToTheByte) {
 TEST(LaunchOutput, AFullDiskIsReportedOnceAndEndsNoRank) {
   const TemporaryFolder folder;
   std::filesystem::create_symlink("/dev/full", folder / "rank-0.log");
-  const Ended ended = started({"--log-dir", (folder / ".").string()},
-                              "for i in 1 2 3; do echo $i; sleep 0.1; done");
-  EXPECT_EQ(ended.code, 0);
-  EXPECT_EQ(ended.err.find("the output of rank 0 is not kept from here on: "),
-            ended.err.find("what"));
+  const Ended ended =
+      started({"--log-dir", (folder / ".").string()},
+              "for i in 1 2 3; do echo $i; sleep 0.1; done; touch " + (folder / "ended").string());
+  EXPECT_EQ(ended.code, 5);
+  EXPECT_TRUE(std::filesystem::exists(folder / "ended"));
+  EXPECT_NE(ended.err.find("rank-0.log: the output of rank 0 is not kept from here on: "),
+            std::string::npos)
+      << ended.err;
   EXPECT_NE(ended.err.find("No space left on device"), std::string::npos) << ended.err;
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+}
+
+// In a shell: the launcher's output is a pipe whose reader ends, or a device that is full.
+Ended in_shell(const std::string& launch_words, const std::string& behind) {
+  const TemporaryFolder folder;
+  const std::string err = (folder / "err").string(), code = (folder / "code").string();
+  const std::string command = "bash -c \"(timeout 60 " + testing::program_path() + " launch " +
+                              launch_words + " 2> " + err + "; echo \\$? > " + code + ") " +
+                              behind + "\"";
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;  // NOLINT(cert-env33-c)
+  return {std::stoi(read_text(code)), "", read_text(err)};
+}
+
+TEST(LaunchOutput, APagerThatEndsEndsTheRanksPipe) {
+  const Ended endless = in_shell("--tee 3 -- yes", "| head -1 > /dev/null");
+  EXPECT_EQ(endless.code, 7) << endless.err;
+  EXPECT_NE(endless.err.find("tessera: standard output is closed; what the ranks print there is "
+                             "not shown from here on\n"),
+            std::string::npos)
+      << endless.err;
+  EXPECT_NE(endless.err.find("was killed by signal 13 (SIGPIPE)"), std::string::npos);
+  // A rank that writes to a file is read on.
+  const TemporaryFolder folder;
+  const Ended kept = in_shell("--tee 1 --log-dir " + (folder / "").string() + " -- seq 1 200000",
+                              "| head -1 > /dev/null");
+  EXPECT_EQ(kept.code, 0) << kept.err;
+  EXPECT_TRUE(read_text(folder / "rank-0.log").ends_with("\n200000\n"));
+}
+
+TEST(LaunchOutput, TrainingGoesOnWithoutItsPager) {
+  const TrainingFolder folder;
+  std::string command = "(timeout 60 " + testing::program_path() +
+                        " launch --nproc-per-node 2 --tee 3 -- " + testing::program_path();
+  for (const std::string& word :
+       testing::train_arguments(folder.small() + Settings{{"train.steps", "200"},
+                                                          {"log.every", "1"},
+                                                          {"log.jsonl", folder.path("m.jsonl")}})) {
+    command += " " + word;
+  }
+  command += " 2>&1) | head -1 > " + folder.path("shown");
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;  // NOLINT(cert-env33-c)
+  EXPECT_EQ(testing::lines_of(folder.path("shown")), 1);
+  EXPECT_EQ(testing::lines_of(folder.path("m.jsonl")), 200);
+}
+
+TEST(LaunchOutput, AFullStandardOutputIsCodeFive) {
+  const Ended ended = in_shell("--tee 3 -- echo hi", "> /dev/full");
+  EXPECT_EQ(ended.code, 5) << ended.err;
+  EXPECT_NE(ended.err.find("standard output cannot be written: write failed: No space left"),
+            std::string::npos)
+      << ended.err;
+  EXPECT_EQ(in_shell("--tee 3 -- yes", "> /dev/full").code, 5);
 }
 
 TEST(LaunchOutput, LargeOutputArrivesCompletely) {

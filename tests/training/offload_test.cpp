@@ -72,7 +72,7 @@ TEST(OffloadRuns, AFolderThatIsTooSmallIsRefusedAtOnce) {
   if (!disk.mounted()) GTEST_SKIP() << "no file systems can be mounted here";
   const Ended ended = testing::run_program(
       testing::launched(2, testing::train_arguments(folder.small() + in_files(folder))));
-  EXPECT_EQ(ended.code, 3) << ended.err;
+  EXPECT_EQ(ended.code, 5) << ended.err;
   EXPECT_NE(ended.err.find("has no room for the "), std::string::npos) << ended.err;
   EXPECT_NE(ended.err.find(" bytes are needed and "), std::string::npos) << ended.err;
   EXPECT_EQ(ended.err.find("step 1/"), std::string::npos) << ended.err;

@@ -117,7 +117,14 @@ TEST(Outputs, TwoLogsOfARunNeedTwoFiles) {
   const Ended ended =
       run_program(train_arguments(folder.small() + Settings{{"log.jsonl", folder.path("m.log")},
                                                             {"log.csv", folder.path("m.log")}}));
-  expect_refused_at_start(ended, 3, "is another log of this run already");
+  expect_refused_at_start(ended, 3,
+                          "log.csv: " + folder.path("m.log") + ": is the same file as log.jsonl");
+  fs::create_symlink("m.log", folder.path("link"));
+  expect_refused_at_start(
+      run_program(train_arguments(folder.small() + Settings{{"log.jsonl", folder.path("m.log")},
+                                                            {"log.memory", folder.path("link")}})),
+      3, "log.memory: " + folder.path("link") + ": is the same file as log.jsonl");
+  EXPECT_FALSE(fs::exists(folder.path("m.log")));
 }
 
 // A shell's `>> file` belongs to the caller: the program appends to it and does not move it.

@@ -45,6 +45,9 @@ TEST(RunWords, ARunWithoutAFolderReportsThatNothingWasSaved) {
                     nothing_saved));
   EXPECT_FALSE(says(train(1, folder.small() + Settings{{"checkpoint.export", folder.path("out")}}),
                     nothing_saved));
+  EXPECT_TRUE(says(train(1, folder.small() + Settings{{"checkpoint.dir", folder.path("never")},
+                                                      {"checkpoint.every", "0"}}),
+                   "nothing saved: checkpoint.every is 0, and checkpoint.export is not set"));
 }
 
 // A step from the weights in that folder.
@@ -68,6 +71,42 @@ TEST(PretrainedFolder, OfStepsIsTheNewestCompleteOne) {
   EXPECT_EQ(older.code, 0) << older.err;
   EXPECT_TRUE(says(older, "weights from " + folder.path("saves/step-2"))) << older.err;
   EXPECT_TRUE(says(older, "passed over step-3")) << older.err;
+}
+
+TEST(PretrainedFolder, WhoseLastRunIsDamagedNamesTheOtherRunAndTheWay) {
+  const TrainingFolder folder;
+  const Settings saves = {{"checkpoint.dir", folder.path("saves")}};
+  train(1, folder.small() + saves);
+  train(1, folder.small() + saves + Settings{{"checkpoint.resume", "never"}, {"train.steps", "2"}});
+  testing::damage(folder.path("saves/step-2/model.safetensors"), 100'000);
+  const Ended ended = tune(folder, folder.path("saves"));
+  EXPECT_EQ(ended.code, 5) << ended.err;
+  EXPECT_TRUE(says(ended, "no checkpoint in '" + folder.path("saves") +
+                              "' of the run that was saved last is intact: step-2"))
+      << ended.err;
+  EXPECT_TRUE(says(ended, "of another run")) << ended.err;
+  EXPECT_TRUE(says(ended, "or name a step of another run with model.pretrained=PATH")) << ended.err;
+  const Ended whole = tune(folder, folder.path("saves/step-3"));
+  EXPECT_EQ(whole.code, 0) << whole.err;
+}
+
+TEST(PretrainedFolder, WithAnArchitectureThatIsNotItsOwnIsRefused) {
+  const TrainingFolder folder;
+  train(1, folder.small() + Settings{{"checkpoint.export", folder.path("model")}});
+  for (const char* architecture : {"gpt2", "llama"}) {
+    folder.write("a.yaml", "model: {architecture: " + std::string(architecture) +
+                               ", pretrained: " + folder.path("model") +
+                               ", seq_len: 64}\ndata: {train: " + folder.path("text.txt") +
+                               "}\ntrain: {steps: 1}\n");
+    const Ended ended = run_program({"train", folder.path("a.yaml")});
+    const bool same = std::string(architecture) == "gpt2";
+    EXPECT_EQ(ended.code, same ? 0 : 3) << ended.err;
+    EXPECT_EQ(says(ended,
+                   "a.yaml:1: model.architecture is llama, and the config.json of "
+                   "model.pretrained"),
+              !same)
+        << ended.err;
+  }
 }
 
 TEST(PretrainedFolder, OfTheHubIsAnsweredWithTheWayToDownloadIt) {

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text/nearest.h"
@@ -144,10 +146,11 @@ Leaf parse_override(const std::string& text) {
                 place, leaf.name);
   if (!is_key(leaf.name)) refuse_unknown(place, leaf.name);
   const std::string value = text.substr(equals + 1);
+  TESSERA_CHECK(!value.empty(), ErrorCode::configuration,
+                "{}: the value is empty; give one, or null to take {} back", place, leaf.name);
   const bool structured = value.starts_with('[') || value.starts_with('{');
   if (takes_free_text(leaf.name) && !(structured && takes_data_sets(leaf.name))) {
-    leaf.value.kind =
-        value.empty() || value == "null" ? YamlNode::Kind::null : YamlNode::Kind::scalar;
+    leaf.value.kind = value == "null" ? YamlNode::Kind::null : YamlNode::Kind::scalar;
     leaf.value.text = value;
     leaf.value.where = place;
   } else {
@@ -155,6 +158,26 @@ Leaf parse_override(const std::string& text) {
     leaf.value.where = place;
   }
   return leaf;
+}
+
+// "; it is model.n_embd there" for a key that GPT-2 and the others name differently.
+std::string same_in_architecture(const std::string& name, const std::string& architecture) {
+  constexpr std::pair<std::string_view, std::string_view> pairs[] = {
+      {"model.hidden_size", "model.n_embd"},
+      {"model.num_hidden_layers", "model.n_layer"},
+      {"model.num_attention_heads", "model.n_head"},
+      {"model.intermediate_size", "model.n_inner"},
+      {"model.max_position_embeddings", "model.n_positions"}};
+  for (const auto& [one, other] : pairs) {
+    if (name != one && name != other) continue;
+    const std::string_view meant = name == one ? other : one;
+    for (const RecipeKey& key : recipe_keys()) {
+      if (key.name == meant && key.architecture == architecture) {
+        return fmt::format("; it is {} there", meant);
+      }
+    }
+  }
+  return "";
 }
 
 // The row for a leaf. If several architectures have this name, the row of the recipe's
@@ -170,8 +193,10 @@ const RecipeKey& row_for(const Leaf& leaf, const Recipe& recipe) {
       return key;
     other = &key;
   }
-  fail(ErrorCode::configuration, "{}: {} is a key of architecture {}, and model.architecture is {}",
-       leaf.where, leaf.name, other->architecture, recipe.model.architecture);
+  fail(ErrorCode::configuration,
+       "{}: {} is a key of architecture {}, and model.architecture is {}{}", leaf.where, leaf.name,
+       other->architecture, recipe.model.architecture,
+       same_in_architecture(other->name, recipe.model.architecture));
 }
 
 // With a pretrained model, the folder's config.json describes the model; the recipe can only change

@@ -20,6 +20,15 @@ const std::vector<Choice<DType>> floating_types = {
     {"fp16", DType::float16},  {"float16", DType::float16, true, false},
 };
 
+// Words that are meant as a choice would be taken as paths.
+void check_resume(const YamlNode& node, const std::string& key) {
+  const std::string word =
+      node.kind == YamlNode::Kind::scalar ? lower_case(node.text) : std::string();
+  if (is_truth(node) || word == "always" || word == "latest" || word == "last" || word == "none") {
+    refuse_value(node, key, "auto, never or the path of a checkpoint");
+  }
+}
+
 std::vector<Choice<std::string>> architecture_choices() {
   std::vector<Choice<std::string>> choices;
   for (const models::Architecture& architecture : models::architectures()) {
@@ -346,10 +355,13 @@ std::vector<RecipeKey> checkpoint_keys() {
                                                 {"1", T::full, true, false},
                                                 {"3", T::sharded, true, false}},
                          "One file that transformers reads, or one file per rank.")),
-      key(TESSERA_KEY(checkpoint, resume),
-          "`auto`: from the newest good checkpoint of the run that saved last in `dir`, else from "
-          "the start; `never`; or the path of a checkpoint. Checkpoints of other runs in `dir` "
-          "stay."),
+      checked(
+          check_resume,
+          key(TESSERA_KEY(checkpoint, resume),
+              "`auto`: from the newest good checkpoint of the run that saved last in `dir`, else "
+              "from "
+              "the start; `never`; or the path of a checkpoint. Checkpoints of other runs in `dir` "
+              "stay.")),
       choice(TESSERA_KEY(checkpoint, dtype), floating_types,
              "The dtype of the model's weights in the file."),
       key(TESSERA_KEY(checkpoint, async),

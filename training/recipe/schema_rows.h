@@ -264,6 +264,17 @@ RecipeKey number_or_word(const std::string& name, Access access, std::string_vie
   return row;
 }
 
+// With a check of the value before it is read.
+inline RecipeKey checked(std::function<void(const YamlNode&, const std::string& key)> check,
+                         RecipeKey row) {
+  row.read = [check = std::move(check), read = row.read, name = row.name](Recipe& recipe,
+                                                                          const YamlNode& node) {
+    check(node, name);
+    read(recipe, node);
+  };
+  return row;
+}
+
 inline RecipeKey default_is(std::string fallback, RecipeKey row) {
   row.fallback = std::move(fallback);
   return row;

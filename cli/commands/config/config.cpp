@@ -36,8 +36,8 @@ void write_config(const std::string& path, const std::string& text, bool replace
   const comm::FileDescriptor file(::open(path.c_str(), flags, 0666));
   TESSERA_CHECK(file.get() >= 0 || errno != EEXIST, ErrorCode::configuration,
                 "{} exists and is not overwritten; name another file with --config-file", path);
-  TESSERA_CHECK(file.get() >= 0, ErrorCode::configuration, "{} cannot be written: {}", path,
-                describe_errno("open", errno));
+  TESSERA_CHECK(file.get() >= 0, full_disk_or(errno, ErrorCode::configuration),
+                "{} cannot be written: {}", path, describe_errno("open", errno));
   const ssize_t written = ::write(file.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size())) {
     const int reason = written < 0 ? errno : ENOSPC;

@@ -55,6 +55,18 @@ void EmbeddingFile::check_name(const std::filesystem::path& path) {
                 "--out {}: the name must end in .npy or .safetensors", path.string());
 }
 
+// By the header of its own size: NumPy and others write shorter ones.
+bool EmbeddingFile::is_one(std::string_view beginning) {
+  for (const std::string& header : {npy_header(0, 0), safetensors_header(0, 0)}) {
+    constexpr std::size_t same_bytes = 10;  // magic and length, or length and the first letters
+    if (beginning.substr(0, same_bytes) == header.substr(0, same_bytes)) {
+      return beginning.find("'descr': '<f4'") != std::string_view::npos ||
+             beginning.find(R"(,"embeddings":{"dtype":"F32")") != std::string_view::npos;
+    }
+  }
+  return false;
+}
+
 EmbeddingFile::EmbeddingFile(std::filesystem::path path, std::int64_t dimension,
                              const Context& context)
     : path_(std::move(path)), partial_(path_), dimension_(dimension), context_(context) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/io/file.h"
 #include "sharding/context/context.h"
@@ -30,6 +31,8 @@ class EmbeddingFile {
 
   // Error(usage) unless the name has a known format: for code that has not opened a file yet.
   static void check_name(const std::filesystem::path& path);
+  // Whether a file that begins like this was written here.
+  static bool is_one(std::string_view beginning);
 
  private:
   [[nodiscard]] std::string header(std::int64_t rows) const;

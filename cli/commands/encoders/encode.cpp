@@ -16,7 +16,7 @@
 #include "cli/commands/encoders/embedding_file.h"
 #include "cli/commands/encoders/encoder_folder.h"
 #include "cli/subcommands.h"
-#include "engine/storage/output_file.h"
+#include "logs/output_files.h"
 #include "tasks/table_rows.h"
 #include "training/device.h"
 
@@ -60,6 +60,13 @@ class Lines {
   std::ifstream file_;
   std::int64_t number_ = 0;
 };
+
+void check_embedding_file(const std::string& out, const std::string& input) {
+  OutputFiles outputs;
+  if (input != "-") outputs.add_input(input);
+  require_regular_output("--out " + out, out);
+  outputs.add("--out " + out, out, EmbeddingFile::is_one);
+}
 
 struct EncodeCommand {
   std::string folder, base, input, out;
@@ -119,7 +126,7 @@ int EncodeCommand::run() const {
   TESSERA_CHECK(input != "-" || world.size == 1, ErrorCode::usage,
                 "--input -: {} ranks cannot share stdin; give a file", world.size);
   Lines lines(input);
-  check_output("--out " + out, out);  // before the work
+  check_embedding_file(out, input);  // before the work
   const Context context = init(choose_device(device, world));
   const LoadedEncoder encoder(folder, context,
                               {.dtype = compute, .base = base, .many_texts = true});

@@ -16,6 +16,7 @@
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
 #include "checkpoint/sharded_state.h"
+#include "cli/commands/dtype_option.h"
 #include "models/load/adapter.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
@@ -43,13 +44,8 @@ std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module) {
 }
 
 DType parse_compute_dtype(const std::string& name) {
-  constexpr std::pair<std::string_view, DType> names[] = {
-      {"float32", DType::float32}, {"fp32", DType::float32},    {"bfloat16", DType::bfloat16},
-      {"bf16", DType::bfloat16},   {"float16", DType::float16}, {"fp16", DType::float16}};
-  for (const auto& [known, dtype] : names) {
-    if (lower_case(name) == known) return dtype;
-  }
-  fail(ErrorCode::usage, "--dtype {}: there are float32, bfloat16 and float16", name);
+  constexpr DType allowed[] = {DType::float32, DType::bfloat16, DType::float16};
+  return parse_dtype_option(name, allowed);
 }
 
 Argument encoding_device_argument(std::string& device) {

@@ -18,6 +18,7 @@
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
 #include "engine/storage/output_file.h"
+#include "logs/output_files.h"
 #include "logs/progress.h"
 #include "planner/sweep.h"
 #include "tasks/evaluators.h"
@@ -30,6 +31,7 @@ namespace {
 
 // Two texts and a label per row; three texts for triplets.
 constexpr std::size_t pair_columns = 3;
+constexpr const char* evaluation_format = "tessera-evaluation";
 
 const std::vector<std::string>& task_names() {
   static const std::vector<std::string> names = {"similarity", "accuracy", "triplet", "perplexity"};
@@ -89,6 +91,7 @@ struct EvaluateCommand {
     std::int64_t samples = 0;
   };
   [[nodiscard]] int run() const;
+  void check_output_of(const std::string& what) const;
   [[nodiscard]] Result evaluate(const Context& context) const;
   [[nodiscard]] Result similarity(const Context& context) const;
   [[nodiscard]] Result accuracy(const Context& context) const;
@@ -192,6 +195,12 @@ EvaluateCommand::Result EvaluateCommand::evaluate(const Context& context) const 
   return perplexity(context);
 }
 
+void EvaluateCommand::check_output_of(const std::string& what) const {
+  OutputFiles outputs;
+  for (const std::string& input : data) outputs.add_input(input);
+  outputs.add(what, json, begins_as("{", fmt::format(R"("format": "{}")", evaluation_format)));
+}
+
 int EvaluateCommand::run() const {
   TESSERA_CHECK(std::find(task_names().begin(), task_names().end(), task) != task_names().end(),
                 ErrorCode::usage, "--task {}: there are {}{}", task, fmt::join(task_names(), ", "),
@@ -203,10 +212,11 @@ int EvaluateCommand::run() const {
   const comm::World world = comm::world_from_environment();
   const Context context = init(choose_device(device, world));
   const std::string what = "--json " + json;
-  if (!json.empty() && context.is_main()) check_output(what, json);  // before the work
+  if (context.is_main()) check_output_of(what);  // before the work
   const Result result = evaluate(context);
   if (!context.is_main()) return 0;
-  nlohmann::ordered_json report{{"task", task}, {"samples", result.samples}};
+  nlohmann::ordered_json report{
+      {"format", evaluation_format}, {"task", task}, {"samples", result.samples}};
   fmt::print("{}, {}\n", task, counted(result.samples, "sample"));
   for (const auto& [name, value] : result.scores) {
     if (name == "tokens") {  // a count

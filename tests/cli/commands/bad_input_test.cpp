@@ -81,9 +81,19 @@ TEST(BadInput, InvalidSettings) {
        3,
        "uses its parameters in a fused operation; name GPT2MLP instead"},
       {{{"checkpoint.every", "5"}}, 3, "needs checkpoint.dir"},
+      {{{"model.pretrained", ""}}, 3, "the value is empty; give one, or null to take"},
+      {{{"train.steps", ""}}, 3, "--set train.steps=: the value is empty"},
+      {{{"checkpoint.resume", "true"}}, 3, "must be auto, never or the path of a checkpoint"},
+      {{{"checkpoint.resume", "always"}}, 3, "must be auto, never or the path of a checkpoint"},
+      {{{"checkpoint.keep_last", "2"}},
+       3,
+       "unknown key checkpoint.keep_last; it is checkpoint.keep"},
+      {{{"model.hidden_size", "64"}}, 3, "model.architecture is gpt2; it is model.n_embd there"},
+      {{{"model.num_attention_heads", "4"}}, 3, "it is model.n_head there"},
       {{{"log.jsonl", "/proc/nowhere/metrics.jsonl"}}, 3, "/proc/nowhere/metrics.jsonl"},
       {{{"log.jsonl", folder.path("text.txt")}}, 3, "is not a step of a run; name another file"},
       {{{"log.memory", "/proc/nowhere/memory.json"}}, 3, "log.memory: /proc/nowhere/memory.json"},
+      {{{"log.memory", folder.path("text.txt")}}, 3, "exists and has another format"},
       {{{"log.csv", "/proc/nowhere/m.csv"}}, 3, "log.csv: /proc/nowhere/m.csv cannot be written"},
       {{{"log.csv", folder.path("text.txt")}},
        3,
@@ -361,7 +371,18 @@ TEST(BadInput, FoldersWithoutAPretrainedModel) {
   const std::vector<std::string> arguments = {"train", folder.path("r.yaml")};
   expect_refused_on_one_and_two(arguments, 5, "model.pretrained: " + model + ": no config.json");
   folder.write("model/config.json", "{\"model_type\": \"gpt2\", \"n_layer\": }");
-  expect_refused_on_one_and_two(arguments, 3, "config.json");
+  expect_refused_on_one_and_two(arguments, 5, "config.json");
+  for (const char* command : {"generate", "encode", "evaluate"}) {
+    std::vector<std::string> words = {command, model};
+    const std::vector<std::string> more =
+        std::string(command) == "generate" ? std::vector<std::string>{"--prompt", "a"}
+        : std::string(command) == "encode"
+            ? std::vector<std::string>{"--input", folder.path("text.txt"), "--out",
+                                       folder.path("e.npy")}
+            : std::vector<std::string>{"--task", "perplexity", "--data", folder.path("text.txt")};
+    words.insert(words.end(), more.begin(), more.end());
+    expect_refused(run_program(words), 5, "config.json");
+  }
   folder.write("model/config.json", "{\"model_type\": \"t5\"}");
   expect_refused_on_one_and_two(arguments, 3, "t5");
   folder.write("model/config.json",

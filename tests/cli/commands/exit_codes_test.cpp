@@ -61,6 +61,19 @@ TEST_F(ExitCodes, AFullDiskIsFiveEverywhere) {
                            path("disk/p.html")}),
               5, full);
   expect_code(run_program({"convert", path("steps"), path("disk/out"), "--to", "hf"}), 5, "free");
+  // A text that fills what is left: folders can be made, and no byte of a file fits.
+  folder_->write("disk/filler", std::string(64 * 1024, 'x'));
+  const Ended test = run_program({"test"}, {{"TMPDIR", path("disk")}});
+  EXPECT_EQ(test.code, 5) << test.err << test.out;
+  EXPECT_NE((test.err + test.out).find("TMPDIR"), std::string::npos) << test.err << test.out;
+  expect_code(run_program({"launch", "--log-dir", path("disk/logs"), "--", "echo", "hi"}), 5,
+              "--log-dir");
+  const Ended memory = run_program(
+      train_arguments(folder_->small() + Settings{{"log.memory", path("disk/m.json")}}));
+  EXPECT_EQ(memory.code, 5) << memory.err;
+  EXPECT_NE(memory.err.find("log.memory: " + path("disk/m.json")), std::string::npos);
+  fs::remove(path("disk/filler"));
+  fs::remove_all(path("disk/logs"));
   for (const auto& entry : fs::directory_iterator(path("disk"))) {
     ADD_FAILURE() << entry.path() << " was left behind";
   }

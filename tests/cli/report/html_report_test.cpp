@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "checkpoint/io/file.h"
 #include "cli/report/html_page.h"
+#include "logs/output_files.h"
 #include "tests/cli/program_testing.h"
 
 namespace tessera::cli {
@@ -114,13 +115,26 @@ TEST(HtmlReport, NeedsNoOtherFiles) {
   }
 }
 
+void check_html_place(const fs::path& file) {
+  OutputFiles().add("--html " + file.string(), file, is_html_report);
+}
+
+TEST(HtmlReport, ReplacesNoFileOfAnotherKind) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "other.html") << "<!doctype html>\n<title>Mine</title>\n";
+  const std::string message =
+      page_error([&] { check_html_place(folder / "other.html"); }, ErrorCode::configuration);
+  EXPECT_NE(message.find("exists and has another format; name another file"), std::string::npos);
+}
+
 TEST(HtmlReport, ReplacesAFileAtomicallyAndKeepsALink) {
   const TemporaryFolder folder;
   const fs::path file = folder / "page.html";
-  std::ofstream(file) << "old";
+  const std::string old = html_report_text({{"format", "tessera-plan"}});
+  std::ofstream(file) << old;
   fs::create_symlink("page.html", folder / "link.html");
   check_html_place(folder / "link.html");
-  EXPECT_EQ(read_text(file), "old");
+  EXPECT_EQ(read_text(file), old);
   write_html_report(small_report(), folder / "link.html");
   EXPECT_EQ(read_text(file), html_report_text(small_report()));
   EXPECT_TRUE(fs::is_symlink(folder / "link.html"));

@@ -144,6 +144,21 @@ TEST(AccelerateConfig, UnknownKeysAreRefusedWithLineAndNearestName) {
   EXPECT_EQ(refusal_of_file("- 1\n").substr(0, 44), "a.yaml: an Accelerate configuration is a gro");
 }
 
+TEST(AccelerateConfig, FilesOfAnotherKindAreNamed) {
+  for (const char* recipe : {"data: {train: x}", "model: {n_layer: 2}\ntrain: {steps: 1}"}) {
+    EXPECT_EQ(refusal_of_file(recipe),
+              "a.yaml: is a recipe, and --config-file takes a configuration of Accelerate; name it "
+              "without the option, as in tessera train a.yaml");
+  }
+  for (const char* deepspeed :
+       {R"({"zero_optimization": {"stage": 3}, "train_batch_size": 8})",
+        R"({"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}})"}) {
+    EXPECT_NE(refusal_of_file(deepspeed).find("a.yaml: is a configuration of DeepSpeed"),
+              std::string::npos)
+        << refusal_of_file(deepspeed);
+  }
+}
+
 TEST(AccelerateConfig, UnsupportedKeysAreRefusedWithTheWayOut) {
   EXPECT_EQ(refusal_of_file("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "

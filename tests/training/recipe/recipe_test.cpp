@@ -119,7 +119,8 @@ model:
   EXPECT_FALSE(r.model.config.contains("n_layer"));
   EXPECT_EQ(
       refusal_of("model: {architecture: llama, n_layer: 2}"),
-      "r.yaml:1: model.n_layer is a key of architecture gpt2, and model.architecture is llama");
+      "r.yaml:1: model.n_layer is a key of architecture gpt2, and model.architecture is llama; "
+      "it is model.num_hidden_layers there");
   EXPECT_FALSE(parse("model: {architecture: llama, rope_scaling: null}")
                    .model.config.contains("rope_scaling"));
 }
@@ -174,7 +175,7 @@ TEST(Recipe, SetOverrides) {
       "--set train=x: train is a group of keys; set them one by one, as in --set train.steps=100");
   EXPECT_THROW((void)parse("train: {steps: 5}", {"train.lr"}), Error);
   EXPECT_EQ(refusal_of("train: {steps: 5}", {"train.steps="}),
-            "--set train.steps=: train.steps must be a whole number, got nothing");
+            "--set train.steps=: the value is empty; give one, or null to take train.steps back");
 }
 
 TEST(Recipe, UnknownKeysNameTheNearest) {

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/text/nearest.h"
@@ -66,6 +68,7 @@ class FileReader {
                   "{}: an Accelerate configuration is a group of keys (distributed_type, "
                   "num_processes, fsdp_config, ...), got {}",
                   config_.source, describe(root));
+    refuse_other_kinds(root);
     collect("", root);
     TESSERA_CHECK(entry_of("distributed_type") != nullptr, ErrorCode::configuration,
                   "{}: distributed_type is missing; write distributed_type: FSDP, MULTI_CPU or "
@@ -87,6 +90,27 @@ class FileReader {
   }
 
  private:
+  // A file that is given by mistake.
+  void refuse_other_kinds(const YamlNode& root) const {
+    const auto has = [&](std::initializer_list<std::string_view> keys) {
+      return std::any_of(root.keys.begin(), root.keys.end(), [&](const YamlNode& key) {
+        return std::find(keys.begin(), keys.end(), key.text) != keys.end();
+      });
+    };
+    if (has({"distributed_type", "compute_environment", "fsdp_config"})) return;
+    TESSERA_CHECK(!has({"data", "train", "sharding", "checkpoint"}), ErrorCode::configuration,
+                  "{}: is a recipe, and --config-file takes a configuration of Accelerate; name it "
+                  "without the option, as in tessera train {}",
+                  config_.source, config_.source);
+    TESSERA_CHECK(!has({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu",
+                        "gradient_clipping", "bf16", "fp16"}),
+                  ErrorCode::configuration,
+                  "{}: is a configuration of DeepSpeed, and --config-file takes one of Accelerate; "
+                  "put its values into the recipe (ZeRO's stage 1 is SHARD_OPTIMIZER, 2 is "
+                  "SHARD_GRAD_OP, 3 is FULL_SHARD)",
+                  config_.source);
+  }
+
   void collect(const std::string& group, const YamlNode& mapping) {
     std::map<std::string, std::string> places;
     for (std::size_t i = 0; i < mapping.keys.size(); ++i) {
