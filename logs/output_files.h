@@ -15,8 +15,8 @@ using IsEarlierOutput = std::function<bool(std::string_view beginning)>;
 // A file that begins with `start` and has `mark` in its beginning.
 IsEarlierOutput begins_as(std::string start, std::string mark);
 
-// Devices, pipes and standard output accept any output. An empty path stands for no output. In messages a
-// file is `what`: the option or key and the path, as in "--json plan.json".
+// Devices, pipes and standard output accept any output. An empty path stands for no output. In
+// messages a file is `what`: the option or key and the path, as in "--json plan.json".
 class OutputFiles {
  public:
   // The command reads this file or folder.

@@ -71,7 +71,7 @@ TEST(LaunchSpelling, UnsupportedOptionsAreRefusedByName) {
   refused({"-m", "train"}, "-m train: a program is started, not a Python module; write python3 -m");
   refused({"--module=train"}, "write python3 -m train");
   refused({"--nnodes", "1:2"}, "--nnodes 1:2: nodes that join and leave");
-  refused({"--node_rank", "1"}, "--node-rank 1: of 1 host");
+  refused({"--node_rank", "1"}, "--node-rank 1: the numbers of 1 node are 0 to 0");
   refused({"--rdzv-endpoint", "node7:29400"}, "--rdzv-endpoint node7:29400");
   refused({"--nproc-per-nod", "2"},
           "unknown option --nproc-per-nod; did you mean --nproc-per-node?");

@@ -89,7 +89,7 @@ TEST(ConfigCommand, EveryQuestionHasADefault) {
   // An existing file stays unless the user says otherwise.
   const Session no = on_terminal({"config", "--config-file", file}, "\n");
   EXPECT_EQ(no.code, 2);
-  EXPECT_NE(no.screen.find("stays as it is"), std::string::npos) << no.screen;
+  EXPECT_NE(no.screen.find("is not changed"), std::string::npos) << no.screen;
   EXPECT_EQ(read_text(file), by_questions);
   const Session yes = on_terminal({"config", "--config-file", file}, "yes\n3\n\n\nno\n");
   EXPECT_EQ(yes.code, 0) << yes.screen;
