@@ -166,7 +166,7 @@ void RankOutput::stop_printing(std::size_t printer, int reason) {
   lacked_room_ = lacked_room_ || full_disk_or_runtime(reason) == ErrorCode::checkpoint;
   const char* const name = printer == 0 ? "standard output" : "standard error";
   printers_[1].print(fmt::format(
-      "tessera: {} {}; what the ranks print there is not shown from here on\n", name,
+      "tessera: {} {}; the output of the ranks is not shown there from here on\n", name,
       reason == EPIPE ? "is closed"
                       : fmt::format("cannot be written: {}", describe_errno("write", reason))));
   for (Stream& stream : streams_) {

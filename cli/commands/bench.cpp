@@ -38,7 +38,7 @@ class BenchFolder {
     std::string pattern = (fs::temp_directory_path() / "tessera-bench-XXXXXX").string();
     TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr,
                   full_disk_or(errno, ErrorCode::configuration),
-                  "{} cannot be made: {}; set TMPDIR to a folder that can be written", pattern,
+                  "{} cannot be created: {}; set TMPDIR to a writable folder", pattern,
                   describe_errno("mkdtemp", errno));
     path_ = pattern;
   }

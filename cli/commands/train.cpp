@@ -153,7 +153,7 @@ struct TrainCommand {
                      std::int64_t saved_at) {
     const int signal = training.interruption();
     if (const std::string reason = why_nothing_is_saved(recipe); !reason.empty()) {
-      progress.note(fmt::format("stopped by signal {}; nothing saved, since {}", signal, reason));
+      progress.note(fmt::format("stopped by signal {}; nothing saved, because {}", signal, reason));
     } else if (saved_at == 0) {
       progress.note(
           fmt::format("stopped by signal {} within the first step; nothing saved", signal));

@@ -110,7 +110,7 @@ fs::path written_path(const fs::path& path) {
     const fs::path next = fs::read_symlink(target, error);
     TESSERA_CHECK(!error, ErrorCode::configuration, "{}",
                   describe_errno("readlink", error.value()));
-    target = target.parent_path() / next;  // an absolute one is itself
+    target = target.parent_path() / next;  // an absolute path replaces it
   }
   return target;
 }

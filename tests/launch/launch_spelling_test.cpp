@@ -240,8 +240,8 @@ Ended in_shell(const std::string& launch_words, const std::string& behind) {
 TEST(LaunchOutput, APagerThatEndsEndsTheRanksPipe) {
   const Ended endless = in_shell("--tee 3 -- yes", "| head -1 > /dev/null");
   EXPECT_EQ(endless.code, 7) << endless.err;
-  EXPECT_NE(endless.err.find("tessera: standard output is closed; what the ranks print there is "
-                             "not shown from here on\n"),
+  EXPECT_NE(endless.err.find("tessera: standard output is closed; the output of the ranks is not "
+                             "shown there from here on\n"),
             std::string::npos)
       << endless.err;
   EXPECT_NE(endless.err.find("was killed by signal 13 (SIGPIPE)"), std::string::npos);

@@ -64,7 +64,7 @@ TEST(Interruption, WithinTheFirstStepNothingIsSaved) {
     program.signal(SIGINT);
     EXPECT_EQ(program.wait(), 128 + SIGINT) << program.err();
     EXPECT_NE(program.err().find(saves ? "stopped by signal 2 within the first step; nothing saved"
-                                       : "nothing saved, since checkpoint.dir is not set"),
+                                       : "nothing saved, because checkpoint.dir is not set"),
               std::string::npos)
         << program.err();
     EXPECT_FALSE(fs::exists(folder.path("saves/step-0")));

@@ -359,8 +359,8 @@ std::vector<RecipeKey> checkpoint_keys() {
           check_resume,
           key(TESSERA_KEY(checkpoint, resume),
               "`auto`: from the newest good checkpoint of the run that saved last in `dir`, else "
-              "from "
-              "the start; `never`; or the path of a checkpoint. Checkpoints of other runs in `dir` "
+              "from the start; `never`; or the path of a checkpoint. Checkpoints of other runs in "
+              "`dir` "
               "stay.")),
       choice(TESSERA_KEY(checkpoint, dtype), floating_types,
              "The dtype of the model's weights in the file."),
