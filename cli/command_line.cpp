@@ -142,7 +142,7 @@ std::string meant_option(const std::string& word, const std::vector<std::string>
   const std::string key = is_option("--set") ? recipe_key_meant(bare) : "";
   if (!key.empty()) return fmt::format("; it is a key of the recipe: --set {}=VALUE", key);
   if (option != nullptr && option->here.empty()) return other_option(word);
-  if (const std::string start = launch_option_meant(word, option); !start.empty()) return start;
+  if (std::string start = launch_option_meant(word, option); !start.empty()) return start;
   return did_you_mean(word, names);
 }
 
