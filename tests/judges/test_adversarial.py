@@ -111,5 +111,5 @@ def test_trains_as_torch_does(tmp_path, ranks):
     # The critic trained in each step, the generator in each third one, and the last write clamped.
     for name, steps in (("critic", 600), ("generator", 200)):
         manifest = json.loads((tmp_path / name / "step-600" / "manifest.json").read_text(encoding="utf-8"))
-        assert set(manifest["scalars"]["optimizer_step_counts"].values()) == {steps}, name
+        assert set(manifest["manifest"]["scalars"]["optimizer_step_counts"].values()) == {steps}, name
     assert all(tensor.abs().max() <= 0.2 for tensor in saved(tmp_path, 600)["critic"].values())
