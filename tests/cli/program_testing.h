@@ -92,10 +92,10 @@ class Program {
   std::optional<int> code_;
 };
 
-// Waits until `condition` holds; false after ten seconds.
+// Waits until `condition` holds; false after a minute.
 template <class Condition>
 bool eventually(Condition condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (std::chrono::steady_clock::now() < deadline) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
