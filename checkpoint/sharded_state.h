@@ -54,8 +54,9 @@ struct LoadOptions {
   // False: tensors that only one side has are listed in the result and are not an error. Other
   // shapes remain an error, and so does a load that would load nothing.
   bool strict = true;
-  // What a parameter is called in the checkpoint; an empty name: it is not loaded. This function
-  // and the filters must return the same on all ranks: Error(configuration) where they do not.
+  // Maps a parameter's name to its name in the checkpoint; an empty name: it is not loaded. This
+  // function and the filters must return the same on all ranks: Error(configuration) where they do
+  // not.
   checkpoint::StateNames names = {};
   // Filters by the parameters' names in the checkpoint, for weights and for optimizer state.
   // Parameters that a filter excludes are ignored on both sides. With a filter of the optimizer, or

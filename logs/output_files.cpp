@@ -1,4 +1,4 @@
-// What an output must not replace.
+// Outputs are compared with inputs, with one another and with the files that exist.
 #include "logs/output_files.h"
 
 #include <fstream>

@@ -155,12 +155,17 @@ float unsigned_nan(float value) {
 }
 
 // The numbers that the ranks exchange once per step.
+// Seconds from a signal to the end of the run that gradient accumulation may add, as long as a
+// micro-batch takes less.
+constexpr double stop_delay = 0.5;
+
 struct StepReport {
   double loss = 0;
   std::int64_t tokens = 0;
   std::int64_t peak_bytes = 0;
   std::int64_t cached_bytes = 0;
   double data_wait_s = 0;
+  double step_s = 0;
   int interruption = 0;
   int save_requests = 0;
   int save_failed = 0;
@@ -239,7 +244,7 @@ std::optional<StepMetrics> TrainingRun::step() {
     const MicroBatch one = forward_backward(data, accumulated);
     mine.loss += one.loss / static_cast<double>(accumulated);
     mine.tokens += one.tokens;
-    if (micro + 1 < accumulated && agree_to_stop()) {
+    if (micro + 1 < accumulated && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
       abandon_step();
       return std::nullopt;
     }
@@ -251,6 +256,10 @@ std::optional<StepMetrics> TrainingRun::step() {
   metrics.grad_norm = static_cast<float>(norm);
   metrics.lr = schedule_.at(position_.steps);
   metrics.data_wait_s = batches_ ? batches_->waited_seconds() - waited_before : 0;
+  const auto seconds_since = [](auto then) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
+  };
+  metrics.step_s = seconds_since(begin);
   const MicroBatch all = agree(metrics, mine);
   const bool usable = may_update(metrics, norm);
   optimizer_->set_learning_rate(metrics.lr);
@@ -269,7 +278,7 @@ std::optional<StepMetrics> TrainingRun::step() {
   metrics.step = position_.steps;
   metrics.comm_bytes = static_cast<std::int64_t>(sharded_->communication().bytes - before.bytes);
   metrics.exposed_comm_s = sharded_->communication().exposed_seconds - before.exposed_seconds;
-  metrics.step_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  metrics.step_s = seconds_since(begin);
   if (recorder_) recorder_->end_step();
   metrics.samples_per_s = static_cast<double>(samples) / metrics.step_s;
   metrics.tokens_per_s = static_cast<double>(all.tokens) / metrics.step_s;
@@ -335,16 +344,22 @@ std::int64_t TrainingRun::cached_bytes() const {
 }
 
 TrainingRun::MicroBatch TrainingRun::agree(StepMetrics& metrics, const MicroBatch& mine) {
-  const StepReport report_of_mine{mine.loss,           mine.tokens,
-                                  peak_bytes(),        cached_bytes(),
-                                  metrics.data_wait_s, InterruptionWatch::signal(),
-                                  requested_saves(),   saver_ && saver_->failed() ? 1 : 0};
+  const StepReport report_of_mine{mine.loss,
+                                  mine.tokens,
+                                  peak_bytes(),
+                                  cached_bytes(),
+                                  metrics.data_wait_s,
+                                  metrics.step_s,
+                                  InterruptionWatch::signal(),
+                                  requested_saves(),
+                                  saver_ && saver_->failed() ? 1 : 0};
   std::string bytes(sizeof report_of_mine, '\0');
   std::memcpy(bytes.data(), &report_of_mine, sizeof report_of_mine);
   MicroBatch all;
   interruption_ = 0;
   save_requests_before_ = save_requests_;
   bool save_failed = false;
+  double slowest = 0;
   const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
   const ComputeScope exchange(recorder_.get(), SpanKind::exchange);
   for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
@@ -355,12 +370,19 @@ TrainingRun::MicroBatch TrainingRun::agree(StepMetrics& metrics, const MicroBatc
     metrics.peak_bytes = std::max(metrics.peak_bytes, report.peak_bytes);
     metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
     metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s);
+    slowest = std::max(slowest, report.step_s);
     interruption_ = std::max(interruption_, report.interruption);
     save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
     save_failed = save_failed || report.save_failed != 0;
   }
   if (save_failed) (void)saver_->wait();  // throws the same on every rank
   metrics.loss = static_cast<float>(all.loss / context_.world_size());
+  // A plan has no time of its own, and looks after each micro-batch.
+  if (!context_.device().is_planned() && slowest > 0) {
+    const auto accumulated = static_cast<double>(recipe_.train.gradient_accumulation_steps);
+    batches_per_check_ =
+        static_cast<std::int64_t>(std::clamp(stop_delay * accumulated / slowest, 1.0, accumulated));
+  }
   return all;
 }
 

@@ -68,6 +68,10 @@ class TrainingRun {
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
   // The folder of the step that resume() went on from, or an empty text.
   [[nodiscard]] const std::string& resumed_from() const { return resumed_from_; }
+  // Whether the recipe asks for checkpoints.
+  [[nodiscard]] bool saves() const {
+    return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
+  }
   [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
   // The largest signal number that a rank noted until the end of the last step, or until it was
   // abandoned (agreed on by all).
@@ -105,9 +109,6 @@ class TrainingRun {
   };
   [[nodiscard]] SaveBytes bytes_of_save() const;
   [[nodiscard]] std::string check_room() const;
-  [[nodiscard]] bool saves() const {
-    return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
-  }
   [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
   std::vector<std::string> note_saved(const checkpoint::Saved& saved, const std::string& how);
   bool resume_restarted(int restart, std::vector<std::string>& notes);
@@ -147,6 +148,9 @@ class TrainingRun {
   optim::Schedule schedule_;
   std::optional<tasks::BatchOrder> order_;
   std::optional<tasks::PreparedQueue> batches_;  // from the first step on
+  // Micro-batches between two looks for a signal to stop, the same on all ranks: a look makes the
+  // ranks wait for one another, so that there are as few as the last step's time allows.
+  std::int64_t batches_per_check_ = 1;
   std::int64_t batch_size_ = 0;
   TrainingPosition position_;
   std::string resumed_from_;

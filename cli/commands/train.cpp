@@ -43,7 +43,7 @@ struct TrainCommand {
     TrainingRun training(recipe, context);
     std::vector<std::string> notes = training.resume();
     for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
-    const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(recipe)
+    const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(training)
                                                                   : nullptr);
     // Before the first note, so that an error is printed alone.
     RunLogs logs(recipe, training);
@@ -66,11 +66,10 @@ struct TrainCommand {
     return code;
   }
 
-  static const char* consequence_of_signal(const Recipe& recipe) {
-    return recipe.checkpoint.dir && recipe.checkpoint.every > 0
+  static const char* consequence_of_signal(const TrainingRun& training) {
+    return training.saves()
                ? "the run saves its last finished step and ends; send it again to end at once"
-               : "the run ends after its micro-batch and saves nothing; send it again to end at "
-                 "once";
+               : "the run ends and saves nothing; send it again to end at once";
   }
 
   static std::string nothing_left(const Recipe& recipe, const TrainingRun& training) {
@@ -117,7 +116,7 @@ struct TrainCommand {
         for (const std::string& note : training.save(found)) progress.note(note);
         saved_at = step.step;
       } else if (training.save_requested()) {
-        progress.note("a save was requested; nothing saved, because " +
+        progress.note(std::string("a save was requested; nothing saved, because ") +
                       why_nothing_is_saved(recipe));
       }
       for (const std::string& note :
@@ -140,8 +139,7 @@ struct TrainCommand {
   // The last finished step is saved unless it was already.
   static int stop_within_step(const Recipe& recipe, TrainingRun& training, Progress& progress,
                               std::int64_t saved_at) {
-    const bool saves = recipe.checkpoint.dir && recipe.checkpoint.every > 0;
-    if (saves && training.position().steps > saved_at) {
+    if (training.saves() && training.position().steps > saved_at) {
       for (const std::string& note : training.save()) progress.note(note);
       saved_at = training.position().steps;
     }
@@ -152,8 +150,9 @@ struct TrainCommand {
   static int stopped(const Recipe& recipe, const TrainingRun& training, Progress& progress,
                      std::int64_t saved_at) {
     const int signal = training.interruption();
-    if (const std::string reason = why_nothing_is_saved(recipe); !reason.empty()) {
-      progress.note(fmt::format("stopped by signal {}; nothing saved, because {}", signal, reason));
+    if (!training.saves()) {
+      progress.note(fmt::format("stopped by signal {}; nothing saved, because {}", signal,
+                                why_nothing_is_saved(recipe)));
     } else if (saved_at == 0) {
       progress.note(
           fmt::format("stopped by signal {} within the first step; nothing saved", signal));
@@ -163,10 +162,8 @@ struct TrainCommand {
     return signal_exit_base + signal;
   }
 
-  // Empty where checkpoints are saved.
-  static std::string why_nothing_is_saved(const Recipe& recipe) {
-    if (!recipe.checkpoint.dir) return "checkpoint.dir is not set";
-    return recipe.checkpoint.every > 0 ? "" : "checkpoint.every is 0";
+  static const char* why_nothing_is_saved(const Recipe& recipe) {
+    return recipe.checkpoint.dir ? "checkpoint.every is 0" : "checkpoint.dir is not set";
   }
 
   static tasks::Evaluation evaluate(TrainingRun& training, std::int64_t step, Progress& progress,

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// What a stream of `tessera tokenize` begins with.
+// The first bytes of a stream of `tessera tokenize`.
 inline constexpr std::string_view token_stream_magic = "TESSERA\nTOKENS\n\x1a";
 
 // Identifies a version of a text.

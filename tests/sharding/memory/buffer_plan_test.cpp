@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "sharding/memory/layouts.h"
 #include "sharding/sharding_testing.h"
+#include "support/processor_time.h"
 
 namespace tessera {
 namespace {
@@ -156,6 +158,25 @@ TEST(BufferPlan, OfTensOfThousandsOfRanks) {
   for (const UnitLayout& layout : layouts) shares += layout.share_bytes();
   EXPECT_EQ(plan.bytes(MemoryKind::parameters), shares);
   EXPECT_GT(plan.bytes(MemoryKind::communication), 4 * layouts.back().bytes());
+}
+
+double seconds_to_plan(int count) {
+  const UnitLayout layout({{.name = "weight", .shape = {8, 8}}}, 2);
+  std::vector<PlannedUnit> units;
+  for (int i = 0; i < count; ++i) units.push_back({"blocks." + std::to_string(i), &layout});
+  double best = 1e9;
+  for (int round = 0; round < 3; ++round) {
+    const double before = testing::own_processor_seconds();
+    EXPECT_FALSE(buffer_plan(units, {}, {.size = 2}, false).buffers.empty());
+    best = std::min(best, testing::own_processor_seconds() - before);
+  }
+  return best;
+}
+
+// 16 times the units take 16 times as long; a comparison of all units with all would take 256 times
+// as long.
+TEST(BufferPlan, TakesTimeInProportionToTheNumberOfUnits) {
+  EXPECT_LT(seconds_to_plan(32'000), 64 * seconds_to_plan(2'000));
 }
 
 }  // namespace
