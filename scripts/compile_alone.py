@@ -32,6 +32,8 @@ def commands_by_source(build):
         if os.path.basename(words[0]) == "ccache":  # it keeps objects, and there is none
             words = words[1:]
         source = os.path.relpath(entry["file"], root)
+        if source.startswith(os.path.relpath(build, root) + os.sep):  # the build writes it, and nothing is built here
+            continue
         commands[source] = (entry["directory"], [*words, "-fsyntax-only", entry["file"]])
     return commands
 
