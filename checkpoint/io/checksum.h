@@ -109,8 +109,6 @@ class VerifiedFile {
   void verify_chunk(std::size_t chunk);
 
   [[nodiscard]] const std::filesystem::path& path() const { return file_.path(); }
-  // For error messages only: bytes that are not verified.
-  [[nodiscard]] const File& unverified() const { return file_; }
 
  private:
   void load_chunk(std::size_t chunk, std::span<const Part> parts);

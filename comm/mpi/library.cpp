@@ -107,10 +107,6 @@ void Mpi::give_up() {
   const std::unique_lock lock(calls_, time_for_calls);  // until the calls under way have returned
 }
 
-bool Mpi::given_up() const {
-  return given_up_.load();
-}
-
 Mpi& mpi_library(std::string_view wanted_by, std::string_view instead) {
   static const std::unique_ptr<Mpi> library = load(wanted_by, instead);
   return *library;

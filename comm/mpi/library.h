@@ -72,7 +72,6 @@ class Mpi {
   // After a failure: further calls are refused. When it returns, no thread is in MPI, and memory
   // that MPI was given may be freed; except when a call does not return within a second.
   void give_up();
-  [[nodiscard]] bool given_up() const;
 
  protected:
   // Held during a call.

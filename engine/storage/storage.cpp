@@ -1,8 +1,6 @@
 // Owned and lent memory behind one type.
 #include "engine/storage/storage.h"
 
-#include <sys/mman.h>
-
 #include "base/error.h"
 #include "engine/device/backend.h"
 #include "engine/device/memory.h"
@@ -121,10 +119,6 @@ void Storage::restore() const {
   owned_ = aside_->bring_back();
   aside_.reset();
   data_ = owned_.get();
-}
-
-void Storage::drop_mapped() const {
-  if (file_ && data_ != nullptr) (void)::madvise(data_, bytes_, MADV_DONTNEED);  // advice
 }
 
 void Storage::fail_missing() const {

@@ -56,8 +56,6 @@ class Storage {
   // work uses them.
   void discard() const;
   void restore() const;
-  // Returns memory of a mapping to the system; addresses stay valid.
-  void drop_mapped() const;
 
   // The values are still being copied into owned memory: the next data() calls `wait` first.
   void set_arrival(std::function<void()> wait);

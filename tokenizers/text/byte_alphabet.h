@@ -12,16 +12,12 @@ namespace tessera::tokenizers {
 class ByteAlphabet {
  public:
   ByteAlphabet();
-  // The character of a byte, as UTF-8.
-  [[nodiscard]] const std::string& character_of(unsigned char byte) const {
-    return characters_[byte];
-  }
   [[nodiscard]] std::string write(std::string_view bytes) const;
   // The bytes that the text spells; none if one of its characters is not in the alphabet.
   [[nodiscard]] std::optional<std::string> read(std::string_view text) const;
 
  private:
-  std::array<std::string, 256> characters_;
+  std::array<std::string, 256> characters_;  // by byte, as UTF-8
   std::array<int, 0x144> bytes_{};  // by code point; -1: none
 };
 

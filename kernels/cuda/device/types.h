@@ -81,19 +81,6 @@ void for_floating(DType dtype, const char* kernel, Body&& body) {
   }
 }
 
-// Calls body(TypeTag<T>) for int32 or int64.
-template <class Body>
-void for_index(DType dtype, const char* kernel, Body&& body) {
-  switch (dtype) {
-    case DType::int32:
-      return body(TypeTag<std::int32_t>{});
-    case DType::int64:
-      return body(TypeTag<std::int64_t>{});
-    default:
-      unsupported(kernel, dtype);
-  }
-}
-
 // Blocks for n items at `per_block` each, at most `most` (a grid-stride loop processes the rest).
 inline unsigned blocks_for(std::int64_t n, std::int64_t per_block, std::int64_t most = 1 << 20) {
   const std::int64_t blocks = (n + per_block - 1) / per_block;
