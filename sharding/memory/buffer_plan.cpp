@@ -17,10 +17,6 @@
 namespace tessera {
 namespace {
 
-std::string title(const PlannedUnit& unit) {
-  return unit.name.empty() ? "the root unit" : "unit " + unit.name;
-}
-
 // The number of units of `members` that can be under way together: the longest chain of units
 // inside one another. "a.b" lies inside "a".
 int nesting(const std::vector<PlannedUnit>& units, const std::vector<int>& members) {
@@ -152,24 +148,26 @@ class Planner {
       masters += static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
     }
     add_in(options_.offload.parameters, BufferUse::masters, MemoryKind::parameters, index,
-           "master shard of " + title(unit), masters);
+           "master shard of " + unit_title(unit.name), masters);
     if (shares_parameter_pool(layout, options_, unit.name)) {
       add_resharded(index, reshard_of(options_, unit.name, shards_).ranks);
     } else if (!computes_on_master(layout, options_.offload)) {
-      add(BufferUse::gathered, MemoryKind::communication, index, "parameters of " + title(unit),
-          layout.bytes(), 1, true);
+      add(BufferUse::gathered, MemoryKind::communication, index,
+          "parameters of " + unit_title(unit.name), layout.bytes(), 1, true);
     }
     if (layout.gradient_elements() == 0) return;
     add_in(options_.offload.gradients, BufferUse::gradient_shard, MemoryKind::gradients, index,
-           "gradient shard of " + title(unit), local_gradient_bytes(layout));
+           "gradient shard of " + unit_title(unit.name), local_gradient_bytes(layout));
     if (has_own_gradient(options_, is_root)) {
-      add(BufferUse::gradient, MemoryKind::communication, index, "gradient of " + title(unit),
+      add(BufferUse::gradient, MemoryKind::communication, index,
+          "gradient of " + unit_title(unit.name),
           gradient_bytes(layout, gradient_dtype_of(layout, options_)));
     } else {
       reducing_.push_back(index);
     }
     if (no_sync_) {
-      add(BufferUse::local_sum, MemoryKind::communication, index, "no_sync sums of " + title(unit),
+      add(BufferUse::local_sum, MemoryKind::communication, index,
+          "no_sync sums of " + unit_title(unit.name),
           gradient_bytes(layout, local_sum_dtype_of(layout, options_)));
     }
   }
@@ -183,8 +181,8 @@ class Planner {
     }
     resharding_[ranks].push_back(index);
     const PlannedUnit& unit = units_[static_cast<std::size_t>(index)];
-    add(BufferUse::resharded, MemoryKind::communication, index, "part kept of " + title(unit),
-        resharded_bytes(*unit.layout, ranks));
+    add(BufferUse::resharded, MemoryKind::communication, index,
+        "part kept of " + unit_title(unit.name), resharded_bytes(*unit.layout, ranks));
   }
 
   // A fixed set of buffers with the size of the largest unit: one for each unit under way, and one

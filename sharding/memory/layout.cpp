@@ -18,6 +18,10 @@ T round_up(T value, T unit) {
 
 }  // namespace
 
+std::string unit_title(std::string_view name) {
+  return name.empty() ? "the root unit" : "unit " + std::string(name);
+}
+
 UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shards_(shards) {
   TESSERA_REQUIRE(shards > 0, "a unit is cut into {} shards", shards);
   slots_.resize(parameters.size());

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -35,6 +36,9 @@ struct ParameterSpec {
   DType compute_dtype = DType::float32;  // of gathers and of the computation
   bool trainable = true;
 };
+
+// The unit in messages: "the root unit", whose name is empty, or "unit encoder.layers.0".
+std::string unit_title(std::string_view name);
 
 class UnitLayout {
  public:

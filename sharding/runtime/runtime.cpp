@@ -20,10 +20,6 @@ namespace {
 
 constexpr std::string_view hooks_owner = "a ShardedModel";
 
-std::string title_of(const Unit& unit) {
-  return unit.name().empty() ? "the root unit" : "unit " + unit.name();
-}
-
 // Releases a buffer of a unit whose runtime ends. A destructor must not throw: a GPU that has
 // failed reports it here, and also to code that waits for it.
 void release_at_end(comm::Buffer& buffer, const std::string& unit) {
@@ -155,7 +151,7 @@ Runtime::~Runtime() {
     }
     for (const auto& parameter : unit->local_parameters()) {
       const auto& storage = parameter.tensor.storage();
-      storage->set_on_write([title = title_of(*unit)](Storage::Write) {
+      storage->set_on_write([title = unit_title(unit->name())](Storage::Write) {
         misuse(
             "a write to a local parameter of {}, whose ShardedModel has ended: no module would "
             "see it. Write to the module's parameters after unwrap(), or to parameters() of the "
@@ -164,7 +160,7 @@ Runtime::~Runtime() {
       });
       storage->set_on_requires_grad(nullptr);
       storage->set_on_zero_grad(nullptr);
-      storage->set_on_step([title = title_of(*unit)] {
+      storage->set_on_step([title = unit_title(unit->name())] {
         misuse(
             "step() of an optimizer whose ShardedModel has ended: its parameters of {} belong to "
             "no module. Make the optimizer from the parameters() of the model that is there now",
@@ -175,7 +171,7 @@ Runtime::~Runtime() {
     // own end.
     const UnitState& state = state_of(*unit);
     if (state.parameters == ParameterState::gathered && state.parameter_buffer)
-      release_at_end(*state.parameter_buffer, title_of(*unit));
+      release_at_end(*state.parameter_buffer, unit_title(unit->name()));
     // The module may live on; the memory of its parameters does not.
     unit->parameter_storage()->set_on_write(nullptr);
     unit->parameter_storage()->set_on_requires_grad(nullptr);
@@ -276,7 +272,7 @@ void Runtime::create_hooks(nn::Module& module, Unit& unit) {
   // A graph keeps the hooks of its calls, and may live longer than this object.
   const auto hook = [this, &unit](void (Runtime::*method)(Unit&, const ModuleCall&)) {
     return [self = std::weak_ptr<Runtime*>(self_), &unit, method,
-            title = title_of(unit)](const ModuleCall& call) {
+            title = unit_title(unit.name())](const ModuleCall& call) {
       const std::shared_ptr<Runtime*> runtime = self.lock();
       TESSERA_REQUIRE(
           runtime, "the graph goes through {}, whose ShardedModel has ended: run backward before",
@@ -310,7 +306,7 @@ void Runtime::watch_storages(Unit& unit) {
     misuse(
         "the gathered parameters of {} are a copy that is only read; write inside "
         "ShardedModel::write_unsharded(), or to the local tensors of ShardedModel::parameters()",
-        title_of(unit));
+        unit_title(unit.name()));
   });
   parameters->set_on_requires_grad(
       [this, &unit](const detail::TensorData& tensor) { toggle_requires_grad(unit, tensor); });

@@ -8,13 +8,6 @@
 #include "sharding/runtime/runtime.h"
 
 namespace tessera {
-namespace {
-
-std::string said_of(std::string_view unit) {
-  return unit.empty() ? "the root unit" : "unit " + std::string(unit);
-}
-
-}  // namespace
 
 Unit& Runtime::unit_named(std::string_view name) {
   for (const auto& unit : units_) {
@@ -51,7 +44,7 @@ void Runtime::unshard_by_hand(std::string_view name, bool async_op) {
 
 void Runtime::reshard_by_hand(std::string_view name) {
   Unit& unit = unit_named(name);
-  const std::string title = said_of(name);
+  const std::string title = unit_title(name);
   TESSERA_REQUIRE(held_ == 0, "reshard of {} inside an unsharded(model) scope, which keeps it",
                   title);
   TESSERA_REQUIRE(!state_of(unit).in_use(),
@@ -100,7 +93,7 @@ void Runtime::toggle_requires_grad(Unit& unit, const detail::TensorData& tensor)
     ++i;
   }
   TESSERA_REQUIRE(i < locals.size(), "requires_grad of a view of {}: set it on the parameter",
-                  said_of(unit.name()));
+                  unit_title(unit.name()));
   TESSERA_REQUIRE(unit.layout().slots()[i].spec.trainable,
                   "parameter {} was frozen when its module was sharded, and has no place for a "
                   "gradient: set requires_grad before fully_shard() and turn it off after it where "

@@ -123,7 +123,7 @@ void Runtime::require_reduced(std::string_view what) const {
     misuse(
         "{} while gradients of {} that were summed inside no_sync() wait for a reduction: run the "
         "last backward of an accumulation outside of the scope, or discard them by zero_grad()",
-        what, unit->is_root() ? "the root unit" : "unit " + unit->name());
+        what, unit_title(unit->name()));
   }
 }
 

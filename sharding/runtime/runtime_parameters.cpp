@@ -393,7 +393,7 @@ void Runtime::check_copy(const Unit& unit) const {
                   "{} computes with a copy of parameters that were changed later through a pointer "
                   "of Tensor::data(): take the pointer anew for each change, from a Tensor that is "
                   "not const, or use copy_from()",
-                  unit.is_root() ? "the root unit" : "unit " + unit.name());
+                  unit_title(unit.name()));
 }
 
 }  // namespace tessera

@@ -212,7 +212,7 @@ void Runtime::compare_written(const std::vector<PrivateCopy>& copies) {
   const Unit& unit = *units_.at(difference->index);
   fail(ErrorCode::configuration,
        "write_unsharded: ranks 0 and {} wrote different values into {}: every rank writes the same",
-       difference->rank, unit.is_root() ? "the root unit" : "unit " + unit.name());
+       difference->rank, unit_title(unit.name()));
 }
 
 std::vector<Tensor> Runtime::gather_masters(Unit& unit) {

@@ -97,8 +97,7 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
                         parameter.tensor.requires_grad() ? "" : ", frozen");
   }
   for (const UnitPlan& planned : plan) {
-    const std::string where =
-        planned.unit.name.empty() ? "the root unit" : "unit " + planned.unit.name;
+    const std::string where = unit_title(planned.unit.name);
     text += where + "\n";  // also a unit without parameters
     for (const ParameterSpec& spec : planned.specs) {
       text += fmt::format("{}: parameter {} {} {}", where, spec.name, spec.shape.to_string(),

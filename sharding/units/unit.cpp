@@ -50,8 +50,7 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
   const auto& segments = layout_.segments();
   computes_on_master_ =
       !files_.masters && !files_.uploads && tessera::computes_on_master(layout_, {});
-  parameters_ = Storage::lent(layout_.bytes(), device_,
-                              name_.empty() ? std::string("the root unit") : "unit " + name_);
+  parameters_ = Storage::lent(layout_.bytes(), device_, unit_title(name_));
   if (computes_on_master_) parameters_->attach(master_memory_.data());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
@@ -221,9 +220,8 @@ void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64
 
 void Unit::create_gradient_views(DType dtype) {
   gradient_dtype_ = dtype;
-  gradients_ = Storage::lent(
-      gradient_buffer_bytes(), device_,
-      "the gradient of " + (name_.empty() ? std::string("the root unit") : "unit " + name_));
+  gradients_ =
+      Storage::lent(gradient_buffer_bytes(), device_, "the gradient of " + unit_title(name_));
   for (std::size_t i = 0; i < views_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     Tensor view;
@@ -329,7 +327,7 @@ Unit::Carried Unit::prepare_to_accumulate() {
                   "a backward after clip_grad_norm(max_norm, loss_scale) would add gradients of a "
                   "scaled loss to those of {}, which are divided already; clip after the last "
                   "backward, and zero_grad() before the next",
-                  name_.empty() ? "the root unit" : "unit " + name_);
+                  unit_title(name_));
   // For a shard in a file or on the host, open_gradient() does the rest.
   const bool when_opened = storage->file() || gradient_is_on_host();
   if (when_opened) {
