@@ -6,10 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <optional>
 
 #include "base/error.h"
+#include "comm/exchange_values.h"
 #include "engine/device/launch.h"
 #include "engine/device/queue.h"
 #include "sharding/runtime/runtime.h"
@@ -19,17 +20,11 @@ namespace {
 
 constexpr comm::Tag norm_tag{0, 0, comm::Phase::optimizer};
 
-std::string bytes_of(const kernels::ExactSum& sum) {
-  std::string text(sizeof sum, '\0');
-  std::memcpy(text.data(), &sum, sizeof sum);
-  return text;
-}
-
-kernels::ExactSum sum_in(const std::string& bytes) {
+// A rank's part of a norm.
+struct NormPart {
   kernels::ExactSum sum;
-  std::memcpy(&sum, bytes.data(), sizeof sum);
-  return sum;
-}
+  std::uint64_t filter;  // digest of the answers of its filter
+};
 
 // Gradients in a file come piece by piece; the end of a piece is the end of a block of the sum.
 template <class Add>
@@ -109,16 +104,14 @@ std::string answers_of(const Runtime& runtime, const optim::ParameterFilter& fil
 // filters on the way: sums over different parameters would add up to the norm of nothing.
 double norm_of(Runtime& runtime, const optim::ParameterFilter& filter) {
   const std::string answers = answers_of(runtime, filter);
-  const std::uint64_t digest = XXH3_64bits(answers.data(), answers.size());
-  std::string mine = bytes_of(local_sum_of_squares(runtime, filter));
-  const std::size_t sum_bytes = mine.size();
-  mine.append(reinterpret_cast<const char*>(&digest), sizeof digest);
+  const NormPart mine{local_sum_of_squares(runtime, filter),
+                      XXH3_64bits(answers.data(), answers.size())};
   kernels::ExactSum total;
   const ComputeScope exchange(runtime.recorder(), SpanKind::exchange);
   bool same = true;
-  for (const std::string& part : runtime.control().exchange(mine, norm_tag)) {
-    same = same && part.compare(sum_bytes, std::string::npos, mine, sum_bytes) == 0;
-    total.add(sum_in(part));
+  for (const NormPart& part : comm::exchange_values(runtime.control(), mine, norm_tag)) {
+    same = same && part.filter == mine.filter;
+    total.add(part.sum);
   }
   if (!same) refuse_filters(runtime, answers);
   return std::sqrt(total.value());

@@ -1,11 +1,11 @@
 // Evaluations on all ranks: distributes samples, and returns results in the samples' order.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "base/error.h"
+#include "comm/exchange_values.h"
 #include "engine/autograd.h"
 #include "engine/ops.h"
 #include "tasks/evaluators.h"
@@ -60,22 +60,17 @@ class Deal {
   // Takes `width` numbers for each of this rank's samples; returns those of all samples, in order.
   [[nodiscard]] std::vector<double> collect(const std::vector<double>& found,
                                             std::size_t width) const {
-    std::string message(found.size() * sizeof(double), '\0');
-    if (!found.empty()) std::memcpy(message.data(), found.data(), message.size());
-    const auto messages =
-        context_.communicator().exchange(message, Tag{0, 0, comm::Phase::metrics});
+    const auto parts = comm::exchange_arrays(context_.communicator(), std::span(found),
+                                             Tag{0, 0, comm::Phase::metrics});
     for (std::size_t rank = 0; rank < ranks(); ++rank) {
       const std::size_t samples = (order_.size() + ranks() - 1 - rank) / ranks();
-      TESSERA_CHECK(
-          messages[rank].size() == std::max<std::size_t>(samples, 1) * width * sizeof(double),
-          ErrorCode::rank_failed, "rank {} evaluated other samples; give every rank the same data",
-          rank);
+      TESSERA_CHECK(parts[rank].size() == std::max<std::size_t>(samples, 1) * width,
+                    ErrorCode::rank_failed,
+                    "rank {} evaluated other samples; give every rank the same data", rank);
     }
     std::vector<double> all(order_.size() * width);
     for (std::size_t i = 0; i < order_.size(); ++i) {
-      const std::string& from = messages[i % ranks()];
-      const std::size_t place = i / ranks() * width * sizeof(double);
-      std::memcpy(&all[order_[i] * width], from.data() + place, width * sizeof(double));
+      std::copy_n(&parts[i % ranks()][i / ranks() * width], width, &all[order_[i] * width]);
     }
     return all;
   }
@@ -265,18 +260,15 @@ Scores evaluate_perplexity(const TokenText& text, std::int64_t length, std::int6
     const double value = loss(on_device(ids.first(count)), on_device(ids.subspan(1))).item();
     if (number < batches.size()) mine.push_back(value * static_cast<double>(count));
   }
-  std::string message(mine.size() * sizeof(double), '\0');
-  if (!mine.empty()) std::memcpy(message.data(), mine.data(), message.size());
-  const auto messages = context.communicator().exchange(message, Tag{0, 0, comm::Phase::metrics});
+  const auto parts = comm::exchange_arrays(context.communicator(), std::span(std::as_const(mine)),
+                                           Tag{0, 0, comm::Phase::metrics});
   double total = 0;
   for (std::size_t number = 0; number < batches.size(); ++number) {
-    double value = 0;
-    const std::string& from = messages[number % ranks];
-    const std::size_t place = number / ranks * sizeof(double);
-    TESSERA_CHECK(place + sizeof(double) <= from.size(), ErrorCode::rank_failed,
+    const std::vector<double>& from = parts[number % ranks];
+    const std::size_t place = number / ranks;
+    TESSERA_CHECK(place < from.size(), ErrorCode::rank_failed,
                   "rank {} evaluated another text; give every rank the same data", number % ranks);
-    std::memcpy(&value, from.data() + place, sizeof(double));
-    total += value;
+    total += from[place];
   }
   const double mean = total / static_cast<double>(targets);
   return {{"perplexity", std::exp(mean)}, {"loss", mean}, {"tokens", static_cast<double>(targets)}};

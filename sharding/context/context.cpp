@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/home_process.h"
+#include "comm/exchange_values.h"
 #include "engine/device/backend.h"
 #include "engine/ops.h"
 #include "engine/random.h"
@@ -16,18 +16,6 @@
 
 namespace tessera {
 namespace {
-
-std::string bytes_of(double value) {
-  std::string text(sizeof(double), '\0');
-  std::memcpy(text.data(), &value, sizeof(double));
-  return text;
-}
-
-double number_in(const std::string& bytes) {
-  double value = 0;
-  std::memcpy(&value, bytes.data(), sizeof(double));
-  return value;
-}
 
 constexpr comm::Tag metrics_tag{0, 0, comm::Phase::metrics};
 
@@ -96,15 +84,13 @@ Tensor Context::gather_for_metrics(const Tensor& values, std::int64_t samples) c
 
 double Context::sum(double value) const {
   double total = 0;
-  for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag))
-    total += number_in(part);
+  for (const double part : comm::exchange_values(*communicator_, value, metrics_tag)) total += part;
   return total;
 }
 
 double Context::max(double value) const {
   double largest = value;
-  for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) {
-    const double other = number_in(part);
+  for (const double other : comm::exchange_values(*communicator_, value, metrics_tag)) {
     if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank
     if (std::isnan(largest)) break;
   }

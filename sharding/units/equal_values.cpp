@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "comm/exchange_values.h"
 #include "engine/device/queue.h"
 
 namespace tessera {
@@ -25,12 +26,6 @@ std::uint64_t checksum_of_draws(const Initializer& initializer) {
                                  XXH3_64bits(&initializer.b, sizeof initializer.b),
                                  initializer.seed, initializer.stream};
   return XXH3_64bits(parts, sizeof parts);
-}
-
-std::string bytes_of_checksums(const std::uint64_t* sums, std::size_t count) {
-  std::string bytes(count * sizeof *sums, '\0');
-  std::memcpy(bytes.data(), sums, bytes.size());
-  return bytes;
 }
 
 // Rank 0's description of a parameter, which precedes its values: empty when they are in memory,
@@ -107,15 +102,14 @@ std::uint64_t checksum_of(const Tensor& tensor) {
 std::optional<ValueDifference> find_difference(comm::Communicator& world,
                                                const std::vector<std::uint64_t>& checksums) {
   const std::uint64_t all = XXH3_64bits(checksums.data(), checksums.size() * sizeof(std::uint64_t));
-  const auto digests = world.exchange(bytes_of_checksums(&all, 1), values_tag);
-  const auto same = [&](const std::string& digest) { return digest == digests.front(); };
+  const auto digests = comm::exchange_values(world, all, values_tag);
+  const auto same = [&](std::uint64_t digest) { return digest == digests.front(); };
   if (std::all_of(digests.begin(), digests.end(), same)) return std::nullopt;
-  const auto ranks =
-      world.exchange(bytes_of_checksums(checksums.data(), checksums.size()), values_tag);
+  const auto ranks = comm::exchange_arrays(world, std::span(checksums), values_tag);
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     if (ranks[rank] == ranks[0]) continue;
     const auto differs = std::mismatch(ranks[0].begin(), ranks[0].end(), ranks[rank].begin()).first;
-    const auto at = static_cast<std::size_t>(differs - ranks[0].begin()) / sizeof(std::uint64_t);
+    const auto at = static_cast<std::size_t>(differs - ranks[0].begin());
     return ValueDifference{at, static_cast<int>(rank)};
   }
   return std::nullopt;
