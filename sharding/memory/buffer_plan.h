@@ -81,24 +81,6 @@ BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOpti
                        const PlannedWorld& world, bool no_sync = false,
                        std::size_t ignored_bytes = 0);
 
-// The plan and the runtime share these functions of a unit:
-// The dtype in which backward writes its gradient and in which it is reduced.
-DType gradient_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
-// The dtype of reduced gradients: fp32, or fp64 where a trainable master is.
-DType sum_dtype_of(const UnitLayout& layout);
-// The dtype of the sums of no_sync() passes.
-DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
-// True when the master shard itself serves as the gathered parameters (one shard, no cast needed).
-// `offload` is OffloadOptions::on() the device, here and below.
-bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload);
-// True when its gathered parameters lie in a buffer that units share in turns.
-bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options,
-                           std::string_view unit);
-// True when its gradient has its own buffer.
-bool has_own_gradient(const ShardingOptions& options, bool is_root);
-// Elements of a shard's reduced gradient, with the gaps between its segments.
-std::int64_t local_gradient_elements(const UnitLayout& layout);
-
 // The sizes of a shard's masters and reduced gradients as ranges of a file, each rounded up as
 // files require.
 struct FileNeeds {

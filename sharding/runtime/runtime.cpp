@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "comm/scratch.h"
+#include "sharding/memory/unit_memory.h"
 #include "sharding/memory/wires.h"
 #include "sharding/units/equal_values.h"
 

@@ -7,6 +7,7 @@
 #include "comm/scratch.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
+#include "sharding/memory/unit_memory.h"
 #include "sharding/memory/wires.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/runtime/step_position.h"

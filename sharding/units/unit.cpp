@@ -7,7 +7,7 @@
 #include "engine/device/launch.h"
 #include "engine/device/memory_kind.h"
 #include "engine/device/queue.h"
-#include "sharding/memory/buffer_plan.h"
+#include "sharding/memory/unit_memory.h"
 #include "sharding/units/equal_values.h"
 
 namespace tessera {

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "sharding/memory/buffer_plan.h"
 #include "sharding/memory/layouts.h"
+#include "sharding/memory/unit_memory.h"
 #include "sharding/strategies/strategy_bits.h"
 
 namespace tessera {
