@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "hwy/cache_control.h"
+#include "kernels/cpu/simd/dispatch.h"
 #include "kernels/registry.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -72,20 +73,9 @@ void DropoutOptions(const Dropout& a, std::uint32_t threshold, double factor, st
 
 void DropoutRange(const Dropout& a, std::uint32_t threshold, double factor, std::int64_t first,
                   std::int64_t last) {
-  switch (a.dtype) {
-    case DType::float32:
-      DropoutOptions<float>(a, threshold, factor, first, last);
-      break;
-    case DType::bfloat16:
-      DropoutOptions<BFloat16>(a, threshold, factor, first, last);
-      break;
-    case DType::float16:
-      DropoutOptions<Float16>(a, threshold, factor, first, last);
-      break;
-    default:
-      DropoutOptions<double>(a, threshold, factor, first, last);
-      break;
-  }
+  cpu::for_floating(a.dtype, "dropout", [&](auto tag) {
+    DropoutOptions<typename decltype(tag)::type>(a, threshold, factor, first, last);
+  });
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/low_precision.h"
 #include "base/parallel.h"
+#include "kernels/cpu/simd/dispatch.h"
 #include "kernels/registry.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -157,20 +158,8 @@ HWY_NOINLINE void FillTyped(const RandomFill& a, std::int64_t first, std::int64_
 }
 
 void FillRange(const RandomFill& a, std::int64_t first, std::int64_t last) {
-  switch (a.dtype) {
-    case DType::float32:
-      FillTyped<float>(a, first, last);
-      break;
-    case DType::bfloat16:
-      FillTyped<BFloat16>(a, first, last);
-      break;
-    case DType::float16:
-      FillTyped<Float16>(a, first, last);
-      break;
-    default:
-      FillTyped<double>(a, first, last);
-      break;
-  }
+  cpu::for_floating(a.dtype, "random_fill",
+                    [&](auto tag) { FillTyped<typename decltype(tag)::type>(a, first, last); });
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "kernels/cpu/simd/dispatch.h"
 #include "kernels/registry.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -59,20 +60,8 @@ HWY_NOINLINE void RotateRows(const Rotary& a, std::int64_t first, std::int64_t l
 }
 
 void RotaryRange(const Rotary& a, std::int64_t first, std::int64_t last) {
-  switch (a.dtype) {
-    case DType::float32:
-      RotateRows<float>(a, first, last);
-      break;
-    case DType::bfloat16:
-      RotateRows<BFloat16>(a, first, last);
-      break;
-    case DType::float16:
-      RotateRows<Float16>(a, first, last);
-      break;
-    default:
-      RotateRows<double>(a, first, last);
-      break;
-  }
+  cpu::for_floating(a.dtype, "rotary",
+                    [&](auto tag) { RotateRows<typename decltype(tag)::type>(a, first, last); });
 }
 
 }  // namespace

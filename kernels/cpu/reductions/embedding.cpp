@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "kernels/cpu/simd/dispatch.h"
 #include "kernels/registry.h"
 
 #ifndef TESSERA_KERNELS_CPU_EMBEDDING_ONCE_
@@ -87,20 +88,9 @@ HWY_NOINLINE void BackwardTyped(const EmbeddingBackward& a, const RowsOfIds& ord
 
 void BackwardColumns(const EmbeddingBackward& a, const RowsOfIds& order, std::int64_t first,
                      std::int64_t last) {
-  switch (a.dtype) {
-    case DType::float32:
-      BackwardTyped<float>(a, order, first, last);
-      break;
-    case DType::bfloat16:
-      BackwardTyped<BFloat16>(a, order, first, last);
-      break;
-    case DType::float16:
-      BackwardTyped<Float16>(a, order, first, last);
-      break;
-    default:
-      BackwardTyped<double>(a, order, first, last);
-      break;
-  }
+  cpu::for_floating(a.dtype, "embedding_backward", [&](auto tag) {
+    BackwardTyped<typename decltype(tag)::type>(a, order, first, last);
+  });
 }
 
 }  // namespace

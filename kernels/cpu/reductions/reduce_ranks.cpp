@@ -21,6 +21,7 @@
 #include "base/parallel.h"
 #include "base/rank_tree.h"
 #include "hwy/cache_control.h"
+#include "kernels/cpu/simd/dispatch.h"
 #include "kernels/registry.h"
 
 #ifndef TESSERA_KERNELS_CPU_REDUCE_RANKS_ONCE_
@@ -192,20 +193,9 @@ void ReduceInput(const ReduceRanks& a, std::span<const TreeStep> steps, std::int
 
 void ReduceRanksRange(const ReduceRanks& a, std::span<const TreeStep> steps, std::int64_t first,
                       std::int64_t last) {
-  switch (a.in_dtype) {
-    case DType::float32:
-      ReduceInput<float>(a, steps, first, last);
-      break;
-    case DType::bfloat16:
-      ReduceInput<BFloat16>(a, steps, first, last);
-      break;
-    case DType::float16:
-      ReduceInput<Float16>(a, steps, first, last);
-      break;
-    default:
-      ReduceInput<double>(a, steps, first, last);
-      break;
-  }
+  cpu::for_floating(a.in_dtype, "reduce_ranks", [&](auto tag) {
+    ReduceInput<typename decltype(tag)::type>(a, steps, first, last);
+  });
 }
 
 }  // namespace

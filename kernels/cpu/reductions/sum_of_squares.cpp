@@ -16,6 +16,7 @@
 #include "base/parallel.h"
 #include "hwy/cache_control.h"
 #include "kernels/cpu/reductions/exact_sum.h"
+#include "kernels/cpu/simd/dispatch.h"
 #include "kernels/registry.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -108,20 +109,9 @@ HWY_NOINLINE void BlockSumsTyped(const SumOfSquares& a, std::int64_t first, std:
 
 // The sums of the blocks of elements [first, last).
 void BlockSums(const SumOfSquares& a, std::int64_t first, std::int64_t last, double* sums) {
-  switch (a.dtype) {
-    case DType::float32:
-      BlockSumsTyped<float>(a, first, last, sums);
-      break;
-    case DType::bfloat16:
-      BlockSumsTyped<BFloat16>(a, first, last, sums);
-      break;
-    case DType::float16:
-      BlockSumsTyped<Float16>(a, first, last, sums);
-      break;
-    default:
-      BlockSumsTyped<double>(a, first, last, sums);
-      break;
-  }
+  cpu::for_floating(a.dtype, "sum_of_squares", [&](auto tag) {
+    BlockSumsTyped<typename decltype(tag)::type>(a, first, last, sums);
+  });
 }
 
 }  // namespace
