@@ -2,9 +2,11 @@
 // only counts.
 #include "engine/planned/backend.h"
 
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 
-#include "engine/planned/counting_source.h"
+#include "engine/device/memory.h"
 #include "engine/planned/work_log.h"
 
 namespace tessera {
@@ -12,6 +14,34 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t large_block = std::size_t{1} << 20;
+
+// Addresses without memory behind them. Rounds blocks like the device for which the plan is made.
+// Access to an address faults at once: no valid address of x86-64 begins with these bits.
+// Thread-safe.
+class CountingSource final : public MemorySource {
+ public:
+  explicit CountingSource(DeviceType stands_for) : stands_for_(stands_for) {}
+
+  // The same rounding as in Heap and Arena.
+  [[nodiscard]] std::size_t granularity(std::size_t bytes) const override {
+    if (bytes >= large_block) return page;
+    return stands_for_ == DeviceType::cuda ? 256 : 64;
+  }
+  // Every call returns addresses that were not returned before.
+  [[nodiscard]] std::byte* take(std::size_t bytes) override {
+    const std::uint64_t first = next_.fetch_add((bytes + page - 1) / page * page);
+    return reinterpret_cast<std::byte*>(first);  // NOLINT(performance-no-int-to-ptr): on purpose
+  }
+  void give_back(std::byte* /*block*/, std::size_t /*bytes*/) override {}
+  [[nodiscard]] bool has_pages() const override { return stands_for_ == DeviceType::cpu; }
+  [[nodiscard]] bool discard(std::byte* /*block*/, std::size_t bytes) override {
+    return stands_for_ == DeviceType::cpu && bytes >= smallest_discarded;
+  }
+
+ private:
+  DeviceType stands_for_;
+  std::atomic<std::uint64_t> next_{std::uint64_t{1} << 60};
+};
 
 class PlannedPoint final : public QueuePoint {
  public:
@@ -143,21 +173,6 @@ class PlannedBackend final : public Backend {
 };
 
 }  // namespace
-
-// The same rounding as in Heap and Arena.
-std::size_t CountingSource::granularity(std::size_t bytes) const {
-  if (bytes >= large_block) return page;
-  return stands_for_ == DeviceType::cuda ? 256 : 64;
-}
-
-std::byte* CountingSource::take(std::size_t bytes) {
-  const std::uint64_t first = next_.fetch_add((bytes + page - 1) / page * page);
-  return reinterpret_cast<std::byte*>(first);  // NOLINT(performance-no-int-to-ptr): on purpose
-}
-
-bool CountingSource::discard(std::byte* /*block*/, std::size_t bytes) {
-  return stands_for_ == DeviceType::cpu && bytes >= smallest_discarded;
-}
 
 std::uint32_t planned_lane(Device device) {
   const auto* const queue = dynamic_cast<const PlannedQueue*>(&current_queue(device));
