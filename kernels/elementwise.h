@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/dtype.h"
 
@@ -40,6 +41,39 @@ enum class UnaryOp : std::uint8_t {
   sqrt,
   square
 };
+
+template <UnaryOp op>
+using UnaryOpTag = std::integral_constant<UnaryOp, op>;
+
+// Calls body(UnaryOpTag<op>{}); does nothing for a value that is not in the list. constexpr and
+// inlined always, because kernels of CUDA call it for each element.
+template <class Body>
+[[gnu::always_inline]] inline constexpr void for_unary_op(UnaryOp op, Body&& body) {
+  switch (op) {
+    case UnaryOp::negate:
+      return body(UnaryOpTag<UnaryOp::negate>{});
+    case UnaryOp::relu:
+      return body(UnaryOpTag<UnaryOp::relu>{});
+    case UnaryOp::gelu_erf:
+      return body(UnaryOpTag<UnaryOp::gelu_erf>{});
+    case UnaryOp::gelu_tanh:
+      return body(UnaryOpTag<UnaryOp::gelu_tanh>{});
+    case UnaryOp::silu:
+      return body(UnaryOpTag<UnaryOp::silu>{});
+    case UnaryOp::tanh:
+      return body(UnaryOpTag<UnaryOp::tanh>{});
+    case UnaryOp::sigmoid:
+      return body(UnaryOpTag<UnaryOp::sigmoid>{});
+    case UnaryOp::exp:
+      return body(UnaryOpTag<UnaryOp::exp>{});
+    case UnaryOp::log:
+      return body(UnaryOpTag<UnaryOp::log>{});
+    case UnaryOp::sqrt:
+      return body(UnaryOpTag<UnaryOp::sqrt>{});
+    case UnaryOp::square:
+      return body(UnaryOpTag<UnaryOp::square>{});
+  }
+}
 
 // out = f(x). out may equal x.
 struct Unary {

@@ -85,41 +85,9 @@ void BackwardRange(const UnaryBackward& a, std::int64_t first, std::int64_t last
   }
 }
 
-template <UnaryOp op>
-using OpTag = std::integral_constant<UnaryOp, op>;
-
-template <class Body>
-void ForOp(UnaryOp op, Body&& body) {
-  switch (op) {
-    case UnaryOp::negate:
-      return body(OpTag<UnaryOp::negate>{});
-    case UnaryOp::relu:
-      return body(OpTag<UnaryOp::relu>{});
-    case UnaryOp::gelu_erf:
-      return body(OpTag<UnaryOp::gelu_erf>{});
-    case UnaryOp::gelu_tanh:
-      return body(OpTag<UnaryOp::gelu_tanh>{});
-    case UnaryOp::silu:
-      return body(OpTag<UnaryOp::silu>{});
-    case UnaryOp::tanh:
-      return body(OpTag<UnaryOp::tanh>{});
-    case UnaryOp::sigmoid:
-      return body(OpTag<UnaryOp::sigmoid>{});
-    case UnaryOp::exp:
-      return body(OpTag<UnaryOp::exp>{});
-    case UnaryOp::log:
-      return body(OpTag<UnaryOp::log>{});
-    case UnaryOp::sqrt:
-      return body(OpTag<UnaryOp::sqrt>{});
-    case UnaryOp::square:
-      return body(OpTag<UnaryOp::square>{});
-  }
-  misuse("unary: unknown operation {}", static_cast<int>(op));
-}
-
 void UnaryForward(const Unary& a) {
   cpu::for_floating(a.dtype, "unary", [&](auto tag) {
-    ForOp(a.op, [&](auto op) {
+    for_unary_op(a.op, [&](auto op) {
       parallel_for(0, a.n, cpu::parallel_grain, [&](std::int64_t first, std::int64_t last) {
         ForwardRange<decltype(op)::value, typename decltype(tag)::type>(a, first, last);
       });
@@ -129,7 +97,7 @@ void UnaryForward(const Unary& a) {
 
 void UnaryGradient(const UnaryBackward& a) {
   cpu::for_floating(a.dtype, "unary_backward", [&](auto tag) {
-    ForOp(a.op, [&](auto op) {
+    for_unary_op(a.op, [&](auto op) {
       parallel_for(0, a.n, cpu::parallel_grain, [&](std::int64_t first, std::int64_t last) {
         BackwardRange<decltype(op)::value, typename decltype(tag)::type>(a, first, last);
       });
@@ -143,13 +111,23 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::kernels {
+namespace {
+
 HWY_EXPORT(UnaryForward);
 HWY_EXPORT(UnaryGradient);
 
+void require_known_unary(UnaryOp op) {
+  TESSERA_REQUIRE(op <= UnaryOp::square, "unary: unknown operation {}", static_cast<int>(op));
+}
+
+}  // namespace
+
 void cpu::unary(const Unary& a, Queue) {
+  require_known_unary(a.op);
   HWY_DYNAMIC_DISPATCH(UnaryForward)(a);
 }
 void cpu::unary_backward(const UnaryBackward& a, Queue) {
+  require_known_unary(a.op);
   HWY_DYNAMIC_DISPATCH(UnaryGradient)(a);
 }
 

@@ -44,40 +44,6 @@ __device__ __forceinline__ C gradient_of(C dout, C x) {
   if constexpr (op == UnaryOp::square) return dout * (x + x);
 }
 
-template <UnaryOp op>
-struct OpTag {
-  static constexpr UnaryOp value = op;
-};
-
-// Calls body(OpTag<op>). All threads of a kernel take the same case.
-template <class Body>
-__device__ __forceinline__ void for_op(UnaryOp op, Body&& body) {
-  switch (op) {
-    case UnaryOp::negate:
-      return body(OpTag<UnaryOp::negate>{});
-    case UnaryOp::relu:
-      return body(OpTag<UnaryOp::relu>{});
-    case UnaryOp::gelu_erf:
-      return body(OpTag<UnaryOp::gelu_erf>{});
-    case UnaryOp::gelu_tanh:
-      return body(OpTag<UnaryOp::gelu_tanh>{});
-    case UnaryOp::silu:
-      return body(OpTag<UnaryOp::silu>{});
-    case UnaryOp::tanh:
-      return body(OpTag<UnaryOp::tanh>{});
-    case UnaryOp::sigmoid:
-      return body(OpTag<UnaryOp::sigmoid>{});
-    case UnaryOp::exp:
-      return body(OpTag<UnaryOp::exp>{});
-    case UnaryOp::log:
-      return body(OpTag<UnaryOp::log>{});
-    case UnaryOp::sqrt:
-      return body(OpTag<UnaryOp::sqrt>{});
-    case UnaryOp::square:
-      return body(OpTag<UnaryOp::square>{});
-  }
-}
-
 void require_known(const char* kernel, UnaryOp op) {
   if (op > UnaryOp::square) {
     misuse_of(kernel, "unknown operation", static_cast<std::int64_t>(op));
@@ -91,7 +57,7 @@ __global__ void unary_kernel(Layout layout, UnaryOp op, const T* x, T* out) {
   for_places<width>(layout, [&](const Place<width>& place) {
     Compute<T> values[width];
     place.load(x, values);
-    for_op(op, [&](auto tag) {
+    for_unary_op(op, [&](auto tag) {
 #pragma unroll
       for (int k = 0; k < width; ++k) values[k] = value_of<decltype(tag)::value>(values[k]);
     });
@@ -109,7 +75,7 @@ __global__ void unary_backward_kernel(Layout layout, UnaryOp op, const T* dout, 
     Compute<T> gradients[width], inputs[width];
     place.load(dout, gradients);
     place.load(x, inputs);
-    for_op(op, [&](auto tag) {
+    for_unary_op(op, [&](auto tag) {
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         gradients[k] = gradient_of<decltype(tag)::value>(gradients[k], inputs[k]);
