@@ -18,7 +18,7 @@ class ByteAlphabet {
 
  private:
   std::array<std::string, 256> characters_;  // by byte, as UTF-8
-  std::array<int, 0x144> bytes_{};  // by code point; -1: none
+  std::array<int, 0x144> bytes_{};           // by code point; -1: none
 };
 
 const ByteAlphabet& byte_alphabet();
