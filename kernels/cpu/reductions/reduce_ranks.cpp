@@ -21,7 +21,6 @@
 #include "base/parallel.h"
 #include "base/rank_tree.h"
 #include "hwy/cache_control.h"
-#include "kernels/cpu/simd/dispatch.h"
 #include "kernels/registry.h"
 
 #ifndef TESSERA_KERNELS_CPU_REDUCE_RANKS_ONCE_
@@ -193,9 +192,20 @@ void ReduceInput(const ReduceRanks& a, std::span<const TreeStep> steps, std::int
 
 void ReduceRanksRange(const ReduceRanks& a, std::span<const TreeStep> steps, std::int64_t first,
                       std::int64_t last) {
-  cpu::for_floating(a.in_dtype, "reduce_ranks", [&](auto tag) {
-    ReduceInput<typename decltype(tag)::type>(a, steps, first, last);
-  });
+  switch (a.in_dtype) {
+    case DType::float32:
+      ReduceInput<float>(a, steps, first, last);
+      break;
+    case DType::bfloat16:
+      ReduceInput<BFloat16>(a, steps, first, last);
+      break;
+    case DType::float16:
+      ReduceInput<Float16>(a, steps, first, last);
+      break;
+    default:
+      ReduceInput<double>(a, steps, first, last);
+      break;
+  }
 }
 
 }  // namespace
