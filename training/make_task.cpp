@@ -198,12 +198,6 @@ std::map<std::string, std::string> tokenizer_files(const Recipe& recipe) {
   return checkpoint::read_model_files(name);
 }
 
-nn::LoraOptions adapter_options(const Recipe& recipe) {
-  if (!recipe.model.adapter) return lora_options(recipe);
-  const checkpoint::PeftConfig config = checkpoint::read_peft_config(*recipe.model.adapter);
-  return models::lora_options(config);
-}
-
 std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
   switch (recipe.train.task) {
     case TaskKind::next_token:

@@ -18,9 +18,6 @@ std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned);
 // beside its weights.
 std::map<std::string, std::string> tokenizer_files(const Recipe& recipe);
 
-// The adapters of a recipe that trains them: the recipe's own, or those of model.adapter.
-nn::LoraOptions adapter_options(const Recipe& recipe);
-
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
 nlohmann::json model_configuration(const Recipe& recipe);
 

@@ -18,6 +18,7 @@
 #include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "engine/random.h"
+#include "models/load/adapter.h"
 #include "training/device.h"
 #include "training/interruption.h"
 #include "training/make_task.h"
@@ -120,23 +121,11 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainRecipe& train,
 }
 
 optim::Schedule make_schedule(const TrainRecipe& train) {
-  optim::Schedule schedule;
-  switch (train.lr_schedule) {
-    case LearningRateSchedule::constant:
-      schedule.kind = optim::ScheduleKind::constant;
-      break;
-    case LearningRateSchedule::linear:
-      schedule.kind = optim::ScheduleKind::linear;
-      break;
-    case LearningRateSchedule::cosine:
-      schedule.kind = optim::ScheduleKind::cosine;
-      break;
-  }
-  schedule.peak = train.lr;
-  schedule.minimum = train.min_lr;
-  schedule.warmup_steps = train.warmup_steps;
-  schedule.decay_steps = train.lr_decay_steps.value_or(train.steps);
-  return schedule;
+  return {.kind = train.lr_schedule,
+          .peak = train.lr,
+          .minimum = train.min_lr,
+          .warmup_steps = train.warmup_steps,
+          .decay_steps = train.lr_decay_steps.value_or(train.steps)};
 }
 
 // A planned run has one endless data set.
@@ -181,7 +170,11 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
 
   manual_seed(static_cast<std::uint64_t>(recipe_.train.seed));
   task_ = make_task(recipe_, context_.device().is_planned());
-  if (trains_adapters(recipe_)) adapter_ = adapter_options(recipe_);
+  if (const auto& folder = recipe_.model.adapter) {
+    adapter_ = models::lora_options(checkpoint::read_peft_config(*folder));
+  } else if (trains_adapters(recipe_)) {
+    adapter_ = lora_options(recipe_);
+  }
   order_.emplace(batch_order(recipe_, task_->samples_per_epoch()));
   position_.data = order_->begin();
   const ShardingOptions sharding = sharding_options(recipe_, context_, *task_);

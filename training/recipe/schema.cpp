@@ -101,7 +101,7 @@ std::vector<RecipeKey> data_keys() {
 }
 
 std::vector<RecipeKey> train_keys() {
-  using S = LearningRateSchedule;
+  using S = optim::ScheduleKind;
   return {
       choice(
           TESSERA_KEY(train, task),
