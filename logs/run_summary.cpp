@@ -171,12 +171,16 @@ std::string RunSummary::json(const TrainingRun& training, const std::vector<Repo
   }
   std::vector<std::int64_t> peaks;
   for (const Report& report : reports) peaks.push_back(report.peak_bytes);
+  std::int64_t parameters = 0;
+  for (const auto& parameter : training.model().sharded_parameters()) {
+    parameters += parameter.shape.elements();
+  }
   nlohmann::ordered_json summary = {
       {"format", summary_format},
       {"version", 1},
       {"world_size", reports.size()},
       {"steps", steps_},
-      {"parameters", training.parameters()},
+      {"parameters", parameters},
       {"units", training.recorder().units().size()},
       {"step_s", waited.step},
       {"exposed_s", std::move(exposed)},

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "base/counted.h"
 #include "base/error.h"
 #include "base/text/byte_size.h"
 #include "checkpoint/io/collective.h"
@@ -32,12 +31,12 @@ TrainingRun::SaveBytes TrainingRun::bytes_of_save() const {
 }
 
 // Rank 0's. Checks that the saves of the remaining steps fit. If not even the first one fits, it is
-// an error; if not all of them fit, the user gets a line and may make room meanwhile.
-std::string TrainingRun::check_room() const {
+// an error; if not all of them fit, the user may make room meanwhile.
+std::optional<events::LittleRoom> TrainingRun::check_room() const {
   const CheckpointRecipe& wanted = recipe_.checkpoint;
   const std::string& dir = *wanted.dir;
   const std::int64_t left = recipe_.train.steps - position_.steps;
-  if (left <= 0) return {};
+  if (left <= 0) return std::nullopt;
   const std::uint64_t bytes = bytes_of_save().total();
   const std::uint64_t free = checkpoint::free_bytes(dir);
   TESSERA_CHECK(bytes <= free, ErrorCode::checkpoint,
@@ -54,17 +53,14 @@ std::string TrainingRun::check_room() const {
     }
   }
   const std::int64_t more = std::min(saves, std::max<std::int64_t>(kept - there, 1));
-  if (static_cast<std::uint64_t>(more) <= free / std::max<std::uint64_t>(bytes, 1)) return {};
-  return fmt::format(
-      "warning: checkpoint.dir: '{}' has {} free, and {} of {} need {}; {}", dir, bytes_text(free),
-      counted(more, "checkpoint"), bytes_text(bytes),
-      bytes_text(bytes * static_cast<std::uint64_t>(more)),
-      wanted.keep > 0 ? "lower checkpoint.keep" : "checkpoint.keep removes old ones");
+  if (static_cast<std::uint64_t>(more) <= free / std::max<std::uint64_t>(bytes, 1))
+    return std::nullopt;
+  return events::LittleRoom{dir, free, bytes, more};
 }
 
-std::vector<std::string> TrainingRun::prepare_folder() {
+RunEvents TrainingRun::prepare_folder() {
   const CheckpointRecipe& wanted = recipe_.checkpoint;
-  std::vector<std::string> notes;
+  RunEvents events;
   const auto on_main = [this](const char* key, const std::function<void()>& work) {
     const std::string doing = fmt::format("{}: {}", where(recipe_, key), key);
     checkpoint::together(context_.communicator(), doing, [this, &work] {
@@ -73,13 +69,13 @@ std::vector<std::string> TrainingRun::prepare_folder() {
     });
   };
   if (saves()) {
-    std::string note;
+    std::optional<events::LittleRoom> room;
     on_main("checkpoint.dir", [&] {
       checkpoint::create_folders(*wanted.dir);
       checkpoint::check_writable(*wanted.dir);
-      note = check_room();
+      room = check_room();
     });
-    if (!note.empty()) notes.push_back(std::move(note));
+    if (room) events.push_back(std::move(*room));
   }
   if (wanted.export_folder) {
     on_main("checkpoint.export", [&] {
@@ -87,7 +83,7 @@ std::vector<std::string> TrainingRun::prepare_folder() {
       checkpoint::check_room_for_export(*wanted.export_folder, bytes_of_save().model);
     });
   }
-  if (!saves() && !wanted.export_folder) return notes;
+  if (!saves() && !wanted.export_folder) return events;
   if (recipe_.model.pretrained) {
     on_main("model.pretrained",
             [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
@@ -95,7 +91,7 @@ std::vector<std::string> TrainingRun::prepare_folder() {
   on_main("data.tokenizer", [&] {
     for (auto& [name, content] : tokenizer_files(recipe_)) model_files_[name] = content;
   });
-  return notes;
+  return events;
 }
 
 }  // namespace tessera::cli

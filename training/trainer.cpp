@@ -2,13 +2,11 @@
 #include "training/trainer.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "base/counted.h"
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "checkpoint/load/peft.h"
@@ -19,7 +17,6 @@
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "models/load/adapter.h"
-#include "training/device.h"
 #include "training/interruption.h"
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
@@ -392,39 +389,6 @@ checkpoint::StateNames TrainingRun::state_names() const {
     const bool of_folder = folders.contains(name.substr(0, name.find('.')));
     return of_folder ? name : checkpoint::peft_name_of(name, trained);
   };
-}
-
-std::int64_t TrainingRun::trained_parameters() const {
-  std::int64_t trained = 0;
-  for (const auto& parameter : sharded_->sharded_parameters()) {
-    if (parameter.local.requires_grad()) trained += parameter.shape.elements();
-  }
-  return trained;
-}
-
-std::int64_t TrainingRun::parameters() const {
-  std::int64_t parameters = 0;
-  for (const auto& parameter : sharded_->sharded_parameters())
-    parameters += parameter.shape.elements();
-  return parameters;
-}
-
-std::string TrainingRun::describe() const {
-  const std::vector<std::int64_t> sets = task_->samples_per_epoch();
-  const std::int64_t all = parameters();
-  const std::int64_t trained = trained_parameters();
-  std::int64_t ignored = 0;
-  for (const auto& parameter : sharded_->ignored_parameters()) {
-    ignored += parameter.shape.elements();
-  }
-  return fmt::format("{} parameters{}{}, {} over {}, batch {} a rank, {} an epoch, on {}", all,
-                     trained == all ? "" : fmt::format(", {} of them trained", trained),
-                     ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
-                     name_of(recipe_.sharding.sharding_strategy),
-                     counted(context_.world_size(), "rank"), task_->describe_batch(batch_size_),
-                     sets.size() == 1 ? counted(sets.front(), "sample")
-                                      : fmt::format("{} samples", fmt::join(sets, " + ")),
-                     describe_choice(recipe_, context_.device()));
 }
 
 }  // namespace tessera::cli

@@ -19,6 +19,7 @@
 #include "tasks/prepared_queue.h"
 #include "tasks/task.h"
 #include "training/recipe/recipe.h"
+#include "training/run_events.h"
 #include "training/step_metrics.h"
 
 namespace tessera::cli {
@@ -38,13 +39,11 @@ class TrainingRun {
   TrainingRun(const Recipe& recipe, Context context);
 
   // Collective. Goes on from the step that the recipe's `resume` names, if there is one. After a
-  // restart by the launcher it goes on from the newest save of this launch instead. Returns notes
-  // for the user.
-  std::vector<std::string> resume();
+  // restart by the launcher it goes on from the newest save of this launch instead.
+  RunEvents resume();
   // Collective. Makes the checkpoints' folder if the run saves. If the folder cannot be written, or
-  // has no room for a single save, it fails before the first step, not at the first save. Returns
-  // notes for the user.
-  std::vector<std::string> prepare_folder();
+  // has no room for a single save, it fails before the first step, not at the first save.
+  RunEvents prepare_folder();
 
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
   // gradient that is not finite is an Error(numeric) that leaves the parameters unchanged; in fp16,
@@ -54,16 +53,15 @@ class TrainingRun {
   // Collective. The result of the task's evaluation on the recipe's validation data.
   tasks::Evaluation evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to
-  // write it. `found` is the evaluation of this position, for checkpoint.keep_best. Returns notes
-  // for the user; each warning only once.
-  std::vector<std::string> save(const std::optional<tasks::Evaluation>& found = {});
-  // Notes about a checkpoint that is written while training goes on. The first returns them if the
-  // writing has ended. The second waits for the end and throws the error of the writing, if there
-  // was one. (Each step throws it as well.)
-  std::vector<std::string> finished_save();
-  std::vector<std::string> finish_save();
-  // Collective. Does what the recipe's checkpoint.export asks for, and returns a note if it does.
-  std::optional<std::string> export_weights();
+  // write it. `found` is the evaluation of this position, for checkpoint.keep_best.
+  RunEvents save(const std::optional<tasks::Evaluation>& found = {});
+  // The end of a checkpoint that is written while training goes on. The first returns its events if
+  // the writing has ended. The second waits for the end and throws the error of the writing, if
+  // there was one. (Each step throws it as well.)
+  RunEvents finished_save();
+  RunEvents finish_save();
+  // Collective. Does what the recipe's checkpoint.export asks for.
+  RunEvents export_weights();
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
   // The folder of the step that resume() went on from, or an empty text.
@@ -78,9 +76,8 @@ class TrainingRun {
   [[nodiscard]] int interruption() const { return interruption_; }
   // True if a rank has got a new request for a save (SIGUSR1).
   [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }
-  [[nodiscard]] std::string describe() const;
-  [[nodiscard]] std::int64_t parameters() const;
-  [[nodiscard]] std::int64_t trained_parameters() const;
+  [[nodiscard]] const tasks::Task& task() const { return *task_; }
+  [[nodiscard]] const ShardedModel& model() const { return *sharded_; }
   // From now on the run records each step (sharding/profiler/step_recorder.h), with everything
   // until the next step.
   void record() { recorder_ = sharded_->record(); }
@@ -108,19 +105,18 @@ class TrainingRun {
     [[nodiscard]] std::uint64_t total() const { return model + optimizer; }
   };
   [[nodiscard]] SaveBytes bytes_of_save() const;
-  [[nodiscard]] std::string check_room() const;
+  [[nodiscard]] std::optional<events::LittleRoom> check_room() const;
   [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
-  std::vector<std::string> note_saved(const checkpoint::Saved& saved, const std::string& how);
-  bool resume_restarted(int restart, std::vector<std::string>& notes);
+  RunEvents saved_events(const checkpoint::Saved& saved, std::optional<double> seconds = {});
+  bool resume_restarted(int restart, RunEvents& events);
   // The step's folder, or nullopt if there is none.
   std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
-                                           std::vector<std::string>& notes);
-  void resume_from(const std::string& path, std::vector<std::string>& notes);
-  void start_line(const std::string& from, std::vector<std::string>& notes);
-  // Both return a note.
-  std::string take_position(const Scalars& scalars, const std::string& folder);
+                                           RunEvents& events);
+  void resume_from(const std::string& path, RunEvents& events);
+  void start_line(const std::string& from, RunEvents& events);
+  events::Resumed take_position(const Scalars& scalars, const std::string& folder);
   void take_data_position(const Scalars& scalars, const std::string& folder);
-  std::string start_data_anew(const std::string& folder, std::int64_t steps);
+  events::Resumed start_data_anew(const std::string& folder, std::int64_t steps);
   struct MicroBatch {
     double loss = 0;
     std::int64_t tokens = 0;
@@ -159,7 +155,7 @@ class TrainingRun {
   std::int64_t save_requests_ = 0;
   std::int64_t save_requests_before_ = 0;
   checkpoint::Line line_;
-  std::set<std::string> told_;  // warnings that were printed already
+  std::set<std::string> warned_;  // warnings that were returned already
   std::int64_t peak_resident_ = 0;
   std::map<std::string, std::string> model_files_;  // rank 0's: of a pretrained folder
   std::unique_ptr<AsyncSaver> saver_;  // last, so that it is destroyed first: it may be writing

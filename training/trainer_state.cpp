@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/text/printable.h"
 #include "checkpoint/io/collective.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/save/export.h"
@@ -94,15 +93,11 @@ void TrainingRun::check_adapter(const Scalars& scalars, const std::string& folde
 
 // The launcher has started the ranks again: they go on from their last save, whatever the recipe
 // sets for the first start.
-bool TrainingRun::resume_restarted(int restart, std::vector<std::string>& notes) {
+bool TrainingRun::resume_restarted(int restart, RunEvents& events) {
   if (restart == 0 || line_.launch.empty() || !recipe_.checkpoint.dir) return false;
   const bool found =
-      resume_newest(*recipe_.checkpoint.dir, {.launch = line_.launch}, notes).has_value();
-  notes.push_back(
-      found ? fmt::format("restart {}: from the newest save of this run", restart)
-            : fmt::format(
-                  "restart {}: this run has saved nothing yet, so it follows checkpoint.resume: {}",
-                  restart, recipe_.checkpoint.resume));
+      resume_newest(*recipe_.checkpoint.dir, {.launch = line_.launch}, events).has_value();
+  events.push_back(events::Restarted{restart, found});
   return found;
 }
 
@@ -133,28 +128,29 @@ checkpoint::StateNames TrainingRun::names_to_load() const {
 
 std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
                                                       const checkpoint::Search& search,
-                                                      std::vector<std::string>& notes) {
+                                                      RunEvents& events) {
   if (search.launch.empty()) look_at_step(dir);
   const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, names_to_load());
   if (!loaded) return std::nullopt;
   const checkpoint::Found& found = loaded->found;
-  for (const std::string& reason : found.skipped)
-    notes.push_back("passed over " + printable(reason));
-  notes.push_back(take_position(loaded->scalars, found.path));
+  for (const std::string& reason : found.skipped) {
+    events.push_back(events::StepSkipped{reason});
+  }
+  events.push_back(take_position(loaded->scalars, found.path));
   const std::string launch = std::move(line_.launch);
   line_ = found.line;
   line_.launch = launch;
   // A run that goes on in another folder does not need the list of the other runs there.
   if (dir == recipe_.checkpoint.dir) {
     for (const std::string& other : found.others) {
-      notes.push_back(fmt::format("the run saved last goes on; {} holds {}", dir, other));
+      events.push_back(events::OtherRun{dir, other, true});
     }
   }
   return found.path;
 }
 
 // A step folder, or a folder of steps.
-void TrainingRun::resume_from(const std::string& path, std::vector<std::string>& notes) {
+void TrainingRun::resume_from(const std::string& path, RunEvents& events) {
   const auto messages = checkpoint::together(context_.communicator(), path, [&] {
     const bool one = context_.is_main() &&
                      checkpoint::path_exists(std::filesystem::path(path) / "manifest.json");
@@ -162,54 +158,54 @@ void TrainingRun::resume_from(const std::string& path, std::vector<std::string>&
   });
   if (messages.front() == "step") {
     look_at_step(path);
-    notes.push_back(
+    events.push_back(
         take_position(load(context_, path, *sharded_, *optimizer_, names_to_load()), path));
-    start_line(path, notes);
+    start_line(path, events);
     return;
   }
-  const auto found = resume_newest(path, {}, notes);
+  const auto found = resume_newest(path, {}, events);
   TESSERA_CHECK(
       found.has_value(), ErrorCode::checkpoint,
       "{}: checkpoint.resume: {} has no committed checkpoint (step-N with a manifest.json)",
       where(recipe_, "checkpoint.resume"), path);
-  if (path != recipe_.checkpoint.dir) start_line(*found, notes);
+  if (path != recipe_.checkpoint.dir) start_line(*found, events);
 }
 
 // A run with a line of steps of its own: its folder may hold steps of other runs, which it leaves
 // alone.
-void TrainingRun::start_line(const std::string& from, std::vector<std::string>& notes) {
+void TrainingRun::start_line(const std::string& from, RunEvents& events) {
   if (!recipe_.checkpoint.dir) return;
   const std::string& dir = *recipe_.checkpoint.dir;
   checkpoint::Start start = checkpoint::start_line(context_.communicator(), dir, from);
   start.line.launch = line_.launch;
   line_ = std::move(start.line);
   for (const std::string& other : start.others) {
-    notes.push_back(fmt::format("{} holds {}", dir, other));
+    events.push_back(events::OtherRun{dir, other});
   }
 }
 
-std::vector<std::string> TrainingRun::resume() {
-  std::vector<std::string> notes;
+RunEvents TrainingRun::resume() {
+  RunEvents events;
   LaunchOfRanks launch = agree_on_launch(context_.communicator());
   line_.launch = std::move(launch.id);
   // A step of an adapter does not contain the model under it.
   const bool over_a_base = adapter_ && recipe_.model.pretrained;
   if (over_a_base) load_pretrained();
-  if (resume_restarted(launch.restarts, notes)) return notes;
+  if (resume_restarted(launch.restarts, events)) return events;
   const std::string& mode = recipe_.checkpoint.resume;
   if (mode == "auto" && recipe_.checkpoint.dir) {
-    if (resume_newest(*recipe_.checkpoint.dir, {}, notes)) return notes;
+    if (resume_newest(*recipe_.checkpoint.dir, {}, events)) return events;
   } else if (mode != "auto" && mode != "never") {
-    resume_from(mode, notes);
-    return notes;
+    resume_from(mode, events);
+    return events;
   }
-  start_line("", notes);
+  start_line("", events);
   if (recipe_.model.pretrained) {
     if (!over_a_base) load_pretrained();
-    notes.push_back(fmt::format("weights from {}", *recipe_.model.pretrained));
+    events.push_back(events::WeightsLoaded{*recipe_.model.pretrained});
   }
-  if (recipe_.model.adapter) notes.push_back("adapter from " + *recipe_.model.adapter);
-  return notes;
+  if (recipe_.model.adapter) events.push_back(events::WeightsLoaded{*recipe_.model.adapter, true});
+  return events;
 }
 
 std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
@@ -218,7 +214,7 @@ std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
   return files;
 }
 
-std::string TrainingRun::take_position(const Scalars& scalars, const std::string& folder) {
+events::Resumed TrainingRun::take_position(const Scalars& scalars, const std::string& folder) {
   if (!scalars.contains("position/steps") && scalars.contains("step")) {
     return start_data_anew(folder, scalars.get<std::int64_t>("step"));
   }
@@ -236,7 +232,7 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
                       scalars.get<std::int64_t>("loss_scale/good_steps"),
                       scalars.get<std::int64_t>("loss_scale/skipped_steps")});
   }
-  return fmt::format("resumed from {}", folder);
+  return {folder, position_.steps};
 }
 
 void TrainingRun::take_data_position(const Scalars& scalars, const std::string& folder) {
@@ -256,20 +252,17 @@ void TrainingRun::take_data_position(const Scalars& scalars, const std::string& 
 
 // A checkpoint that another program trained: weights, moments and the number of steps, which the
 // learning rate follows. The position of that program in its data is not known.
-std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t steps) {
+events::Resumed TrainingRun::start_data_anew(const std::string& folder, std::int64_t steps) {
   TESSERA_CHECK(steps >= 0, ErrorCode::checkpoint, "{}: a training position of {} steps", folder,
                 steps);
   position_.steps = steps;
   resumed_from_ = folder;
   position_.data = order_->begin();
   position_.data.batches = steps * recipe_.train.gradient_accumulation_steps;
-  return fmt::format(
-      "resumed from {}: weights, moments and step {}; it has no position in the data, so the data "
-      "order starts again",
-      folder, steps);
+  return {folder, steps, false};
 }
 
-std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation>& found) {
+RunEvents TrainingRun::save(const std::optional<tasks::Evaluation>& found) {
   SaveOptions options;
   options.step = position_.steps;
   options.type = recipe_.checkpoint.state_dict_type;
@@ -307,20 +300,19 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
     const auto begin = std::chrono::steady_clock::now();
     const checkpoint::Saved saved = tessera::save(context_, dir, *sharded_, *optimizer_, options);
     record_save(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    return note_saved(saved, "");
+    return saved_events(saved);
   }
   const bool waits = saver_->in_flight() && !saver_->ended();
   const auto asked = std::chrono::steady_clock::now();
-  std::vector<std::string> notes = finish_save();
+  RunEvents events = finish_save();
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - asked;
   options.line = line_;  // as the last save has left it
   const AsyncSaver::Pause pause = saver_->save(dir, options);
   record_save(pause.copied_seconds);
-  std::string note =
-      fmt::format("saving step {}: copied in {:.3f} s", position_.steps, pause.copied_seconds);
-  if (waits) note += fmt::format(", after {:.3f} s of waiting for the one before", waited.count());
-  notes.push_back(std::move(note));
-  return notes;
+  events::SaveBegun begun{position_.steps, pause.copied_seconds};
+  if (waits) begun.waited_seconds = waited.count();
+  events.push_back(begun);
+  return events;
 }
 
 void TrainingRun::record_save(double seconds) {
@@ -332,32 +324,31 @@ void TrainingRun::record_save(double seconds) {
   recorder_->add(span);
 }
 
-std::vector<std::string> TrainingRun::note_saved(const checkpoint::Saved& saved,
-                                                 const std::string& how) {
+RunEvents TrainingRun::saved_events(const checkpoint::Saved& saved, std::optional<double> seconds) {
   line_ = saved.line;
-  std::vector<std::string> notes{"saved " + saved.path + how};
+  RunEvents events{events::Saved{saved.path, seconds}};
   for (const std::string& warning : saved.warnings) {
-    if (told_.insert(warning).second) notes.push_back("warning: " + warning);
+    if (warned_.insert(warning).second) events.push_back(events::Warning{warning});
   }
-  return notes;
+  return events;
 }
 
-std::vector<std::string> TrainingRun::finish_save() {
+RunEvents TrainingRun::finish_save() {
   if (!saver_) return {};
   const auto finished = saver_->wait();
   if (!finished) return {};
   record_save(finished->seconds);
-  return note_saved(finished->saved, fmt::format(" in {:.3f} s", finished->seconds));
+  return saved_events(finished->saved, finished->seconds);
 }
 
-std::vector<std::string> TrainingRun::finished_save() {
+RunEvents TrainingRun::finished_save() {
   // All ranks must throw a failure at the same place.
   if (!saver_ || !saver_->ended() || saver_->failed()) return {};
   return finish_save();
 }
 
-std::optional<std::string> TrainingRun::export_weights() {
-  if (!recipe_.checkpoint.export_folder) return std::nullopt;
+RunEvents TrainingRun::export_weights() {
+  if (!recipe_.checkpoint.export_folder) return {};
   const checkpoint::State state =
       checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::save);
   checkpoint::export_model(context_.communicator(), *recipe_.checkpoint.export_folder, state.model,
@@ -366,7 +357,7 @@ std::optional<std::string> TrainingRun::export_weights() {
                             .files = files_beside_weights(),
                             .tensor_folders = task_->tensor_folders(),
                             .stall_timeout = stall_timeout(recipe_)});
-  return "exported the weights to " + *recipe_.checkpoint.export_folder;
+  return {events::Exported{*recipe_.checkpoint.export_folder}};
 }
 
 }  // namespace tessera::cli

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/counted.h"
+#include "cli/run_notes.h"
 #include "cli/subcommands.h"
 #include "logs/progress.h"
 #include "logs/run_logs.h"
@@ -41,8 +42,8 @@ struct TrainCommand {
   [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
     check_memory(recipe, context, ranks_of_process());
     TrainingRun training(recipe, context);
-    std::vector<std::string> notes = training.resume();
-    for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
+    RunEvents events = training.resume();
+    for (RunEvent& event : training.prepare_folder()) events.push_back(std::move(event));
     const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(training)
                                                                   : nullptr);
     // Before the first note, so that an error is printed alone.
@@ -54,16 +55,20 @@ struct TrainCommand {
                        .shown = context.is_main(),
                        .descriptor = 2,
                        .animated = animated_by_default()});
-    progress.note(training.describe());
+    progress.note(describe(training, recipe));
     for (const std::string& note : configuration_notes(recipe, context.world_size()))
       progress.note(note);
-    for (const std::string& note : notes) progress.note(note);
+    show(events, recipe, progress);
     for (const std::string& note : logs.notes()) progress.note(note);
     if (training.position().steps >= recipe.train.steps)
       progress.note(nothing_left(recipe, training));
     const int code = loop(recipe, training, progress, logs);
     for (const std::string& note : logs.finish()) progress.note(note);
     return code;
+  }
+
+  static void show(const RunEvents& events, const Recipe& recipe, Progress& progress) {
+    for (const RunEvent& event : events) progress.note(note_of(event, recipe));
   }
 
   static const char* consequence_of_signal(const TrainingRun& training) {
@@ -113,22 +118,20 @@ struct TrainCommand {
         found = evaluate(training, step.step, progress, logs);
       }
       if (saves) {
-        for (const std::string& note : training.save(found)) progress.note(note);
+        show(training.save(found), recipe, progress);
         saved_at = step.step;
       } else if (training.save_requested()) {
         progress.note(std::string("a save was requested; nothing saved, because ") +
                       why_nothing_is_saved(recipe));
       }
-      for (const std::string& note :
-           last || interrupted ? training.finish_save() : training.finished_save()) {
-        progress.note(note);
-      }
+      show(last || interrupted ? training.finish_save() : training.finished_save(), recipe,
+           progress);
       logs.end_step();
       if (interrupted) return stopped(recipe, training, progress, saved_at);
     }
-    if (const auto exported = training.export_weights()) {
-      progress.note(*exported);
-    } else if (every == 0 && training.position().steps > first_step) {
+    const RunEvents exported = training.export_weights();
+    show(exported, recipe, progress);
+    if (exported.empty() && every == 0 && training.position().steps > first_step) {
       progress.note(recipe.checkpoint.dir
                         ? "nothing saved: checkpoint.every is 0, and checkpoint.export is not set"
                         : "nothing saved: neither checkpoint.dir nor checkpoint.export is set");
@@ -140,10 +143,10 @@ struct TrainCommand {
   static int stop_within_step(const Recipe& recipe, TrainingRun& training, Progress& progress,
                               std::int64_t saved_at) {
     if (training.saves() && training.position().steps > saved_at) {
-      for (const std::string& note : training.save()) progress.note(note);
+      show(training.save(), recipe, progress);
       saved_at = training.position().steps;
     }
-    for (const std::string& note : training.finish_save()) progress.note(note);
+    show(training.finish_save(), recipe, progress);
     return stopped(recipe, training, progress, saved_at);
   }
 
