@@ -72,7 +72,7 @@ std::string note_of(const RunEvent& event, const Recipe& recipe) {
   return std::visit(NoteWriter{recipe}, event);
 }
 
-std::string describe(const TrainingRun& training, const Recipe& recipe) {
+std::string describe(const Trainer& training, const Recipe& recipe) {
   const tasks::Task& task = training.task();
   const std::vector<std::int64_t> sets = task.samples_per_epoch();
   std::int64_t all = 0, trained = 0, ignored = 0;

@@ -3,15 +3,15 @@
 
 #include <string>
 
+#include "trainer/events.h"
+#include "trainer/trainer.h"
 #include "training/recipe/recipe.h"
-#include "training/run_events.h"
-#include "training/trainer.h"
 
 namespace tessera::cli {
 
 std::string note_of(const RunEvent& event, const Recipe& recipe);
 
 // The run in one line: its parameters, ranks, batches and device.
-std::string describe(const TrainingRun& training, const Recipe& recipe);
+std::string describe(const Trainer& training, const Recipe& recipe);
 
 }  // namespace tessera::cli

@@ -2,7 +2,7 @@
 # Each floor is a target of its own, tessera_<floor>, compiled once. Two archives contain them all: `tessera`, with the
 # CUDA device or with the sources that report its absence, and for the tests `tessera_emulated`, whose CUDA device runs
 # on the emulator (emulator/CMakeLists.txt).
-set(tessera_floors base kernels engine comm sharding checkpoint tokenizers models tasks)  # from the ground up
+set(tessera_floors base kernels engine comm sharding checkpoint tokenizers models tasks trainer)  # from the ground up
 file(GLOB_RECURSE tessera_cuda_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cpp ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu
      ${PROJECT_SOURCE_DIR}/engine/cuda/*.cpp ${PROJECT_SOURCE_DIR}/comm/nccl/*.cpp)

@@ -26,8 +26,8 @@
 #include "launch/insisting_signal.h"
 #include "launch/rank_process.h"
 #include "launch/report.h"
-#include "launch/restart.h"
 #include "launch/signals.h"
+#include "trainer/restart.h"
 
 namespace tessera::cli {
 namespace {

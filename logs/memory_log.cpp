@@ -12,7 +12,7 @@
 #include "logs/log_file.h"
 #include "planner/recipe_plan.h"
 #include "planner/report.h"
-#include "training/trainer.h"
+#include "trainer/trainer.h"
 
 namespace tessera::cli {
 namespace {
@@ -38,7 +38,7 @@ MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t 
   planned_ = plan_of(recipe, context, steps_done == 0 && recipe.train.steps == 1 ? 1 : 2);
 }
 
-std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
+std::optional<std::string> MemoryLog::end_step(const Trainer& training) {
   if (steps_left_ <= 0 || --steps_left_ > 0) return std::nullopt;
   const RankMemory measured = training.memory();
   nlohmann::ordered_json json = {{"format", memory_format},

@@ -8,9 +8,11 @@
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera {
+class Trainer;
+}
 
-class TrainingRun;
+namespace tessera::cli {
 
 // Rank 0 writes it after its second step (after the only step of a run with one): by then all
 // lasting memory exists.
@@ -23,7 +25,7 @@ class MemoryLog {
   // Writes the file when it is time. Returns a text for the user if plan and measurement differ: in
   // a kind that is planned to the byte, or by more than 2 % in total. Throws the errors of
   // LogFile::append() if the file system refuses.
-  std::optional<std::string> end_step(const TrainingRun& training);
+  std::optional<std::string> end_step(const Trainer& training);
 
  private:
   std::string path_;

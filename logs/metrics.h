@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "logs/log_file.h"
-#include "training/step_metrics.h"
+#include "trainer/step_metrics.h"
 
 namespace tessera::cli {
 

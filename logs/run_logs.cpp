@@ -27,7 +27,7 @@ void check_output_files(const LogRecipe& log) {
 
 }  // namespace
 
-RunLogs::RunLogs(const Recipe& recipe, TrainingRun& training) : training_(training) {
+RunLogs::RunLogs(const Recipe& recipe, Trainer& training) : training_(training) {
   const LogRecipe& log = recipe.log;
   const Context& context = training.context();
   const std::int64_t done = training.position().steps;

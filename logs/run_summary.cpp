@@ -13,7 +13,7 @@
 #include "engine/storage/output_file.h"
 #include "logs/log_file.h"
 #include "sharding/profiler/trace.h"
-#include "training/trainer.h"
+#include "trainer/trainer.h"
 
 namespace tessera::cli {
 namespace {
@@ -135,7 +135,7 @@ RunSummary::Numbers RunSummary::medians() const {
   return result;
 }
 
-std::vector<std::string> RunSummary::finish(TrainingRun& training) {
+std::vector<std::string> RunSummary::finish(Trainer& training) {
   training.recorder().complete();
   end_step(training.recorder().last());
   const Report mine{medians(), training.peak_bytes(), lost_};
@@ -153,7 +153,7 @@ std::vector<std::string> RunSummary::finish(TrainingRun& training) {
   return lines(reports);
 }
 
-std::string RunSummary::json(const TrainingRun& training, const std::vector<Report>& reports,
+std::string RunSummary::json(const Trainer& training, const std::vector<Report>& reports,
                              const std::vector<StepRecord>& timeline) const {
   const Numbers& waited =
       reports[largest(reports, [](const Report& r) { return r.medians.exposed; })].medians;

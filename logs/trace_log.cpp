@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "sharding/profiler/trace.h"
-#include "training/trainer.h"
+#include "trainer/trainer.h"
 
 namespace tessera::cli {
 namespace {
@@ -60,7 +60,7 @@ void TraceLog::begin(int ranks) {
   if (file_->is_regular()) file_->append(trace_end(), 0);
 }
 
-void TraceLog::end_step(const TrainingRun& training) {
+void TraceLog::end_step(const Trainer& training) {
   const std::int64_t step = training.position().steps;
   if (step < first_ || step > last_) return;
   StepRecorder& recorder = training.recorder();

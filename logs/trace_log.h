@@ -9,9 +9,11 @@
 #include "sharding/profiler/step_recorder.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera {
+class Trainer;
+}
 
-class TrainingRun;
+namespace tessera::cli {
 
 // For one rank. Rank 0 has the file, which is valid JSON after each step.
 class TraceLog {
@@ -24,7 +26,7 @@ class TraceLog {
   [[nodiscard]] const std::optional<LogFile>& file() const { return file_; }
   // Collective. Writes the step and everything that came after it. Throws if the file system
   // refuses.
-  void end_step(const TrainingRun& training);
+  void end_step(const Trainer& training);
 
  private:
   void end_without_step(std::int64_t step);

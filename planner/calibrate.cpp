@@ -26,7 +26,7 @@
 #include "planner/environment.h"
 #include "planner/kernel_times.h"
 #include "training/recipe/recipe.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
 namespace tessera::cli {
 namespace {
@@ -123,7 +123,7 @@ struct Training {
 
 Training time_training(const Recipe& recipe, const Context& context, int steps) {
   Training training;
-  TrainingRun run(recipe, context);
+  Trainer run = make_trainer(recipe, context);
   KernelTimes times;
   for (int step = 0; step < warm_up_steps; ++step) (void)run.step();
   std::vector<double> outside, all_inside;

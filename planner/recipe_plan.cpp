@@ -3,13 +3,13 @@
 
 #include "base/error.h"
 #include "comm/shared/join/rendezvous.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
 namespace tessera::cli {
 
 MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps) {
   return plan(world, [&](Planning& planning) {
-    TrainingRun run(recipe, planning.context());
+    Trainer run = make_trainer(recipe, planning.context());
     for (int step = 0; step < steps; ++step) {
       (void)run.step();
       planning.end_step();

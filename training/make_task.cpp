@@ -142,7 +142,7 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
   return encoder;
 }
 
-std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> sentence_pairs_task(const Recipe& recipe, bool planned) {
   tasks::SentencePairsOptions options;
   for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(sentence_data(set));
   if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front());
@@ -161,7 +161,7 @@ std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool plan
   return tasks::make_sentence_pairs_task(options);
 }
 
-std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned) {
   tasks::NextTokenOptions options;
   options.reads_data = !planned;
   if (!planned) {
@@ -198,7 +198,7 @@ std::map<std::string, std::string> tokenizer_files(const Recipe& recipe) {
   return checkpoint::read_model_files(name);
 }
 
-std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned) {
   switch (recipe.train.task) {
     case TaskKind::next_token:
       return next_token_task(recipe, planned);

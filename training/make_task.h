@@ -6,13 +6,13 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "tasks/task.h"
+#include "tasks/model_task.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera::cli {
 
 // The recipe's task. Its model is initialized from the thread's seed. A planned run reads no data.
-std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned);
+std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned);
 
 // The files of the recipe's tokenizer by name, if the tokenizer is a folder: a saved model has them
 // beside its weights.

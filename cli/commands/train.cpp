@@ -15,7 +15,7 @@
 #include "training/rank_threads.h"
 #include "training/recipe/accelerate/config.h"
 #include "training/recipe/recipe.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
 namespace tessera::cli {
 namespace {
@@ -41,7 +41,7 @@ struct TrainCommand {
 
   [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
     check_memory(recipe, context, ranks_of_process());
-    TrainingRun training(recipe, context);
+    Trainer training = make_trainer(recipe, context);
     RunEvents events = training.resume();
     for (RunEvent& event : training.prepare_folder()) events.push_back(std::move(event));
     const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(training)
@@ -71,13 +71,13 @@ struct TrainCommand {
     for (const RunEvent& event : events) progress.note(note_of(event, recipe));
   }
 
-  static const char* consequence_of_signal(const TrainingRun& training) {
+  static const char* consequence_of_signal(const Trainer& training) {
     return training.saves()
                ? "the run saves its last finished step and ends; send it again to end at once"
                : "the run ends and saves nothing; send it again to end at once";
   }
 
-  static std::string nothing_left(const Recipe& recipe, const TrainingRun& training) {
+  static std::string nothing_left(const Recipe& recipe, const Trainer& training) {
     const std::int64_t wanted = recipe.train.steps;
     if (training.resumed_from().empty()) return "train.steps is 0: there is nothing to train";
     const std::string& step = training.resumed_from();
@@ -94,7 +94,7 @@ struct TrainCommand {
         step, wanted == 1 ? "the 1 step" : fmt::format("all {} steps", wanted));
   }
 
-  static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress, RunLogs& logs) {
+  static int loop(const Recipe& recipe, Trainer& training, Progress& progress, RunLogs& logs) {
     const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
     const std::int64_t first_step = training.position().steps;
     std::int64_t saved_at = first_step;
@@ -140,7 +140,7 @@ struct TrainCommand {
   }
 
   // The last finished step is saved unless it was already.
-  static int stop_within_step(const Recipe& recipe, TrainingRun& training, Progress& progress,
+  static int stop_within_step(const Recipe& recipe, Trainer& training, Progress& progress,
                               std::int64_t saved_at) {
     if (training.saves() && training.position().steps > saved_at) {
       show(training.save(), recipe, progress);
@@ -150,7 +150,7 @@ struct TrainCommand {
     return stopped(recipe, training, progress, saved_at);
   }
 
-  static int stopped(const Recipe& recipe, const TrainingRun& training, Progress& progress,
+  static int stopped(const Recipe& recipe, const Trainer& training, Progress& progress,
                      std::int64_t saved_at) {
     const int signal = training.interruption();
     if (!training.saves()) {
@@ -169,7 +169,7 @@ struct TrainCommand {
     return recipe.checkpoint.dir ? "checkpoint.every is 0" : "checkpoint.dir is not set";
   }
 
-  static tasks::Evaluation evaluate(TrainingRun& training, std::int64_t step, Progress& progress,
+  static tasks::Evaluation evaluate(Trainer& training, std::int64_t step, Progress& progress,
                                     RunLogs& logs) {
     tasks::Evaluation found = training.evaluate();
     logs.write_evaluation(step, found);

@@ -10,7 +10,7 @@
 #include "planner/recipe_plan.h"
 #include "sharding/plan/plan_time.h"
 #include "tests/cli/training_testing.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
 namespace tessera::cli {
 namespace {
@@ -34,7 +34,7 @@ void count_work(WorkByKernel& all, const KernelWork& work) {
 WorkByKernel launched_work(const Recipe& recipe) {
   WorkByKernel all;
   launch(1, [&](Context& context) {
-    TrainingRun run(recipe, context);
+    Trainer run = make_trainer(recipe, context);
     (void)run.step();
     KernelTimes times;
     (void)run.step();

@@ -19,6 +19,7 @@ ROOMS = {
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
     "tasks": (".",),
+    "trainer": (".",),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),
     "training": ("recipe", "recipe/accelerate", "."),

@@ -9,21 +9,20 @@
 #include "checkpoint/io/file.h"
 #include "checkpoint/save/export.h"
 #include "checkpoint/steps/lineage.h"
-#include "training/make_task.h"
-#include "training/trainer.h"
+#include "trainer/trainer.h"
 
-namespace tessera::cli {
+namespace tessera {
 
-TrainingRun::SaveBytes TrainingRun::bytes_of_save() const {
-  const checkpoint::StateNames names = state_names();
+Trainer::SaveBytes Trainer::bytes_of_save() const {
+  const SaveOptions& wanted = options_.checkpoint.save;
   const auto states = static_cast<std::uint64_t>(optimizer_->state_names().size());
   SaveBytes bytes;
   for (const ShardedParameter& parameter : sharded_->sharded_parameters()) {
     const Tensor& local = parameter.local;
     const bool trained = local.requires_grad();
-    if (names && names(parameter.name, trained).empty()) continue;
+    if (wanted.names && wanted.names(parameter.name, trained).empty()) continue;
     const auto elements = static_cast<std::uint64_t>(parameter.shape.elements());
-    const DType stored = is_floating(local.dtype()) ? recipe_.checkpoint.dtype : local.dtype();
+    const DType stored = is_floating(local.dtype()) ? wanted.model_dtype : local.dtype();
     bytes.model += elements * size_of(stored);
     if (trained) bytes.optimizer += elements * size_of(local.dtype()) * states;
   }
@@ -32,22 +31,23 @@ TrainingRun::SaveBytes TrainingRun::bytes_of_save() const {
 
 // Rank 0's. Checks that the saves of the remaining steps fit. If not even the first one fits, it is
 // an error; if not all of them fit, the user may make room meanwhile.
-std::optional<events::LittleRoom> TrainingRun::check_room() const {
-  const CheckpointRecipe& wanted = recipe_.checkpoint;
-  const std::string& dir = *wanted.dir;
-  const std::int64_t left = recipe_.train.steps - position_.steps;
+std::optional<events::LittleRoom> Trainer::check_room() const {
+  const CheckpointOptions& wanted = options_.checkpoint;
+  const std::string& dir = wanted.dir;
+  const std::int64_t left = options_.steps - position_.steps;
   if (left <= 0) return std::nullopt;
   const std::uint64_t bytes = bytes_of_save().total();
   const std::uint64_t free = checkpoint::free_bytes(dir);
   TESSERA_CHECK(bytes <= free, ErrorCode::checkpoint,
                 "'{}' has {} free, and a checkpoint needs {}; free some space or name another "
                 "folder",
-                dir, bytes_text(free), bytes_text(bytes));
+                dir, cli::bytes_text(free), cli::bytes_text(bytes));
   // The oldest save is removed after the newest one is complete.
   const std::int64_t saves = (left + wanted.every - 1) / wanted.every;
-  const std::int64_t kept = wanted.keep > 0 ? wanted.keep + wanted.keep_best + 1 : saves;
+  const bool removes = wanted.save.keep > 0;
+  const std::int64_t kept = removes ? wanted.save.keep + wanted.save.keep_best + 1 : saves;
   std::int64_t there = 0;
-  if (wanted.keep > 0) {
+  if (removes) {
     for (const checkpoint::CommittedStep& step : checkpoint::list_committed(dir).steps) {
       if (step.lineage.run == line_.run) ++there;
     }
@@ -58,11 +58,11 @@ std::optional<events::LittleRoom> TrainingRun::check_room() const {
   return events::LittleRoom{dir, free, bytes, more};
 }
 
-RunEvents TrainingRun::prepare_folder() {
-  const CheckpointRecipe& wanted = recipe_.checkpoint;
+RunEvents Trainer::prepare_folder() {
+  const CheckpointOptions& wanted = options_.checkpoint;
   RunEvents events;
-  const auto on_main = [this](const char* key, const std::function<void()>& work) {
-    const std::string doing = fmt::format("{}: {}", where(recipe_, key), key);
+  const auto on_main = [this](const std::string& option, const std::function<void()>& work) {
+    const std::string doing = fmt::format("{}: {}", options_.names.place(option), option);
     checkpoint::together(context_.communicator(), doing, [this, &work] {
       if (context_.is_main()) work();
       return std::string();
@@ -71,27 +71,25 @@ RunEvents TrainingRun::prepare_folder() {
   if (saves()) {
     std::optional<events::LittleRoom> room;
     on_main("checkpoint.dir", [&] {
-      checkpoint::create_folders(*wanted.dir);
-      checkpoint::check_writable(*wanted.dir);
+      checkpoint::create_folders(wanted.dir);
+      checkpoint::check_writable(wanted.dir);
       room = check_room();
     });
     if (room) events.push_back(std::move(*room));
   }
-  if (wanted.export_folder) {
+  if (!wanted.export_folder.empty()) {
     on_main("checkpoint.export", [&] {
-      checkpoint::check_export_folder(*wanted.export_folder);
-      checkpoint::check_room_for_export(*wanted.export_folder, bytes_of_save().model);
+      checkpoint::check_export_folder(wanted.export_folder);
+      checkpoint::check_room_for_export(wanted.export_folder, bytes_of_save().model);
     });
   }
-  if (!saves() && !wanted.export_folder) return events;
-  if (recipe_.model.pretrained) {
-    on_main("model.pretrained",
-            [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
+  if (!saves() && wanted.export_folder.empty()) return events;
+  for (const FilesToCopy& files : wanted.files) {
+    on_main(files.option, [&] {
+      for (auto& [name, content] : files.read()) files_[name] = content;
+    });
   }
-  on_main("data.tokenizer", [&] {
-    for (auto& [name, content] : tokenizer_files(recipe_)) model_files_[name] = content;
-  });
   return events;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -1,5 +1,5 @@
 // Finds restarts in the environment.
-#include "launch/restart.h"
+#include "trainer/restart.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
