@@ -1,5 +1,5 @@
 // One unit: its master shard, the views that the module computes with, and the gradients. The
-// schedule decides which memory the views point into, and when (sharding/runtime/unit_state.h).
+// schedule decides which memory the views point into, and when (sharding/runtime/schedule.h).
 #pragma once
 
 #include <cstdint>

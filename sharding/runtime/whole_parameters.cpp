@@ -1,20 +1,14 @@
-// Whole parameters outside of passes: for reading, for writing, and to restore the module.
-#include <algorithm>
-#include <cstdio>
+#include "sharding/runtime/whole_parameters.h"
+
 #include <cstring>
-#include <exception>
-#include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/memory_kind.h"
 #include "engine/device/queue.h"
-#include "sharding/runtime/runtime.h"
+#include "sharding/memory/unit_memory.h"
 #include "sharding/units/equal_values.h"
 
 namespace tessera {
@@ -115,99 +109,45 @@ class PrivateCopy {
   Tensor before_, memory_;
 };
 
-void Runtime::hold() {
-  const ComputeScope own(recorder_.get(), SpanKind::schedule);
-  if (held_ == 0) gather_all();
-  ++held_;
-}
-
-// Memory beyond that of training is allocated first, for all units or for none.
-void Runtime::gather_all() {
-  std::vector<Unit*> made;
-  std::size_t spare = whole_.free.size();
-  try {
-    for (const auto& unit : units_) {
-      UnitState& state = state_of(*unit);
-      if (state.parameters != ParameterState::sharded || state.own_parameters) continue;
-      if (unit->layout().slots().empty()) continue;
-      if (spare > 0 && !state.part_is_set) {
-        --spare;
-        continue;
-      }
-      made.push_back(unit.get());
-      if (!state.scope_parameters)
-        state.scope_parameters = allocate_parameters(*whole_.ranks, unit->layout().bytes());
-    }
-  } catch (...) {
-    for (UnitState& state : states_) {
-      if (state.scope_parameters) drop(state.scope_parameters);
-    }
-    throw;
-  }
-  for (Unit* const unit : made) {
-    UnitState& state = state_of(*unit);
-    state.parameter_buffer = std::move(state.scope_parameters);
-    state.owner = BufferOwner::scope;
-    start_gather(*unit, comm::Phase::other);
-  }
-  for (const auto& unit : units_) gather(*unit, comm::Phase::other);
-  for (const auto& unit : units_) await_gather(*unit);
-}
-
-void Runtime::let_go() noexcept {
-  if (--held_ > 0) return;
-  const ComputeScope own(recorder_.get(), SpanKind::schedule);
-  for (const auto& unit : units_) {
-    try {
-      if (!stays_between_passes(*unit)) reshard_unless_used(*unit);
-    } catch (const std::exception& error) {  // the next call on the device reports it
-      std::fprintf(stderr, "after an unsharded scope: %s\n", error.what());
-    }
-  }
-}
-
-void Runtime::drop_copies(Unit& unit) {
-  UnitState& state = state_of(unit);
-  reshard(unit);
-  state.part_is_set = false;
-  state.own_has_frozen = false;
-}
+UnshardedWriter::UnshardedWriter(const std::vector<std::unique_ptr<Unit>>& units,
+                                 const ProcessGroups& groups, ParameterGatherer& gatherer)
+    : units_(units), groups_(groups), gatherer_(gatherer) {}
 
 // Each rank writes into its own memory: when ranks see one gathered copy, a rank that halves the
 // values must not read values that another rank has halved.
-void Runtime::write_unsharded(const std::function<void()>& write) {
-  TESSERA_REQUIRE(held_ == 0 && !autograd::in_backward(),
+void UnshardedWriter::write(const std::function<void()>& write) {
+  TESSERA_REQUIRE(!gatherer_.keeps_all() && !autograd::in_backward(),
                   "write_unsharded inside an unsharded(model) scope or a backward");
   const NoGradGuard no_grad;
-  hold();
+  gatherer_.unshard_all();
   std::vector<PrivateCopy> copies;
   std::vector<std::pair<Tensor, Tensor>> written;  // a rank's part, and its present values
   try {
     for (const auto& unit : units_) copies.emplace_back(*unit);
-    writing_ = true;
+    is_writing_ = true;
     write();
     for (const PrivateCopy& copy : copies) copy.take_written(written);
-    compare_written(copies);
-    writing_ = false;
+    compare(copies);
+    is_writing_ = false;
   } catch (...) {
     for (const PrivateCopy& copy : copies) copy.restore();
     copies.clear();
-    writing_ = false;
-    let_go();
+    is_writing_ = false;
+    gatherer_.release_all();
     throw;
   }
   copies.clear();
-  let_go();
-  for (const auto& unit : units_) drop_copies(*unit);
+  gatherer_.release_all();
+  for (const auto& unit : units_) gatherer_.drop_copies(*unit);
   for (auto& [local, value] : written) local.copy_from(value);
 }
 
 // Ranks that wrote different values would hold parts of different models.
-void Runtime::compare_written(const std::vector<PrivateCopy>& copies) {
-  if (device_.is_planned()) return;
+void UnshardedWriter::compare(const std::vector<PrivateCopy>& copies) {
+  if (groups_.world().device().is_planned()) return;
   std::vector<std::uint64_t> checksums;
   for (const PrivateCopy& copy : copies) checksums.push_back(copy.checksum());
-  const std::optional<ValueDifference> difference = find_difference(*world_, checksums);
+  const std::optional<ValueDifference> difference = find_difference(groups_.world(), checksums);
   if (!difference) return;
   const Unit& unit = *units_.at(difference->index);
   fail(ErrorCode::configuration,
@@ -215,72 +155,48 @@ void Runtime::compare_written(const std::vector<PrivateCopy>& copies) {
        difference->rank, unit_title(unit.name()));
 }
 
-std::vector<Tensor> Runtime::gather_masters(Unit& unit) {
+std::vector<Tensor> gather_masters(const Unit& unit, const ProcessGroups& groups,
+                                   SideStreams& streams) {
+  comm::Communicator& ranks = groups.gather();
+  const Device device = ranks.device();
   const UnitLayout& layout = unit.layout();
   std::vector<Tensor> whole(layout.slots().size());
   for (std::size_t s = 0; s < layout.segments().size(); ++s) {
     const UnitLayout::Segment& segment = layout.segments()[s];
     const std::size_t element = size_of(segment.master_dtype);
     const std::size_t share = static_cast<std::size_t>(segment.share) * element;
-    const std::size_t bytes = share * static_cast<std::size_t>(shards_);
-    std::shared_ptr<comm::Buffer> buffer = allocate_parameters(*whole_.ranks, bytes);
+    const std::size_t bytes = share * static_cast<std::size_t>(groups.shards());
+    std::shared_ptr<comm::Buffer> buffer =
+        streams.allocate(streams.gather(), ranks, "parameters", bytes, comm::Sharing::one_copy);
     const Tensor& masters = unit.masters(static_cast<int>(s));
-    const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::other};
+    const comm::Tag tag = streams.tag_of(unit, comm::Phase::other);
     std::byte* const out = buffer->data() + share * static_cast<std::size_t>(unit.shard());
-    const Event gathered = enqueue(
-        *gather_stream_, [this, &masters, buffer, out, in = masters.data(), share, bytes, tag] {
-          whole_.ranks->acquire(*buffer, tag);
-          DeviceQueue& queue = current_queue(device_);
-          if (masters.device() == device_) {
+    const Event gathered = streams.enqueue(
+        streams.gather(),
+        [&ranks, device, &masters, buffer, out, in = masters.data(), share, bytes, tag] {
+          ranks.acquire(*buffer, tag);
+          DeviceQueue& queue = current_queue(device);
+          if (masters.device() == device) {
             queue.copy(out, in, share);
           } else {
             queue.copy_from_host(out, in, share);
           }
-          whole_.ranks->all_gather(*buffer, bytes, tag);
+          ranks.all_gather(*buffer, bytes, tag);
         });
-    join(gathered, Exposed::other, unit);
+    streams.join(gathered, Exposed::other, unit);
     const MemoryScope kind(MemoryKind::parameters);
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const UnitLayout::Slot& slot = layout.slots()[i];
       if (slot.segment != static_cast<int>(s)) continue;
-      whole[i] = Tensor::empty(slot.spec.shape, segment.master_dtype, device_);
-      current_queue(device_).copy(
+      whole[i] = Tensor::empty(slot.spec.shape, segment.master_dtype, device);
+      current_queue(device).copy(
           whole[i].data(), buffer->data() + static_cast<std::size_t>(slot.range.first) * element,
           whole[i].bytes());
     }
     buffer->release();
-    drop(buffer);
+    streams.drop(buffer);
   }
   return whole;
-}
-
-void Runtime::unwrap() {
-  bool busy = autograd::in_backward() || held_ > 0;
-  for (const UnitState& state : states_) busy = busy || state.in_use();
-  TESSERA_REQUIRE(
-      !busy,
-      "unwrap() in the middle of a forward or a backward, or inside an unsharded(model) "
-      "scope: its parameters are in use");
-  TESSERA_REQUIRE(!root_life_.expired(), "unwrap(): the module has gone already");
-  std::map<const detail::TensorData*, Tensor> whole;
-  for (const auto& unit : units_) {
-    std::vector<Tensor> values = gather_masters(*unit);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i].impl()->requires_grad = unit->local_parameters()[i].tensor.requires_grad();
-      whole.emplace(unit->views()[i].impl().get(), std::move(values[i]));
-    }
-  }
-  std::vector<nn::Module*> modules{root_};
-  for (const auto& module : owned_modules_) modules.push_back(module.get());
-  for (nn::Module* const module : modules) {
-    if (module == nullptr) continue;
-    std::vector<Tensor> views = module->parameters_read();
-    for (const auto& [name, tensor] : module->own_parameters()) views.push_back(tensor);
-    for (const Tensor& view : views) {
-      const auto found = whole.find(view.impl().get());
-      if (found != whole.end()) module->replace_own_parameter(view, found->second);
-    }
-  }
 }
 
 }  // namespace tessera

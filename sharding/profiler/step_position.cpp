@@ -1,5 +1,5 @@
 // The position of the thread in its step.
-#include "sharding/runtime/step_position.h"
+#include "sharding/profiler/step_position.h"
 
 namespace tessera {
 namespace {
