@@ -55,7 +55,7 @@ kernels::ExactSum local_sum_of_squares(const Runtime& runtime,
         if (!counts(segment.parameters[run.first])) continue;
         const auto add = [&](const std::byte* data, std::int64_t count) {
           TESSERA_LAUNCH(device, sum_of_squares,
-                         {data, count, run.dtype, run.storage->pending_factor(),
+                         {data, count, run.dtype, run.storage->shard().pending_factor,
                           reinterpret_cast<kernels::ExactSum*>(accumulator.data())});
         };
         for_pieces(run, add);

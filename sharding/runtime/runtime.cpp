@@ -160,23 +160,26 @@ void Runtime::create_parts() {
 }
 
 void Runtime::watch_storages(Unit& unit) {
-  const auto& parameters = unit.parameter_storage();
+  StorageObserver parameters;
   // The root's own forward may be called without hooks (net.forward(x)): its parameters are
   // gathered when a computation first needs them.
-  if (unit.is_root()) parameters->set_on_missing([this] { schedule_->use_root(); });
-  parameters->set_on_write([this, &unit](Storage::Write) {
+  if (unit.is_root()) parameters.on_missing = [this] { schedule_->use_root(); };
+  parameters.on_write = [this, &unit](Storage::Write) {
     if (writer_->is_writing()) return;
     misuse(
         "the gathered parameters of {} are a copy that is only read; write inside "
         "ShardedModel::write_unsharded(), or to the local tensors of ShardedModel::parameters()",
         unit_title(unit.name()));
-  });
-  parameters->set_on_requires_grad(
-      [this, &unit](const detail::TensorData& tensor) { toggle_requires_grad(unit, tensor); });
+  };
+  parameters.on_requires_grad = [this, &unit](const detail::TensorData& tensor) {
+    toggle_requires_grad(unit, tensor);
+  };
+  unit.parameter_storage()->set_observer(std::move(parameters));
   if (unit.has_gradient()) {
     // For other units, this lends memory only for gradients that arrive outside of their own
     // backward.
-    unit.gradient_storage()->set_on_missing([this, &unit] { schedule_->attach_gradient(unit); });
+    unit.gradient_storage()->set_observer(
+        {.on_missing = [this, &unit] { schedule_->attach_gradient(unit); }});
   }
   watch_masters(unit);
 }
@@ -184,16 +187,18 @@ void Runtime::watch_storages(Unit& unit) {
 void Runtime::watch_masters(Unit& unit) {
   for (std::size_t i = 0; i < unit.local_parameters().size(); ++i) {
     const bool trainable = unit.layout().slots()[i].spec.trainable;
-    const auto& storage = unit.local_parameters()[i].tensor.storage();
-    storage->set_on_write([this, &unit, trainable](Storage::Write how) {
+    StorageObserver master;
+    master.on_write = [this, &unit, trainable](Storage::Write how) {
       gatherer_->invalidate(unit, trainable, how);
-    });
-    storage->set_on_step([this, &unit] { reducer_->before_step(unit); });
-    storage->set_on_zero_grad([this, &unit](const detail::TensorData& tensor) {
+    };
+    master.on_step = [this, &unit] { reducer_->before_step(unit); };
+    master.on_zero_grad = [this, &unit](const detail::TensorData& tensor) {
       reducer_->drop_local_sum(unit, tensor);
-    });
-    storage->set_on_requires_grad(
-        [this, &unit](const detail::TensorData& tensor) { toggle_requires_grad(unit, tensor); });
+    };
+    master.on_requires_grad = [this, &unit](const detail::TensorData& tensor) {
+      toggle_requires_grad(unit, tensor);
+    };
+    unit.local_parameters()[i].tensor.storage()->set_observer(std::move(master));
   }
 }
 
@@ -238,29 +243,26 @@ Runtime::~Runtime() {
 void Runtime::stop_watching(const Unit& unit) const {
   for (const auto& storage : {unit.parameter_storage(), unit.gradient_storage()}) {
     if (!storage) continue;
-    storage->set_on_missing(nullptr);
+    storage->set_observer({});
     storage->set_why_missing(ended);
   }
   for (const auto& parameter : unit.local_parameters()) {
-    const auto& storage = parameter.tensor.storage();
-    storage->set_on_write([title = unit_title(unit.name())](Storage::Write) {
+    StorageObserver refusal;
+    refusal.on_write = [title = unit_title(unit.name())](Storage::Write) {
       misuse(
           "a write to a local parameter of {}, whose ShardedModel has ended: no module would "
           "see it. Write to the module's parameters after unwrap(), or to parameters() of the "
           "model that is there now; to read, use a const Tensor or to_vector()",
           title);
-    });
-    storage->set_on_requires_grad(nullptr);
-    storage->set_on_zero_grad(nullptr);
-    storage->set_on_step([title = unit_title(unit.name())] {
+    };
+    refusal.on_step = [title = unit_title(unit.name())] {
       misuse(
           "step() of an optimizer whose ShardedModel has ended: its parameters of {} belong to "
           "no module. Make the optimizer from the parameters() of the model that is there now",
           title);
-    });
+    };
+    parameter.tensor.storage()->set_observer(std::move(refusal));
   }
-  unit.parameter_storage()->set_on_write(nullptr);
-  unit.parameter_storage()->set_on_requires_grad(nullptr);
 }
 
 BufferPlan Runtime::plan(bool no_sync) const {

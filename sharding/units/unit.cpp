@@ -88,13 +88,13 @@ void Unit::create_masters() {
     const auto storage =
         files_.masters ? Storage::in_file(files_.masters, bytes_of(segment))
                        : Storage::part_of(master_memory_.storage(), offset, bytes_of(segment));
-    storage->set_padded_to(parameter_alignment);
+    storage->edit_shard().padded_to = parameter_alignment;
     masters_.push_back(Tensor::view_of(storage, 0, {segment.share}, segment.master_dtype));
     if (files_.uploads) host_masters_.push_back(storage->data());
     offset += bytes_of(segment);
     if (!segment.trainable) continue;
-    storage->set_state_folder(files_.moments);
-    storage->set_host_link(files_.host_link);
+    storage->edit_shard().state_folder = files_.moments;
+    storage->edit_shard().host_link = files_.host_link;
     local_segments_.push_back({static_cast<int>(s), layout_.local(static_cast<int>(s), shard_),
                                local_gradient_elements_});
     local_gradient_elements_ +=
@@ -319,7 +319,7 @@ Unit::Carried Unit::prepare_to_accumulate() {
   Carried carried;
   carried.is_set = gradient_is_set();
   if (!carried.is_set) {
-    storage->set_pending_factor(1.0f);
+    storage->edit_shard().pending_factor = 1.0f;
     gradient_is_unscaled_ = false;
     return carried;
   }
@@ -331,8 +331,8 @@ Unit::Carried Unit::prepare_to_accumulate() {
   // For a shard in a file or on the host, open_gradient() does the rest.
   const bool when_opened = storage->file() || gradient_is_on_host();
   if (when_opened) {
-    carried.factor = storage->pending_factor();
-    storage->set_pending_factor(1.0f);
+    carried.factor = storage->shard().pending_factor;
+    storage->edit_shard().pending_factor = 1.0f;
   } else {
     shard.multiply_pending_factor();
   }
@@ -388,7 +388,7 @@ PointHandle Unit::close_gradient() const {
 void Unit::scale_gradient(float factor) {
   if (!gradient_is_set()) return;
   const auto& storage = gradient_shard_.storage();
-  storage->set_pending_factor(storage->pending_factor() * factor);
+  storage->edit_shard().pending_factor *= factor;
 }
 
 void Unit::unscale_gradient(float factor) {
