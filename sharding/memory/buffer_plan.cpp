@@ -14,6 +14,7 @@
 #include "sharding/memory/reshard.h"
 #include "sharding/memory/unit_memory.h"
 #include "sharding/memory/wires.h"
+#include "sharding/policy/reshard_policy.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "sharding/memory/reshard.h"
+#include "sharding/policy/reshard_policy.h"
 
 namespace tessera {
 

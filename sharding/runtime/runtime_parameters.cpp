@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "comm/scratch.h"
 #include "engine/autograd.h"
+#include "sharding/memory/reshard.h"
 #include "sharding/memory/wires.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/runtime/step_position.h"

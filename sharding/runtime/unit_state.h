@@ -11,7 +11,7 @@
 #include "comm/communicator.h"
 #include "engine/device/stream.h"
 #include "engine/tensor.h"
-#include "sharding/memory/reshard.h"
+#include "sharding/policy/reshard_policy.h"
 
 namespace tessera {
 
