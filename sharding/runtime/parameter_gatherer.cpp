@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "comm/scratch.h"
 #include "engine/device/memory_kind.h"
+#include "sharding/memory/reshard.h"
 #include "sharding/memory/unit_memory.h"
 #include "sharding/memory/wires.h"
 
