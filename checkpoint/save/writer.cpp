@@ -138,8 +138,8 @@ std::vector<std::string> Save::all(comm::Communicator& communicator, Phase phase
     } const done{self->busy_};
     return (*self.*phase)();
   };
-  return together(communicator, doing_, work,
-                  {.timeout = job_.options.stall_timeout, .may_abandon = true});
+  return run_on_all_ranks(communicator, doing_, work,
+                          {.timeout = job_.options.stall_timeout, .may_abandon = true});
 }
 
 Saved Save::run(comm::Communicator& communicator) {

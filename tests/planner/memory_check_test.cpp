@@ -4,8 +4,6 @@
 
 #include <sys/resource.h>
 
-#include <chrono>
-
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/text/byte_size.h"
