@@ -23,7 +23,6 @@
 #include "launch/failure_channel.h"
 #include "launch/guardian.h"
 #include "launch/hosts.h"
-#include "launch/insisting_signal.h"
 #include "launch/rank_process.h"
 #include "launch/report.h"
 #include "launch/restart.h"

@@ -67,7 +67,7 @@ std::vector<std::string> TrainingRun::prepare_folder() {
   std::vector<std::string> notes;
   const auto on_main = [this](const char* key, const std::function<void()>& work) {
     const std::string doing = fmt::format("{}: {}", where(recipe_, key), key);
-    checkpoint::together(context_.communicator(), doing, [this, &work] {
+    checkpoint::run_on_all_ranks(context_.communicator(), doing, [this, &work] {
       if (context_.is_main()) work();
       return std::string();
     });

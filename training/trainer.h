@@ -113,7 +113,8 @@ class TrainingRun {
   std::vector<std::string> note_saved(const checkpoint::Saved& saved, const std::string& how);
   bool resume_restarted(int restart, std::vector<std::string>& notes);
   // The step's folder, or nullopt if there is none.
-  std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
+  std::optional<std::string> resume_newest(const std::string& dir,
+                                           const checkpoint::CheckpointQuery& search,
                                            std::vector<std::string>& notes);
   void resume_from(const std::string& path, std::vector<std::string>& notes);
   void start_line(const std::string& from, std::vector<std::string>& notes);

@@ -112,7 +112,7 @@ void TrainingRun::look_at_step(const std::string& path) {
       !adapter_ && std::any_of(parameters.begin(), parameters.end(), [](const auto& parameter) {
         return parameter.name == models::pooler_weight;
       });
-  const auto messages = checkpoint::together(
+  const auto messages = checkpoint::run_on_all_ranks(
       context_.communicator(), "reading the recipe of a step",
       [&] { return context_.is_main() ? describe_step(path, keeps_pooler) : std::string(); });
   if (messages.front().empty()) return;
@@ -132,12 +132,12 @@ checkpoint::StateNames TrainingRun::names_to_load() const {
 }
 
 std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
-                                                      const checkpoint::Search& search,
+                                                      const checkpoint::CheckpointQuery& search,
                                                       std::vector<std::string>& notes) {
   if (search.launch.empty()) look_at_step(dir);
   const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, names_to_load());
   if (!loaded) return std::nullopt;
-  const checkpoint::Found& found = loaded->found;
+  const checkpoint::FoundCheckpoint& found = loaded->found;
   for (const std::string& reason : found.skipped)
     notes.push_back("passed over " + printable(reason));
   notes.push_back(take_position(loaded->scalars, found.path));
@@ -155,7 +155,7 @@ std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
 
 // A step folder, or a folder of steps.
 void TrainingRun::resume_from(const std::string& path, std::vector<std::string>& notes) {
-  const auto messages = checkpoint::together(context_.communicator(), path, [&] {
+  const auto messages = checkpoint::run_on_all_ranks(context_.communicator(), path, [&] {
     const bool one = context_.is_main() &&
                      checkpoint::path_exists(std::filesystem::path(path) / "manifest.json");
     return std::string(one ? "step" : "");
@@ -180,7 +180,7 @@ void TrainingRun::resume_from(const std::string& path, std::vector<std::string>&
 void TrainingRun::start_line(const std::string& from, std::vector<std::string>& notes) {
   if (!recipe_.checkpoint.dir) return;
   const std::string& dir = *recipe_.checkpoint.dir;
-  checkpoint::Start start = checkpoint::start_line(context_.communicator(), dir, from);
+  checkpoint::RunStart start = checkpoint::start_line(context_.communicator(), dir, from);
   start.line.launch = line_.launch;
   line_ = std::move(start.line);
   for (const std::string& other : start.others) {
