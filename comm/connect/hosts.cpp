@@ -111,7 +111,7 @@ World world_of_host(const World& world, const std::vector<HostsJob::Member>& mem
 
 // Either all ranks get the network or none does.
 void start_network(Network& network, const std::vector<HostsJob::Member>& members,
-                   control::ControlGroup& group) {
+                   control::HubGroup& group) {
   std::vector<std::string> contacts;
   for (const HostsJob::Member& member : members) contacts.push_back(member.contact);
   Call call(Op::exchange, {.phase = Phase::setup});
@@ -154,7 +154,7 @@ std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOpt
   control::RankControl& control = *plane->control;
   std::vector<std::int32_t> all_ranks;
   for (int rank = 0; rank < world.size; ++rank) all_ranks.push_back(rank);
-  control::ControlGroup group(plane->control, all_ranks, 1, "world");
+  control::HubGroup group(plane->control, all_ranks, 1, "world");
   try {
     if (network == nullptr) network = make_network(world, backend);
     Call call(Op::exchange, {.phase = Phase::setup});

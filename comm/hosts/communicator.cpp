@@ -87,11 +87,11 @@ std::vector<int> hosts_of(const HostsJob& job, const std::vector<int>& world_ran
 
 }  // namespace
 
-HostsCommunicator::HostsCommunicator(std::shared_ptr<HostsJob> job, control::ControlGroup group,
+HostsCommunicator::HostsCommunicator(std::shared_ptr<HostsJob> job, control::HubGroup group,
                                      std::vector<int> world_ranks,
                                      std::shared_ptr<SharedCommunicator> local)
     : job_(std::move(job)),
-      group_(std::move(group)),
+      group_(std::move(group), local),
       world_ranks_(std::move(world_ranks)),
       local_(std::move(local)),
       topology_(hosts_of(*job_, world_ranks_), group_.rank()) {
@@ -247,20 +247,8 @@ void HostsCommunicator::compare_headers(const Call& call) {
   }
 }
 
-std::vector<std::string> HostsCommunicator::exchange(std::string_view message, Tag tag) {
-  return group_.exchange(message, tag);
-}
-
-std::string HostsCommunicator::broadcast(std::string_view message, int root, Tag tag) {
-  return group_.broadcast(message, root, tag);
-}
-
-void HostsCommunicator::barrier(Tag tag) {
-  group_.barrier(tag);
-}
-
 std::shared_ptr<Communicator> HostsCommunicator::split(int color, int key, std::string_view name) {
-  control::ControlGroup group = group_.split(color, key, name);
+  control::HubGroup group = group_.split(color, key, name);
   auto local = std::static_pointer_cast<SharedCommunicator>(local_->split(color, key, name));
   std::vector<int> numbers(group.members().begin(), group.members().end());
   if (local->size() == group.size()) return local;

@@ -21,18 +21,28 @@
 
 namespace tessera::comm {
 
+// Gives up in the node's memory, which its ranks look at, and which passes it on to the hub.
+class HostsGroup final : public control::HubGroup {
+ public:
+  HostsGroup(control::HubGroup group, std::shared_ptr<SharedCommunicator> local)
+      : HubGroup(std::move(group)), local_(std::move(local)) {}
+  void abort(std::string_view reason) noexcept override { local_->abort(reason); }
+
+ private:
+  std::shared_ptr<SharedCommunicator> local_;
+};
+
 class HostsCommunicator final : public Communicator {
  public:
   // Collective. `world_ranks` are the world's numbers of the ranks of `group`; `local` connects
   // those on this node, in the same order.
-  HostsCommunicator(std::shared_ptr<HostsJob> job, control::ControlGroup group,
+  HostsCommunicator(std::shared_ptr<HostsJob> job, control::HubGroup group,
                     std::vector<int> world_ranks, std::shared_ptr<SharedCommunicator> local);
   ~HostsCommunicator() override;
   HostsCommunicator(const HostsCommunicator&) = delete;
   HostsCommunicator& operator=(const HostsCommunicator&) = delete;
 
-  [[nodiscard]] int rank() const override { return group_.rank(); }
-  [[nodiscard]] int size() const override { return group_.size(); }
+  [[nodiscard]] ControlGroup& control() const override { return group_; }
   [[nodiscard]] std::string_view backend() const override { return job_->backend(); }
   [[nodiscard]] Device device() const override { return Device::cpu(); }
   [[nodiscard]] int ranks_per_host() const override { return local_->size(); }
@@ -40,27 +50,23 @@ class HostsCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
   void acquire(Buffer& buffer, Tag tag) override;
-  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
-  void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
-                      Tag tag) override;
-  void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
-                  Tag tag) override;
   void reserve_scratch(std::size_t bytes) override;
-  void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
-  void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
-  void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
-  std::vector<std::string> exchange(std::string_view message, Tag tag) override;
-  std::string broadcast(std::string_view message, int root, Tag tag) override;
-  void barrier(Tag tag) override;
   // Ranks of one node get a communicator of that node alone.
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   [[nodiscard]] std::size_t held_bytes() const override { return local_->held_bytes(); }
   [[nodiscard]] std::uint64_t bytes_between_hosts() const override { return job_->bytes_sent(); }
-  void abort(std::string_view reason) noexcept override { local_->abort(reason); }
-  void note(Activity activity) noexcept override { local_->note(activity); }
 
  private:
+  void do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
+  void do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                         const Reduction& reduction, Tag tag) override;
+  void do_all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
+                     Tag tag) override;
+  void do_send(const void* memory, std::size_t bytes, int to, Tag tag) override;
+  void do_receive(void* memory, std::size_t bytes, int from, Tag tag) override;
+  void do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
+
   struct Range {
     std::int64_t first;
     std::int64_t count;
@@ -112,7 +118,7 @@ class HostsCommunicator final : public Communicator {
   Transport& line_to(int peer, const Call& call);
 
   std::shared_ptr<HostsJob> job_;
-  control::ControlGroup group_;
+  mutable HostsGroup group_;
   std::vector<int> world_ranks_;
   std::shared_ptr<SharedCommunicator> local_;
   Topology topology_;

@@ -6,7 +6,6 @@
 #include <limits>
 #include <optional>
 
-#include "comm/arguments.h"
 #include "comm/hosts/communicator.h"
 #include "comm/hosts/pieces.h"
 #include "comm/hosts/travelling.h"
@@ -163,11 +162,11 @@ void HostsCommunicator::gather(std::byte* memory, const std::vector<GatheredRang
   }
 }
 
-void HostsCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
-                                   Tag tag) {
+void HostsCommunicator::do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                      Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_gather);
   Call call = shared.call(Op::all_gather, tag);
-  call.bytes = check_all_gather(shared, ranges, size());
+  call.bytes = total_bytes(ranges);
   shared.publish(Op::all_gather);
   collective(call, [&] {
     exchange_headers(call, 0);

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "comm/arguments.h"
 #include "comm/hosts/communicator.h"
 
 namespace tessera::comm {
@@ -19,8 +18,8 @@ Transport& HostsCommunicator::line_to(int peer, const Call& call) {
   return *line;
 }
 
-void HostsCommunicator::send(const void* memory, std::size_t bytes, int to, Tag tag) {
-  const Call call = call_of_message(group_.name(), rank(), to, size(), bytes, false, tag);
+void HostsCommunicator::do_send(const void* memory, std::size_t bytes, int to, Tag tag) {
+  const Call call = call_of_message(bytes, to, tag);
   if (topology_.host_of(to) == topology_.own_host()) {
     return local_->send(memory, bytes, topology_.place_of(to), tag);
   }
@@ -37,8 +36,8 @@ void HostsCommunicator::send(const void* memory, std::size_t bytes, int to, Tag 
   });
 }
 
-void HostsCommunicator::receive(void* memory, std::size_t bytes, int from, Tag tag) {
-  const Call call = call_of_message(group_.name(), rank(), from, size(), bytes, true, tag);
+void HostsCommunicator::do_receive(void* memory, std::size_t bytes, int from, Tag tag) {
+  const Call call = call_of_message(bytes, rank(), tag);
   if (topology_.host_of(from) == topology_.own_host()) {
     return local_->receive(memory, bytes, topology_.place_of(from), tag);
   }
@@ -59,8 +58,7 @@ void HostsCommunicator::receive(void* memory, std::size_t bytes, int from, Tag t
 
 // Sends to the first rank of every other node; inside the nodes these ranks and the root pass it
 // on.
-void HostsCommunicator::broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
-  check_broadcast(group_.name(), root, size());
+void HostsCommunicator::do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
   Call call(Op::broadcast, tag);
   call.root = root;
   call.bytes = bytes;

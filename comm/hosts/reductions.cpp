@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "comm/arguments.h"
 #include "comm/hosts/communicator.h"
 #include "comm/hosts/pieces.h"
 #include "comm/hosts/travelling.h"
@@ -330,10 +329,9 @@ const std::vector<HostsCommunicator::Range>& HostsCommunicator::ranges_of(int cl
   return found->ranges;
 }
 
-void HostsCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
-                                       Reduction reduction, Tag tag) {
+void HostsCommunicator::do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                                          const Reduction& reduction, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::reduce_scatter);
-  check_reduce_scatter(shared, ranges, reduction);
   shared.publish(Op::reduce_scatter);
   const Call call = with_reduction(shared.call(Op::reduce_scatter, tag), reduction);
   collective(call, [&] {
@@ -352,10 +350,9 @@ void HostsCommunicator::reserve_scratch(std::size_t bytes) {
       allocate("sums of all_reduce", 2 * reduced_bytes, Sharing::one_copy));
 }
 
-void HostsCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
-                                   Reduction reduction, Tag tag) {
+void HostsCommunicator::do_all_reduce(Buffer& buffer, std::int64_t count, void* out,
+                                      const Reduction& reduction, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_reduce);
-  check_all_reduce(shared, count, out, reduction);
   Call call = with_reduction(shared.call(Op::all_reduce, tag), reduction);
   call.bytes = static_cast<std::uint64_t>(count) * size_of(reduction.in_dtype);
   reserve_scratch(2 * reduced_bytes);

@@ -23,7 +23,7 @@ TEST(MpiBootstrap, Rank) {
   const World world = world_from_environment();
   ASSERT_EQ(world.size, 2);
   const ControlPlane plane = connect_control_plane(world, {30s, 60s});
-  ControlGroup group(plane.control, {0, 1}, 1, "world");
+  HubGroup group(plane.control, {0, 1}, 1, "world");
   const auto all = group.exchange(Call(Op::exchange, {}), std::to_string(world.rank));
   EXPECT_EQ(all, (std::vector<std::string>{"0", "1"}));
 }
