@@ -1,4 +1,4 @@
-// Setup, waiting and small messages over several nodes.
+// Setup, waiting, and what the ranks tell each other before the data of a collective.
 #include "comm/hosts/communicator.h"
 
 #include <fmt/format.h>
@@ -245,6 +245,37 @@ void HostsCommunicator::compare_headers(const Call& call) {
     fail(ErrorCode::rank_failed, "rank {} in {}: {} is in another call", job_->control().rank(),
          describe(call), job_->member(world_ranks_[static_cast<std::size_t>(peer.rank)]).name);
   }
+}
+
+void HostsCommunicator::exchange_ranges(const std::vector<ReducedRange>& mine, const Call& call) {
+  own_ranges_.clear();
+  for (const ReducedRange& range : mine) own_ranges_.push_back({range.first, range.count});
+  exchange_headers(call, own_ranges_.size());
+  if (!own_ranges_.empty()) {
+    for (const Peer& peer : peers_) {
+      transport_->send(peer.rank, reinterpret_cast<const std::byte*>(own_ranges_.data()),
+                       own_ranges_.size() * sizeof(Range));
+    }
+  }
+  (void)transport_->move(std::chrono::milliseconds(0));
+  meet(call);
+  move_until(call, [this](bool&) {
+    return std::all_of(peers_.begin(), peers_.end(),
+                       [](const Peer& peer) { return peer.is_compared; });
+  });
+  for (Peer& peer : peers_) {
+    peer.ranges.resize(peer.header.ranges);
+    if (peer.ranges.empty()) continue;
+    transport_->receive(peer.rank, reinterpret_cast<std::byte*>(peer.ranges.data()),
+                        peer.ranges.size() * sizeof(Range));
+  }
+  move_until(call, [this](bool&) { return transport_->idle(); });
+}
+
+const std::vector<HostsCommunicator::Range>& HostsCommunicator::ranges_of(int client) const {
+  const auto found = std::find_if(peers_.begin(), peers_.end(),
+                                  [client](const Peer& peer) { return peer.rank == client; });
+  return found->ranges;
 }
 
 std::shared_ptr<Communicator> HostsCommunicator::split(int color, int key, std::string_view name) {

@@ -298,37 +298,6 @@ std::byte* HostsCommunicator::scratch(std::size_t bytes) {
   return reinterpret_cast<std::byte*>(scratch_.data());
 }
 
-void HostsCommunicator::exchange_ranges(const std::vector<ReducedRange>& mine, const Call& call) {
-  own_ranges_.clear();
-  for (const ReducedRange& range : mine) own_ranges_.push_back({range.first, range.count});
-  exchange_headers(call, own_ranges_.size());
-  if (!own_ranges_.empty()) {
-    for (const Peer& peer : peers_) {
-      transport_->send(peer.rank, reinterpret_cast<const std::byte*>(own_ranges_.data()),
-                       own_ranges_.size() * sizeof(Range));
-    }
-  }
-  (void)transport_->move(std::chrono::milliseconds(0));
-  meet(call);
-  move_until(call, [this](bool&) {
-    return std::all_of(peers_.begin(), peers_.end(),
-                       [](const Peer& peer) { return peer.is_compared; });
-  });
-  for (Peer& peer : peers_) {
-    peer.ranges.resize(peer.header.ranges);
-    if (peer.ranges.empty()) continue;
-    transport_->receive(peer.rank, reinterpret_cast<std::byte*>(peer.ranges.data()),
-                        peer.ranges.size() * sizeof(Range));
-  }
-  move_until(call, [this](bool&) { return transport_->idle(); });
-}
-
-const std::vector<HostsCommunicator::Range>& HostsCommunicator::ranges_of(int client) const {
-  const auto found = std::find_if(peers_.begin(), peers_.end(),
-                                  [client](const Peer& peer) { return peer.rank == client; });
-  return found->ranges;
-}
-
 void HostsCommunicator::do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
                                           const Reduction& reduction, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::reduce_scatter);
