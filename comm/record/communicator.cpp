@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/hosts/travelling.h"
+#include "comm/nodes/travelling.h"
 #include "comm/record/buffer.h"
 #include "comm/scratch.h"
 #include "engine/planned/backend.h"
@@ -70,7 +70,7 @@ void RecordGroup::log_call(Op op, Tag tag, double bytes, Reduction reduction) {
 
 std::shared_ptr<Buffer> RecordCommunicator::allocate(std::string_view name, std::size_t bytes,
                                                      Sharing sharing) {
-  const int sharers = over_hosts() ? ranks_here() : world_.one_memory ? world_.size : 1;
+  const int sharers = over_nodes() ? ranks_here() : world_.one_memory ? world_.size : 1;
   return std::make_shared<RecordBuffer>(
       world_.device, name, bytes, sharing,
       HeldBlock(recorder_->held_memory(), share_of_buffer(bytes, sharing, sharers)));
@@ -85,8 +85,8 @@ void RecordCommunicator::do_all_gather(Buffer& buffer, const std::vector<Gathere
   RecordBuffer& mine = recorded(buffer, Op::all_gather);
   const std::size_t bytes = total_bytes(ranges);
   mine.publish();
-  if (over_hosts()) {
-    hold_scratch(hosts_gather_scratch(topology(), ranges), 1);
+  if (over_nodes()) {
+    hold_scratch(nodes_gather_scratch(topology(), ranges), 1);
   } else if (!world_.one_memory) {
     reserve_scratch(nccl_all_gather_scratch(ranges, size()));
   }
@@ -104,8 +104,8 @@ void RecordCommunicator::do_reduce_scatter(Buffer& buffer, const std::vector<Red
     counts.push_back(range.count);
     bytes += static_cast<std::uint64_t>(range.count) * size_of(reduction.in_dtype);
   }
-  if (over_hosts()) {
-    hold_scratch_of_hosts(reduction);
+  if (over_nodes()) {
+    hold_scratch_of_nodes(reduction);
   } else if (!world_.one_memory) {
     reserve_scratch(nccl_reduce_scatter_scratch(counts, size(), reduction.in_dtype,
                                                 world_.fixed_order, reduction.wire));
@@ -122,8 +122,8 @@ void RecordCommunicator::do_all_reduce(Buffer& buffer, std::int64_t elements, vo
   RecordBuffer& mine = recorded(buffer, Op::all_reduce);
   mine.publish();
   const std::uint64_t bytes = static_cast<std::uint64_t>(elements) * size_of(reduction.in_dtype);
-  if (over_hosts()) hold_scratch_of_hosts(reduction);
-  reserve_scratch(over_hosts() ? hosts_sums_bytes
+  if (over_nodes()) hold_scratch_of_nodes(reduction);
+  reserve_scratch(over_nodes() ? nodes_sums_bytes
                   : world_.one_memory
                       ? shared_all_reduce_scratch(world_.device, size(), bytes, reduction)
                       : nccl_all_reduce_scratch(elements, size(), reduction.in_dtype,
@@ -170,7 +170,7 @@ std::shared_ptr<Communicator> RecordCommunicator::duplicate(std::string_view /*n
   return connect_record(world_, recorder_);
 }
 
-bool RecordCommunicator::over_hosts() const {
+bool RecordCommunicator::over_nodes() const {
   return world_.ranks_per_host > 0 && world_.size > 1 &&
          (world_.size - 1) * world_.stride >= world_.ranks_per_host;
 }
@@ -181,18 +181,18 @@ int RecordCommunicator::ranks_here() const {
 }
 
 Topology RecordCommunicator::topology() const {
-  std::vector<int> hosts;
+  std::vector<int> nodes;
   for (int rank = 0; rank < size(); ++rank) {
-    hosts.push_back(rank * world_.stride / world_.ranks_per_host);
+    nodes.push_back(rank * world_.stride / world_.ranks_per_host);
   }
-  return Topology(hosts, rank());
+  return Topology(nodes, rank());
 }
 
-void RecordCommunicator::hold_scratch_of_hosts(const Reduction& reduction) {
-  const Topology hosts = topology();
-  const SumOverHosts plan =
-      sum_over_hosts(hosts, reduction.group, {reduction.in_dtype, reduction.wire});
-  hold_scratch(reduction_scratch(hosts, plan).bytes(), 1);
+void RecordCommunicator::hold_scratch_of_nodes(const Reduction& reduction) {
+  const Topology nodes = topology();
+  const SumOverNodes plan =
+      sum_over_nodes(nodes, reduction.group, {reduction.in_dtype, reduction.wire});
+  hold_scratch(reduction_scratch(nodes, plan).bytes(), 1);
 }
 
 // Grows to the largest size that was needed.
@@ -206,11 +206,11 @@ void RecordCommunicator::hold_scratch(std::size_t bytes, int sharers) {
 
 // In one memory the scratch is a buffer that the ranks share.
 void RecordCommunicator::reserve_scratch(std::size_t bytes) {
-  if (!over_hosts()) return hold_scratch(bytes, world_.one_memory ? size() : 1);
+  if (!over_nodes()) return hold_scratch(bytes, world_.one_memory ? size() : 1);
   if (bytes == 0 || has_sums_) return;
   has_sums_ = true;
   sums_ = HeldBlock(recorder_->held_memory(),
-                    share_of_buffer(hosts_sums_bytes, Sharing::one_copy, ranks_here()));
+                    share_of_buffer(nodes_sums_bytes, Sharing::one_copy, ranks_here()));
 }
 
 std::shared_ptr<Communicator> connect_record(const RecordedWorld& world,

@@ -63,7 +63,7 @@ class RecordCommunicator final : public Communicator {
   [[nodiscard]] std::string_view backend() const override { return group_.name(); }
   [[nodiscard]] Device device() const override { return world_.device; }
   [[nodiscard]] bool one_memory() const override { return world_.one_memory; }
-  [[nodiscard]] int ranks_per_host() const override { return over_hosts() ? ranks_here() : 0; }
+  [[nodiscard]] int ranks_per_host() const override { return over_nodes() ? ranks_here() : 0; }
   [[nodiscard]] bool fixed_order() const override {
     return world_.one_memory || world_.fixed_order;
   }
@@ -92,10 +92,10 @@ class RecordCommunicator final : public Communicator {
                                                 std::string_view name) override;
 
   // The ranks are on several nodes; ranks_here() of them on this rank's node.
-  [[nodiscard]] bool over_hosts() const;
+  [[nodiscard]] bool over_nodes() const;
   [[nodiscard]] int ranks_here() const;
   [[nodiscard]] Topology topology() const;
-  void hold_scratch_of_hosts(const Reduction& reduction);
+  void hold_scratch_of_nodes(const Reduction& reduction);
   void hold_scratch(std::size_t bytes, int sharers);
 
   RecordedWorld world_;
