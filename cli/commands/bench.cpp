@@ -209,9 +209,9 @@ struct BenchCommand : BenchOptions {
     const bool gpus = uses_gpus(recipe);
     grid.world_sizes = lists.world_sizes.empty() ? usual_world_sizes(gpus) : lists.world_sizes;
     for (const std::int64_t ranks : grid.world_sizes) {
-      TESSERA_CHECK(ranks >= 1 && ranks <= comm::max_ranks_on_host, ErrorCode::usage,
+      TESSERA_CHECK(ranks >= 1 && ranks <= comm::max_ranks_on_node, ErrorCode::usage,
                     "--world-sizes {}: must be numbers of ranks from 1 to {}, on one node", ranks,
-                    comm::max_ranks_on_host);
+                    comm::max_ranks_on_node);
     }
     grid.threads_per_rank = threads(grid);
     grid.fill_cores = fill_cores;

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "comm/hosts/travelling.h"
+#include "comm/nodes/travelling.h"
 #include "comm/scratch.h"
 #include "engine/storage/file_window.h"
 #include "engine/storage/host_link.h"
@@ -287,7 +287,7 @@ class Planner {
   [[nodiscard]] std::size_t all_reduce_scratch(std::int64_t count, DType in_dtype,
                                                WireFormat wire) const {
     if (count == 0) return 0;
-    if (world_.over_hosts) return comm::hosts_sums_bytes;
+    if (world_.over_hosts) return comm::nodes_sums_bytes;
     if (world_.nccl) {
       return comm::nccl_all_reduce_scratch(count, replicas(), in_dtype, world_.fixed_order, wire);
     }
