@@ -25,7 +25,8 @@ BenchJson report_json(const BenchReport& report);
 // Throws Error(configuration), which begins with `where`, for a member of another type than this
 // version writes. Missing members are unknown.
 BenchReport report_from(const BenchJson& json, const std::string& where);
-MeasuredPeer peer_from(const BenchJson& json, const std::string& where);
+// The row that a peer's script wrote; not_run if there is none. Its spreads may lack their rounds.
+RowResult read_peer_row(const std::filesystem::path& file);
 // Reads log.memory and log.summary of a run; a file that does not exist changes nothing.
 void read_memory(const std::filesystem::path& file, RowMemory& memory);
 void read_summary(const std::filesystem::path& file, StepFigures& figures);

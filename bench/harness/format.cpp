@@ -89,30 +89,22 @@ void visit_members(auto& v, OneOf<BenchReport> auto& report) {
           report.model, "settings", report.settings, "rows", report.rows);
 }
 
-// The member without which a value is not complete; empty: it is complete.
-std::string_view lacking(const auto&) {
-  return "";
-}
-std::string_view lacking(const Spread& spread) {
-  const auto positive = [](double value) { return value > 0; };
-  const auto& rounds = spread.rounds;
-  return !positive(spread.median)                                                 ? "median"
-         : !positive(spread.low)                                                  ? "low"
-         : !positive(spread.high)                                                 ? "high"
-         : rounds.empty() || !std::all_of(rounds.begin(), rounds.end(), positive) ? "rounds"
-                                                                                  : "";
-}
-std::string_view lacking(const ProductTimes& products) {
-  return products.step_s > 0 ? products.best_flops_per_s > 0 ? "" : "best_flops_per_s" : "step_s";
-}
+// The member without which the row of a report is not complete; empty: it is complete.
 std::string_view lacking(const RowResult& row) {
-  if (row.world_size < 1) return "world_size";
-  if (row.exit_code > 255) return "exit_code";
-  if (row.state != RowState::measured) return "";
-  return row.rounds() == 0                 ? "samples_per_s"
-         : row.tokens_per_s.rounds.empty() ? "tokens_per_s"
-         : row.step_s.rounds.empty()       ? "step_s"
-                                           : "";
+  const auto lacks = [&](const Spread& spread) {
+    const auto positive = [](double value) { return value > 0; };
+    const bool whole = !spread.rounds.empty() && positive(spread.median) && positive(spread.low) &&
+                       positive(spread.high) &&
+                       std::all_of(spread.rounds.begin(), spread.rounds.end(), positive);
+    return !whole && (row.state == RowState::measured || spread.median != 0);
+  };
+  return row.world_size < 1                                    ? "world_size"
+         : row.exit_code > 255                                 ? "exit_code"
+         : lacks(row.samples_per_s)                            ? "samples_per_s"
+         : lacks(row.tokens_per_s)                             ? "tokens_per_s"
+         : lacks(row.step_s)                                   ? "step_s"
+         : row.products && row.products->best_flops_per_s <= 0 ? "products"
+                                                               : "";
 }
 
 class Writer {
@@ -204,8 +196,6 @@ class Reader {
       require(json.is_object(), place);
       Reader reader(json, where_, place);
       visit_members(reader, value);
-      const std::string_view lacks = lacking(value);
-      require(lacks.empty(), fmt::format("{} of {}", lacks, place));
     }
   }
   template <class T>
@@ -229,6 +219,8 @@ class Reader {
     TESSERA_CHECK(json.is_object() && text("id") && text("name") && text("status"),
                   ErrorCode::configuration, "{}: a row has no id, name or status", where_);
     take<RowResult>(json, json["name"], row);
+    const std::string_view lacks = lacking(row);
+    require(lacks.empty(), fmt::format("{} of {}", lacks, row.name));
   }
   template <class T>
   void take(const BenchJson& json, const std::string& place, std::optional<T>& value) const {
@@ -278,11 +270,15 @@ BenchReport report_from(const BenchJson& json, const std::string& where) {
   return report;
 }
 
-MeasuredPeer peer_from(const BenchJson& json, const std::string& where) {
-  MeasuredPeer peer;
-  Reader reader(json, where, "the peer");
-  visit_members(reader, peer);
-  return peer;
+RowResult read_peer_row(const std::filesystem::path& file) {
+  RowResult row;
+  const BenchJson rows = object_in(file).value("rows", BenchJson());
+  if (rows.is_array() && !rows.empty() && rows.front().is_object()) {
+    const std::string where = file.string();
+    Reader reader(rows.front(), where, "the row");
+    visit_members(reader, row);
+  }
+  return row;
 }
 
 void read_memory(const std::filesystem::path& file, RowMemory& memory) {
