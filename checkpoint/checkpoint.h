@@ -113,7 +113,7 @@ struct Fit {
   Mismatch model, optimizer;
 };
 
-struct Found {
+struct FoundCheckpoint {
   std::string path;  // a committed step folder
   std::int64_t step = 0;
   Line line;  // for the next save, when training goes on from here
@@ -130,7 +130,7 @@ enum class LoadParts : std::uint8_t {
 };  // model_only ignores the optimizer's tensors
 
 // The run of a folder to search.
-struct Search {
+struct CheckpointQuery {
   std::string launch = {};  // the run that this launch saved last; empty: the run saved last
   std::string named_by = "checkpoint.resume";  // the key that names a single step, for messages
 };
@@ -142,9 +142,9 @@ struct Search {
 // ESTALE ...): that does not show whether the step is damaged. With model_only, damage in the
 // optimizer's files alone does not skip a step, because they are not read. Collective: rank 0
 // searches, the ranks share the verification, all agree on the result.
-std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir,
-                                 const Search& search = {},
-                                 LoadParts parts = LoadParts::everything);
+std::optional<FoundCheckpoint> find_latest(comm::Communicator& communicator, const std::string& dir,
+                                           const CheckpointQuery& search = {},
+                                           LoadParts parts = LoadParts::everything);
 
 // Checks that every file is present and has its size, and that every chunk matches its checksum.
 // Throws Error(checkpoint) naming file, offset and tensor.
@@ -163,27 +163,29 @@ Fit load(comm::Communicator& communicator, const std::string& step_folder, State
 // find_latest and load in one; every byte is read once. If a step turns out to be damaged during
 // the load, the next older step is loaded over it. Tensors that do not match are an Error and do
 // not cause a fallback.
-std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
-                                 State& state, LoadParts parts = LoadParts::everything,
-                                 const Search& search = {}, const Selection& selection = {});
+std::optional<FoundCheckpoint> load_latest(comm::Communicator& communicator, const std::string& dir,
+                                           State& state, LoadParts parts = LoadParts::everything,
+                                           const CheckpointQuery& search = {},
+                                           const Selection& selection = {});
 
 // The same, but `state` is called once, and only when there is a step to load: an optimizer's state
 // takes memory.
-std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
-                                 const std::function<State&()>& state,
-                                 LoadParts parts = LoadParts::everything, const Search& search = {},
-                                 const Selection& selection = {});
+std::optional<FoundCheckpoint> load_latest(comm::Communicator& communicator, const std::string& dir,
+                                           const std::function<State&()>& state,
+                                           LoadParts parts = LoadParts::everything,
+                                           const CheckpointQuery& search = {},
+                                           const Selection& selection = {});
 
 // The run that the next saves belong to, and a line for each other run in the folder.
-struct Start {
+struct RunStart {
   Line line;
   std::vector<std::string> others;
 };
 // Collective. `from` is the step folder whose state training continues from; empty: training starts
 // anew. The saves continue the step's run if the step is the last of its run in DIR; otherwise they
 // begin a new run.
-Start start_line(comm::Communicator& communicator, const std::string& dir,
-                 const std::string& from = {});
+RunStart start_line(comm::Communicator& communicator, const std::string& dir,
+                    const std::string& from = {});
 
 // True if the name matches the pattern, in which '#' stands for one or more decimal digits and
 // every other character for itself.

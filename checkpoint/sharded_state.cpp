@@ -299,14 +299,15 @@ Scalars load(const Context& context, const std::string& source, const ShardedMod
   return load(context, source, model, LoadOptions{.names = names}).scalars;
 }
 
-std::optional<checkpoint::Found> latest(const Context& context, const std::string& folder,
-                                        const checkpoint::Search& search) {
+std::optional<checkpoint::FoundCheckpoint> latest(const Context& context, const std::string& folder,
+                                                  const checkpoint::CheckpointQuery& search) {
   return checkpoint::find_latest(context.communicator(), folder, search);
 }
 
 std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
                                   const ShardedModel& model, optim::Optimizer& optimizer,
-                                  const LoadOptions& options, const checkpoint::Search& search) {
+                                  const LoadOptions& options,
+                                  const checkpoint::CheckpointQuery& search) {
   std::optional<checkpoint::State> state;
   checkpoint::Selection selection = checkpoint::selection_of(options);
   std::vector<std::int64_t> steps;
@@ -328,7 +329,7 @@ std::optional<Loaded> load_latest(const Context& context, const std::string& fol
 
 std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
                                   const ShardedModel& model, optim::Optimizer& optimizer,
-                                  const checkpoint::Search& search,
+                                  const checkpoint::CheckpointQuery& search,
                                   const checkpoint::StateNames& names) {
   return load_latest(context, folder, model, optimizer, LoadOptions{.names = names}, search);
 }

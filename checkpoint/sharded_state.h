@@ -1,7 +1,6 @@
 // Between a sharded model and its checkpoint: ts::save, ts::load, ts::latest.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -75,23 +74,23 @@ LoadResult load(const Context& context, const std::string& source, const Sharded
                 const LoadOptions& options);
 
 // Collective. The newest intact step of a folder: checkpoint::find_latest.
-std::optional<checkpoint::Found> latest(const Context& context, const std::string& folder,
-                                        const checkpoint::Search& search = {});
+std::optional<checkpoint::FoundCheckpoint> latest(const Context& context, const std::string& folder,
+                                                  const checkpoint::CheckpointQuery& search = {});
 
 struct Loaded {
-  checkpoint::Found found;  // `fit` has the mismatches of a load that was not strict
+  checkpoint::FoundCheckpoint found;  // `fit` has the mismatches of a load that was not strict
   Scalars scalars;
 };
 // Collective. latest() and load() in one, which reads every byte once and skips damaged steps. None
 // if the folder has no step.
 std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
                                   const ShardedModel& model, optim::Optimizer& optimizer,
-                                  const checkpoint::Search& search = {},
+                                  const checkpoint::CheckpointQuery& search = {},
                                   const checkpoint::StateNames& names = {});
 
 std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
                                   const ShardedModel& model, optim::Optimizer& optimizer,
                                   const LoadOptions& options,
-                                  const checkpoint::Search& search = {});
+                                  const checkpoint::CheckpointQuery& search = {});
 
 }  // namespace tessera

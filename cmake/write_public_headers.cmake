@@ -5,7 +5,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 # A public header must not include these: the internals of the kernels and of the devices.
-set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^comm/(connect|control|hosts|mpi|nccl|shared|watch)/|^(launch|training|planner|logs|bench|cli)/")
+set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^comm/(connect|control|mpi|nccl|nodes|shared|watch)/|^(launch|training|planner|logs|bench|cli)/")
 
 # Every public header includes this first; `#if TESSERA_VERSION` needs no C++20.
 set(first base/cpp20.h)

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <bit>
 
 #include "base/error.h"
 
@@ -67,6 +68,22 @@ void Call::set_name(std::string_view text) {
   for (const char character : text) {
     name_hash = (name_hash ^ static_cast<unsigned char>(character)) * 1099511628211u;
   }
+}
+
+Call call_of_message(std::size_t bytes, int receiver, Tag tag) {
+  Call call(Op::send, tag);
+  call.bytes = bytes;
+  call.root = receiver;
+  return call;
+}
+
+Call with_reduction(Call call, const Reduction& reduction) {
+  call.in_dtype = reduction.in_dtype;
+  call.out_dtype = reduction.out_dtype;
+  call.accumulate = reduction.accumulate;
+  call.group = reduction.group;
+  call.scale_bits = std::bit_cast<std::uint32_t>(reduction.scale);
+  return call;
 }
 
 std::string describe(const Call& call) {

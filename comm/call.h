@@ -59,6 +59,11 @@ struct Call {
   friend bool operator==(const Call&, const Call&) = default;
 };
 
+// The call of a message, the same on both sides.
+Call call_of_message(std::size_t bytes, int receiver, Tag tag);
+// `call` with the values that the ranks must agree on in a reduction.
+Call with_reduction(Call call, const Reduction& reduction);
+
 // "all_gather of 'block.0' (1024 bytes; step 3, unit 1, forward)".
 std::string describe(const Call& call);
 

@@ -22,29 +22,10 @@
 
 #include "base/block_float.h"
 #include "base/dtype.h"
+#include "comm/control_group.h"
 #include "engine/device/device.h"
 
 namespace tessera::comm {
-
-enum class Phase : std::uint8_t {
-  setup,
-  forward,
-  backward,
-  reduce,
-  optimizer,
-  checkpoint,
-  metrics,
-  other
-};
-std::string_view name_of(Phase phase);
-
-// The purpose of a collective. The ranks compare it at every collective, together with the op,
-// dtype and bytes.
-struct Tag {
-  std::uint64_t step = 0;
-  std::uint32_t unit = 0;
-  Phase phase = Phase::other;
-};
 
 enum class Sharing : std::uint8_t {
   one_copy,  // one region that every rank maps: all-gather destinations
@@ -82,6 +63,9 @@ struct GatheredRange {
   DType dtype = DType::float32;
 };
 
+// The bytes of all of `ranges`.
+std::size_t total_bytes(const std::vector<GatheredRange>& ranges);
+
 struct Reduction {
   DType in_dtype = DType::float32;
   DType out_dtype =
@@ -102,22 +86,24 @@ struct ReducedRange {
   void* out = nullptr;
 };
 
-// Activities of a rank's threads besides waiting in a collective.
-enum class Activity : std::uint8_t {
-  worker_begins,  // work for the rank on another thread than its own (a side stream's worker)
-  worker_ends,
-  rank_waits,  // the rank's own thread waits for such work
-  rank_goes_on,
-  outside_wait_begins,  // any thread waits for something outside of the job
-  outside_wait_ends,
-};
-
 class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  [[nodiscard]] virtual int rank() const = 0;
-  [[nodiscard]] virtual int size() const = 0;
+  // Small messages, aborts and the state of threads; the functions below forward to it.
+  [[nodiscard]] virtual ControlGroup& control() const = 0;
+  [[nodiscard]] int rank() const { return control().rank(); }
+  [[nodiscard]] int size() const { return control().size(); }
+  std::vector<std::string> exchange(std::string_view message, Tag tag = {}) {
+    return control().exchange(message, tag);
+  }
+  std::string broadcast(std::string_view message, int root, Tag tag = {}) {
+    return control().broadcast(message, root, tag);
+  }
+  void barrier(Tag tag = {}) { control().barrier(tag); }
+  void abort(std::string_view reason) noexcept { control().abort(reason); }
+  void note(Activity activity) noexcept { control().note(activity); }
+
   [[nodiscard]] virtual std::string_view backend() const = 0;
   // The device of the buffers and of the sums.
   [[nodiscard]] virtual Device device() const = 0;
@@ -141,7 +127,7 @@ class Communicator {
   // rank*bytes/size, first + (rank+1)*bytes/size); returns when the shards of all ranks can be
   // read. The ranges are the same on every rank and divide into size() shards. Bytes outside of
   // them do not change.
-  virtual void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) = 0;
+  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag);
   // The same for the first `bytes` of the buffer: a pooled buffer may be larger than its contents.
   void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
     all_gather(buffer, std::vector<GatheredRange>{{0, bytes}}, tag);
@@ -150,13 +136,13 @@ class Communicator {
   // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks pass others;
   // an empty list is allowed). Returns when this rank's sums are complete; the region may be
   // written again after the next acquire().
-  virtual void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
-                              Reduction reduction, Tag tag) = 0;
+  void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                      const Reduction& reduction, Tag tag);
 
   // The same sum of elements [0, count) for every rank: out[i] on each rank has the same bits that
   // reduce_scatter gives.
-  virtual void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
-                          Tag tag) = 0;
+  void all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
+                  Tag tag);
 
   // Collective. Allocates now the scratch memory that reductions would allocate when they first
   // need it. comm/scratch.h computes `bytes` for the largest reduction of this rank.
@@ -167,29 +153,18 @@ class Communicator {
   // memory may be written again; it may wait for the peer's receive(), so ranks that all send first
   // may deadlock. receive() returns when the bytes have arrived. On a GPU, both are defined in
   // queue order as above.
-  virtual void send(const void* memory, std::size_t bytes, int to, Tag tag = {}) = 0;
-  virtual void receive(void* memory, std::size_t bytes, int from, Tag tag = {}) = 0;
+  void send(const void* memory, std::size_t bytes, int to, Tag tag = {});
+  void receive(void* memory, std::size_t bytes, int from, Tag tag = {});
   // Collective: copies the root's memory to every rank.
-  virtual void broadcast(void* memory, std::size_t bytes, int root, Tag tag = {}) = 0;
-
-  // Control plane, for small messages (kilobytes). exchange returns every rank's message in rank
-  // order.
-  virtual std::vector<std::string> exchange(std::string_view message, Tag tag = {}) = 0;
-  // The root's message on every rank.
-  virtual std::string broadcast(std::string_view message, int root, Tag tag = {}) = 0;
-  virtual void barrier(Tag tag = {}) = 0;
+  void broadcast(void* memory, std::size_t bytes, int root, Tag tag = {});
 
   // Collective: a communicator of the ranks that pass the same colour, ordered by (key, rank).
   virtual std::shared_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
   // The same when every rank can compute the members by itself: split_blocks() makes blocks of
   // `ranks` consecutive ranks, split_across_blocks() joins the ranks with the same place in their
   // blocks. `ranks` divides size().
-  virtual std::shared_ptr<Communicator> split_blocks(int ranks, std::string_view name) {
-    return split(rank() / ranks, rank(), name);
-  }
-  virtual std::shared_ptr<Communicator> split_across_blocks(int ranks, std::string_view name) {
-    return split(rank() % ranks, rank(), name);
-  }
+  std::shared_ptr<Communicator> split_blocks(int ranks, std::string_view name);
+  std::shared_ptr<Communicator> split_across_blocks(int ranks, std::string_view name);
   // Collective: the same ranks, an independent channel.
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
 
@@ -202,62 +177,52 @@ class Communicator {
   // or duplicated from one connection; zero when another library sends them.
   [[nodiscard]] virtual std::uint64_t bytes_between_hosts() const { return 0; }
 
-  // Tells every rank that this one gives up: their present and later calls throw Error(rank_failed)
-  // with this rank's number and reason. Callable from any thread at any time, even during another
-  // call. Never throws.
-  virtual void abort(std::string_view reason) noexcept = 0;
+ protected:
+  // The part of this rank after a split: `size` ranks, `stride` apart, of which it is `rank`.
+  struct Part {
+    int rank = 0;
+    int size = 1;
+    int stride = 1;
+  };
 
-  // Distinguishes a deadlock from work: when every rank waits for another in some call and none has
-  // moved for ConnectOptions::standstill_timeout, all of them throw Error(rank_failed) with the
-  // calls that they wait in. A rank waits for others when its own thread (the one that connected,
-  // or that run_local started) and all of its workers do. Threads that do not call note() are not
-  // counted: no rank may depend, for that long, on the work of such a thread. After the same time
-  // the error names a rank that others wait for when it waits for no other rank and its process was
-  // stopped or its threads do not move (thread_activity.h).
-  virtual void note(Activity) noexcept {}
+  // The functions of the same name have checked the arguments, except that the buffer comes from
+  // this communicator.
+  virtual void do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) = 0;
+  virtual void do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                                 const Reduction& reduction, Tag tag) = 0;
+  virtual void do_all_reduce(Buffer& buffer, std::int64_t count, void* out,
+                             const Reduction& reduction, Tag tag) = 0;
+  virtual void do_send(const void* memory, std::size_t bytes, int to, Tag tag) = 0;
+  virtual void do_receive(void* memory, std::size_t bytes, int from, Tag tag) = 0;
+  virtual void do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) = 0;
+  // split_blocks() and split_across_blocks(); the ranks of a part pass the same colour.
+  virtual std::shared_ptr<Communicator> do_split_evenly(int color, Part /*part*/,
+                                                        std::string_view name) {
+    return split(color, rank(), name);
+  }
+};
+
+// Tells the watch over ranks what a thread does during the scope.
+template <Activity begins, Activity ends>
+class ActivityScope {
+ public:
+  explicit ActivityScope(Communicator& communicator) : communicator_(communicator) {
+    communicator_.note(begins);
+  }
+  ~ActivityScope() { communicator_.note(ends); }
+  ActivityScope(const ActivityScope&) = delete;
+  ActivityScope& operator=(const ActivityScope&) = delete;
+
+ private:
+  Communicator& communicator_;
 };
 
 // A worker's work for its rank, on the worker's thread.
-class WorkerScope {
- public:
-  explicit WorkerScope(Communicator& communicator) : communicator_(communicator) {
-    communicator_.note(Activity::worker_begins);
-  }
-  ~WorkerScope() { communicator_.note(Activity::worker_ends); }
-  WorkerScope(const WorkerScope&) = delete;
-  WorkerScope& operator=(const WorkerScope&) = delete;
-
- private:
-  Communicator& communicator_;
-};
-
+using WorkerScope = ActivityScope<Activity::worker_begins, Activity::worker_ends>;
 // The rank's own thread waits for its workers.
-class RankWaits {
- public:
-  explicit RankWaits(Communicator& communicator) : communicator_(communicator) {
-    communicator_.note(Activity::rank_waits);
-  }
-  ~RankWaits() { communicator_.note(Activity::rank_goes_on); }
-  RankWaits(const RankWaits&) = delete;
-  RankWaits& operator=(const RankWaits&) = delete;
-
- private:
-  Communicator& communicator_;
-};
-
+using RankWaits = ActivityScope<Activity::rank_waits, Activity::rank_goes_on>;
 // The rank waits for something outside of the job, and others may wait for it longer than
 // ConnectOptions::standstill_timeout: a download that pauses, a process that it started.
-class OutsideWait {
- public:
-  explicit OutsideWait(Communicator& communicator) : communicator_(communicator) {
-    communicator_.note(Activity::outside_wait_begins);
-  }
-  ~OutsideWait() { communicator_.note(Activity::outside_wait_ends); }
-  OutsideWait(const OutsideWait&) = delete;
-  OutsideWait& operator=(const OutsideWait&) = delete;
-
- private:
-  Communicator& communicator_;
-};
+using OutsideWait = ActivityScope<Activity::outside_wait_begins, Activity::outside_wait_ends>;
 
 }  // namespace tessera::comm

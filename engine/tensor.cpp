@@ -223,12 +223,12 @@ Tensor Tensor::grad() const {
 
 void Tensor::multiply_pending_factor() const {
   const auto& storage = data_->storage;
-  if (storage->pending_factor() == 1.0f) return;
+  if (storage->shard().pending_factor == 1.0f) return;
   const auto elements = static_cast<std::int64_t>(storage->bytes() / size_of(dtype()));
   TESSERA_LAUNCH(device(), cast,
                  {storage->data(), storage->data(), elements, dtype(), dtype(),
-                  storage->pending_factor(), false});
-  storage->set_pending_factor(1.0f);
+                  storage->shard().pending_factor, false});
+  storage->edit_shard().pending_factor = 1.0f;
 }
 
 void Tensor::zero_grad() {

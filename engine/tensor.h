@@ -145,14 +145,14 @@ class Tensor {
   // at the write; sharding throws a logic_error if it finds such a copy in use. A const or
   // temporary handle returns a pointer for reading, which does not count as a write.
   [[nodiscard]] const std::byte* data() const& {
-    if (storage()->pending_factor() != 1.0f) [[unlikely]]
+    if (storage()->shard().pending_factor != 1.0f) [[unlikely]]
       multiply_pending_factor();
     return raw_data();
   }
   [[nodiscard]] std::byte* data() & {
     if (storage()->is_watched()) [[unlikely]]
       storage()->will_write(Storage::Write::by_pointer);
-    if (storage()->pending_factor() != 1.0f) [[unlikely]]
+    if (storage()->shard().pending_factor != 1.0f) [[unlikely]]
       multiply_pending_factor();
     return raw_data();
   }
@@ -204,8 +204,8 @@ class Tensor {
   void copy_from(const Tensor& source);
   // The same values on `device`: this tensor itself if it is there, else a copy outside the graph.
   [[nodiscard]] Tensor to(Device device) const;
-  // Applies the storage's pending factor (Storage::pending_factor) to all tensors in it; they must
-  // have this tensor's dtype.
+  // Applies the storage's pending factor (ShardMetadata::pending_factor) to all tensors in it; they
+  // must have this tensor's dtype.
   void multiply_pending_factor() const;
 
   // The number of recorded writes: copy_from() and optimizers record them. Values that a backward

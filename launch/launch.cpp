@@ -22,8 +22,7 @@
 #include "comm/timeout.h"
 #include "launch/failure_channel.h"
 #include "launch/guardian.h"
-#include "launch/hosts.h"
-#include "launch/insisting_signal.h"
+#include "launch/nodes.h"
 #include "launch/rank_process.h"
 #include "launch/report.h"
 #include "launch/signals.h"
@@ -60,14 +59,14 @@ int free_port(int wanted, in_addr_t of = INADDR_LOOPBACK) {
 // The ranks of one attempt, from start to end.
 class Attempt {
  public:
-  // `hosts`: the other launchers, if there are any.
+  // `nodes`: the other launchers, if there are any.
   Attempt(const LaunchOptions& options, const LaunchPlan& plan, int restart, SignalQueue& signals,
-          Guardian& guardian, LaunchHosts* hosts)
+          Guardian& guardian, LaunchNodes* nodes)
       : plan_(plan),
         signals_(signals),
-        hosts_(hosts),
+        nodes_(nodes),
         output_(options.output, options.ranks, plan.first_rank, restart > 0) {
-    const bool first = hosts == nullptr && (restart == 0 || options.master_port == 0);
+    const bool first = nodes == nullptr && (restart == 0 || options.master_port == 0);
     const int port = first ? free_port(options.master_port) : options.master_port;
     for (int rank = 0; rank < options.ranks; ++rank) {
       RankProcess::Start start;
@@ -87,8 +86,8 @@ class Attempt {
     LaunchOutcome outcome;
     for (;;) {
       const bool running = collect(outcome);
-      if (hosts_ != nullptr) listen_to_hosts(outcome, running);
-      if (!running && (hosts_ == nullptr || hosts_->verdict())) {
+      if (nodes_ != nullptr) listen_to_nodes(outcome, running);
+      if (!running && (nodes_ == nullptr || nodes_->verdict())) {
         // Wait until a pager has read the output; the other nodes see this one waiting.
         output_.finish();
         if (output_.is_passed_on() || given_up_printing_) break;
@@ -152,8 +151,8 @@ class Attempt {
 
   std::vector<pollfd> watched() const {
     std::vector<pollfd> watched = output_.waited_for();
-    if (hosts_ != nullptr) {
-      const std::vector<pollfd> more = hosts_->watched();
+    if (nodes_ != nullptr) {
+      const std::vector<pollfd> more = nodes_->watched();
       watched.insert(watched.end(), more.begin(), more.end());
     }
     return watched;
@@ -190,7 +189,7 @@ class Attempt {
       const bool as_told =
           outcome.stop_signal != 0 && failed->exit.code == 128 + outcome.stop_signal;
       if (!as_told) {
-        if (hosts_ != nullptr && (corrected || !ending_)) hosts_->tell_failure(report(outcome));
+        if (nodes_ != nullptr && (corrected || !ending_)) nodes_->tell_failure(report(outcome));
         end_ranks();
       }
     }
@@ -213,21 +212,21 @@ class Attempt {
 
   // A failure on another node ends the ranks here. If it may only be a consequence, the ranks here
   // get a moment to report what they know.
-  void listen_to_hosts(LaunchOutcome& outcome, bool running) {
-    hosts_->serve();
-    while (const auto signal = hosts_->take_signal()) take_foreign_signal(*signal, outcome);
-    if (const auto& failed = hosts_->failure_elsewhere(); failed && !stop_at_ && !ending_) {
+  void listen_to_nodes(LaunchOutcome& outcome, bool running) {
+    nodes_->serve();
+    while (const auto signal = nodes_->take_signal()) take_foreign_signal(*signal, outcome);
+    if (const auto& failed = nodes_->failure_elsewhere(); failed && !stop_at_ && !ending_) {
       stop_at_ =
           Clock::now() + (failed->weight == Weight::consequence ? last_words : Clock::duration(0));
     }
     if (!running && !std::exchange(end_told_, true)) {
       // A rank that the launcher itself ended is not a failure of its own.
-      hosts_->tell_end(ended_elsewhere(outcome) ? LaunchReport{} : report(outcome));
+      nodes_->tell_end(ended_elsewhere(outcome) ? LaunchReport{} : report(outcome));
     }
   }
 
   bool ended_elsewhere(const LaunchOutcome& outcome) const {
-    return ending_ && hosts_->failure_elsewhere() &&
+    return ending_ && nodes_->failure_elsewhere() &&
            (!outcome.first_failure || outcome.first_failure->exit.signal == SIGTERM ||
             outcome.first_failure->exit.signal == SIGKILL ||
             outcome.first_failure->exit.code == 128 + SIGTERM);
@@ -237,12 +236,12 @@ class Attempt {
     if (signal == SIGUSR1) {  // the ranks save, and go on
       for (const RankProcess& rank : ranks_) rank.tell_group(signal);
     } else if (outcome.stop_signal == 0) {
-      if (hosts_ != nullptr) hosts_->tell_signal(signal);
+      if (nodes_ != nullptr) nodes_->tell_signal(signal);
       stop(signal, outcome);
     } else if (insists(signal, Clock::now() - stopped_at_)) {
       say(fmt::format("second signal {} (SIG{}): the ranks are killed", signal,
                       sigabbrev_np(signal)));
-      if (hosts_ != nullptr) hosts_->tell_signal(SIGKILL);
+      if (nodes_ != nullptr) nodes_->tell_signal(SIGKILL);
       signal_all(SIGKILL);
     }
   }
@@ -264,8 +263,8 @@ class Attempt {
 
   [[nodiscard]] std::chrono::milliseconds waiting_time() const {
     constexpr auto longest = std::chrono::milliseconds(500);
-    constexpr auto with_hosts = std::chrono::milliseconds(100);
-    if (stop_at_ || hosts_ != nullptr) return with_hosts;
+    constexpr auto with_nodes = std::chrono::milliseconds(100);
+    if (stop_at_ || nodes_ != nullptr) return with_nodes;
     if (!deadline_) return longest;
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(*deadline_ - Clock::now());
@@ -274,7 +273,7 @@ class Attempt {
 
   const LaunchPlan& plan_;
   SignalQueue& signals_;
-  LaunchHosts* hosts_;
+  LaunchNodes* nodes_;
   FailureChannel channel_;
   RankOutput output_;
   std::vector<RankProcess> ranks_;
@@ -319,8 +318,8 @@ int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueu
 int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, SignalQueue& signals,
                        Guardian& guardian) {
   if (options.node_rank == 0) (void)free_port(options.master_port, INADDR_ANY);
-  LaunchHosts hosts(options, names.run_id, names.launch_id);
-  if (const auto signal = hosts.meet(signals)) {
+  LaunchNodes nodes(options, names.run_id, names.launch_id);
+  if (const auto signal = nodes.meet(signals)) {
     say(fmt::format("stopped by signal {} (SIG{}) before all nodes had come", *signal,
                     sigabbrev_np(*signal)));
     return 128 + *signal;
@@ -329,22 +328,22 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
     bool lacked_room = false;
     try {
       lacked_room =
-          Attempt(options, hosts.plan(), restart, signals, guardian, &hosts).run().lacked_room;
+          Attempt(options, nodes.plan(), restart, signals, guardian, &nodes).run().lacked_room;
     } catch (const Error& error) {  // the program cannot be run here
-      hosts.tell_failure({.code = static_cast<int>(error.code()),
+      nodes.tell_failure({.code = static_cast<int>(error.code()),
                           .weight = Weight::failure,
                           .line = fmt::format("error: node {}{}: {}", options.node_rank,
-                                              hosts.plan().place, error.what())});
+                                              nodes.plan().place, error.what())});
       throw;
     }
-    const LaunchHosts::Verdict verdict = *hosts.verdict();
+    const LaunchNodes::Verdict verdict = *nodes.verdict();
     if (!verdict.report.line.empty()) say(verdict.report.line);
     if (!verdict.again) {
       const bool good = verdict.report.code == 0;
       return good && lacked_room ? static_cast<int>(ErrorCode::checkpoint) : verdict.report.code;
     }
-    say(restarting(hosts.plan(), restart));
-    hosts.begin_next_attempt();
+    say(restarting(nodes.plan(), restart));
+    nodes.begin_next_attempt();
   }
 }
 

@@ -12,7 +12,7 @@
 #include "base/version.h"
 #include "comm/control/wire.h"
 #include "comm/wait_notice.h"
-#include "launch/hosts.h"
+#include "launch/nodes.h"
 
 namespace tessera::cli {
 namespace {
@@ -36,18 +36,18 @@ std::string own_host() {
 
 }  // namespace
 
-comm::control::Meeting LaunchHosts::meeting() const {
+comm::control::Meeting LaunchNodes::meeting() const {
   return comm::control::meeting_of("launchers", options_.run_id, options_.job_key);
 }
 
-std::string LaunchHosts::introduction() const {
+std::string LaunchNodes::introduction() const {
   const Json its = {{"node", options_.node_rank}, {"nodes", options_.nodes},
                     {"ranks", options_.ranks},    {"pid", ::getpid()},
                     {"host", own_host()},         {"version", version()}};
   return its.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::optional<int> LaunchHosts::meet(SignalQueue& signals) {
+std::optional<int> LaunchNodes::meet(SignalQueue& signals) {
   plan_.place = " on " + own_host();
   return leads() ? gather(signals) : come(signals);
 }
@@ -63,7 +63,7 @@ std::optional<int> stop_within(SignalQueue& signals, std::vector<pollfd> watched
 
 }  // namespace
 
-std::optional<int> LaunchHosts::gather(SignalQueue& signals) {
+std::optional<int> LaunchNodes::gather(SignalQueue& signals) {
   auto listener = comm::control::listen_on(port());
   TESSERA_CHECK(listener.has_value(), ErrorCode::configuration,
                 "--master-port {}: the launchers meet at the port after it, {}, and another "
@@ -91,7 +91,7 @@ std::optional<int> LaunchHosts::gather(SignalQueue& signals) {
   return std::nullopt;
 }
 
-void LaunchHosts::let_in(Door& door) {
+void LaunchNodes::let_in(Door& door) {
   for (Door::Caller& caller : door.serve()) {
     try {
       if (const std::string why = reason_to_refuse(caller.introduction); !why.empty()) {
@@ -106,7 +106,7 @@ void LaunchHosts::let_in(Door& door) {
   }
 }
 
-std::string LaunchHosts::reason_to_refuse(const std::string& its) const {
+std::string LaunchNodes::reason_to_refuse(const std::string& its) const {
   const Json other = Json::parse(its, nullptr, false);
   if (!other.is_object()) return "the launcher's introduction is not valid";
   if (other.value("version", "") != version()) {
@@ -129,7 +129,7 @@ std::string LaunchHosts::reason_to_refuse(const std::string& its) const {
   return "";
 }
 
-void LaunchHosts::add_peer(FileDescriptor connection, const std::string& its) {
+void LaunchNodes::add_peer(FileDescriptor connection, const std::string& its) {
   const Json other = Json::parse(its, nullptr, false);
   TESSERA_CHECK(other.is_object(), ErrorCode::rank_failed, "an introduction is not valid");
   comm::control::prepare_connection(connection.get(), 2 * silence_);
@@ -142,7 +142,7 @@ void LaunchHosts::add_peer(FileDescriptor connection, const std::string& its) {
   peer.stream = FrameStream(std::move(connection), longest_message);
 }
 
-void LaunchHosts::send_plans() {
+void LaunchNodes::send_plans() {
   std::sort(peers_.begin(), peers_.end(),
             [](const Peer& a, const Peer& b) { return a.node < b.node; });
   plan_.world = options_.ranks;
@@ -161,7 +161,7 @@ void LaunchHosts::send_plans() {
   }
 }
 
-std::string LaunchHosts::missing_nodes() const {
+std::string LaunchNodes::missing_nodes() const {
   std::string missing;
   for (int node = 1; node < options_.nodes; ++node) {
     const auto is_it = [node](const Peer& peer) { return peer.node == node; };
@@ -171,7 +171,7 @@ std::string LaunchHosts::missing_nodes() const {
   return missing;
 }
 
-void LaunchHosts::fail_for_missing_nodes() {
+void LaunchNodes::fail_for_missing_nodes() {
   const std::string text = fmt::format(
       "the launcher of node(s) {} of {} did not come to {} port {} within {} s; start `tessera "
       "launch --node-rank N` on every host with the same --master-addr and --master-port",
@@ -184,7 +184,7 @@ void LaunchHosts::fail_for_missing_nodes() {
 }
 
 // Node 0 itself needs no address. But if it cannot resolve it, the others cannot either.
-void LaunchHosts::check_master_address() const {
+void LaunchNodes::check_master_address() const {
   try {
     comm::control::require_address(options_.master_address);
   } catch (const comm::control::NoNameServer& silent) {
@@ -193,7 +193,7 @@ void LaunchHosts::check_master_address() const {
 }
 
 // Empty if it has connected; else the reason why not.
-std::string LaunchHosts::try_to_come() {
+std::string LaunchNodes::try_to_come() {
   std::optional<comm::FileDescriptor> connection;
   try {
     connection = comm::control::connect_to(options_.master_address, port(), connection_patience);
@@ -213,7 +213,7 @@ std::string LaunchHosts::try_to_come() {
   }
 }
 
-std::optional<int> LaunchHosts::come(SignalQueue& signals) {
+std::optional<int> LaunchNodes::come(SignalQueue& signals) {
   const auto deadline = Clock::now() + options_.meeting;
   comm::WaitNotice notice(options_.meeting);
   for (std::string reason = try_to_come(); !reason.empty(); reason = try_to_come()) {

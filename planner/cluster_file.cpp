@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "base/error.h"
@@ -124,8 +125,17 @@ const std::vector<Choice<DType>>& measured_dtypes() {
   return choices;
 }
 
+Link& link_of(Link& link) {
+  return link;
+}
 Link& link_of(std::optional<Link>& link) {
   return link ? *link : link.emplace();
+}
+
+// The place of a number of a link. A link that may be absent is there as soon as a number is.
+template <class L>
+auto of_link(L Cluster::*link, double Link::*number) {
+  return [link, number](Cluster& cluster) -> double& { return link_of(cluster.*link).*number; };
 }
 
 // One line of `measured`: [kernel, dtype, ranks, m, n, k, batch, operations, bytes, seconds].
@@ -163,103 +173,83 @@ MeasuredKernel read_measured(const YamlNode& node) {
   return one;
 }
 
+std::vector<MeasuredKernel> read_measured_list(const YamlNode& node, const std::string& key) {
+  if (node.kind != YamlNode::Kind::sequence) refuse_value(node, key, "a list");
+  std::vector<MeasuredKernel> measured;
+  for (const YamlNode& item : node.items) measured.push_back(read_measured(item));
+  return measured;
+}
+
+DeviceType read_device(const YamlNode& node, const std::string& key) {
+  static const std::vector<Choice<DeviceType>> choices = {{"cpu", DeviceType::cpu},
+                                                          {"cuda", DeviceType::cuda}};
+  return read_choice(node, key, choices);
+}
+
+std::uint64_t read_memory(const YamlNode& node, const std::string& key) {
+  const auto bytes = parse_bytes(plain_text(node));
+  if (!bytes || static_cast<double>(*bytes) > largest_memory) {
+    refuse_value(node, key, "a number of bytes up to 1e15, as 80GB or 79.2GiB");
+  }
+  return *bytes;
+}
+
 std::vector<ClusterKey> make_keys() {
   std::vector<ClusterKey> keys;
   const auto add = [&](std::string name, std::string unit, bool required, std::string help,
-                       std::function<void(Cluster&, const YamlNode&)> read) {
-    keys.push_back({std::move(name), std::move(unit), required, std::move(help), std::move(read)});
+                       auto read, auto place) {
+    std::string key = name;
+    const auto store = [key, read, place](Cluster& cluster, const YamlNode& node) {
+      std::invoke(place, cluster) = read(node, key);
+    };
+    keys.push_back({std::move(name), std::move(unit), required, std::move(help), store});
   };
-  add("name", "text", true, "The name in reports",
-      [](Cluster& cluster, const YamlNode& node) { cluster.name = read_text(node, "name"); });
-  add("device", "cpu, cuda", true, "The device of the ranks",
-      [](Cluster& cluster, const YamlNode& node) {
-        static const std::vector<Choice<DeviceType>> choices = {{"cpu", DeviceType::cpu},
-                                                                {"cuda", DeviceType::cuda}};
-        cluster.device = read_choice(node, "device", choices);
-      });
-  add("per_node", "count", true, "GPUs of a node, or cores of a node without GPUs",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.per_node = read_count(node, "per_node", largest_node);
-      });
-  add("memory", "bytes", false, "Memory of a GPU, or of a core",
-      [](Cluster& cluster, const YamlNode& node) {
-        const auto bytes = parse_bytes(plain_text(node));
-        if (!bytes || static_cast<double>(*bytes) > largest_memory) {
-          refuse_value(node, "memory", "a number of bytes up to 1e15, as 80GB or 79.2GiB");
-        }
-        cluster.memory = bytes;
-      });
+  const auto count = [](const YamlNode& node, const std::string& key) {
+    return read_count(node, key, largest_node);
+  };
+  add("name", "text", true, "The name in reports", read_text, &Cluster::name);
+  add("device", "cpu, cuda", true, "The device of the ranks", read_device, &Cluster::device);
+  add("per_node", "count", true, "GPUs of a node, or cores of a node without GPUs", count,
+      &Cluster::per_node);
+  add("memory", "bytes", false, "Memory of a GPU, or of a core", read_memory, &Cluster::memory);
   for (const Choice<DType>& dtype : product_dtypes()) {
-    const std::string name = "matrix_rate." + std::string(dtype.name);
-    add(name, "operations a second", false,
+    add("matrix_rate." + std::string(dtype.name), "operations a second", false,
         fmt::format("Matrix products of {}, of a GPU or of a core", dtype.name),
-        [name, value = dtype.value](Cluster& cluster, const YamlNode& node) {
-          cluster.matrix_rate[value] = read_operation_rate(node, name);
-        });
+        read_operation_rate,
+        [value = dtype.value](Cluster& c) -> double& { return c.matrix_rate[value]; });
   }
   add("matrix_efficiency", "part", false, "The part of matrix_rate that the best products reach",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.matrix_efficiency = read_part(node, "matrix_efficiency");
-      });
+      read_part, &Cluster::matrix_efficiency);
   add("attention_efficiency", "part", false, "The part of matrix_rate that attention reaches",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.attention_efficiency = read_part(node, "attention_efficiency");
-      });
-  add("multiprocessors", "count", false, "Multiprocessors that share the tiles of a product",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.multiprocessors = read_count(node, "multiprocessors", largest_node);
-      });
+      read_part, &Cluster::attention_efficiency);
+  add("multiprocessors", "count", false, "Multiprocessors that share the tiles of a product", count,
+      &Cluster::multiprocessors);
   add("memory_rate", "bytes a second", true, "Read and written together, of a GPU or of a core",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.memory_rate = read_byte_rate(node, "memory_rate");
-      });
-  add("memory_efficiency", "part", false, "The part of memory_rate that kernels reach",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.memory_efficiency = read_part(node, "memory_efficiency");
-      });
+      read_byte_rate, &Cluster::memory_rate);
+  add("memory_efficiency", "part", false, "The part of memory_rate that kernels reach", read_part,
+      &Cluster::memory_efficiency);
   add("launch", "seconds", false,
-      "The shortest time of a GPU's kernel; on a CPU, a kernel's fixed time",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.launch = read_seconds(node, "launch");
-      });
+      "The shortest time of a GPU's kernel; on a CPU, a kernel's fixed time", read_seconds,
+      &Cluster::launch);
   add("inside.rate", "bytes a second", true, "The rate at which a device receives from its node",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.inside.rate = read_byte_rate(node, "inside.rate");
-      });
-  add("inside.latency", "seconds", true, "The latency of a message inside a node",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.inside.latency = read_seconds(node, "inside.latency");
-      });
+      read_byte_rate, of_link(&Cluster::inside, &Link::rate));
+  add("inside.latency", "seconds", true, "The latency of a message inside a node", read_seconds,
+      of_link(&Cluster::inside, &Link::latency));
   add("across.rate", "bytes a second", false,
-      "The rate at which a device receives from other nodes",
-      [](Cluster& cluster, const YamlNode& node) {
-        link_of(cluster.across).rate = read_byte_rate(node, "across.rate");
-      });
-  add("across.latency", "seconds", false, "The latency of a message between nodes",
-      [](Cluster& cluster, const YamlNode& node) {
-        link_of(cluster.across).latency = read_seconds(node, "across.latency");
-      });
+      "The rate at which a device receives from other nodes", read_byte_rate,
+      of_link(&Cluster::across, &Link::rate));
+  add("across.latency", "seconds", false, "The latency of a message between nodes", read_seconds,
+      of_link(&Cluster::across, &Link::latency));
   add("host_link.rate", "bytes a second", false, "The rate between a GPU and its host, each way",
-      [](Cluster& cluster, const YamlNode& node) {
-        link_of(cluster.host_link).rate = read_byte_rate(node, "host_link.rate");
-      });
+      read_byte_rate, of_link(&Cluster::host_link, &Link::rate));
   add("host_link.latency", "seconds", false, "The latency of a copy between a GPU and its host",
-      [](Cluster& cluster, const YamlNode& node) {
-        link_of(cluster.host_link).latency = read_seconds(node, "host_link.latency");
-      });
-  add("disk.read", "bytes a second", false, "The read rate of a node's disk",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.disk_read = read_byte_rate(node, "disk.read");
-      });
-  add("disk.write", "bytes a second", false, "The write rate of a node's disk",
-      [](Cluster& cluster, const YamlNode& node) {
-        cluster.disk_write = read_byte_rate(node, "disk.write");
-      });
-  add("measured", "list", false, "Kernels that --calibrate timed",
-      [](Cluster& cluster, const YamlNode& node) {
-        if (node.kind != YamlNode::Kind::sequence) refuse_value(node, "measured", "a list");
-        for (const YamlNode& item : node.items) cluster.measured.push_back(read_measured(item));
-      });
+      read_seconds, of_link(&Cluster::host_link, &Link::latency));
+  add("disk.read", "bytes a second", false, "The read rate of a node's disk", read_byte_rate,
+      &Cluster::disk_read);
+  add("disk.write", "bytes a second", false, "The write rate of a node's disk", read_byte_rate,
+      &Cluster::disk_write);
+  add("measured", "list", false, "Kernels that --calibrate timed", read_measured_list,
+      &Cluster::measured);
   return keys;
 }
 
@@ -332,6 +322,12 @@ void check_given(const std::set<std::string>& given, const std::string& source) 
        source);
 }
 
+std::vector<std::string> shipped_names() {
+  std::vector<std::string> names;
+  for (const ShippedCluster& shipped : shipped_clusters()) names.emplace_back(shipped.name);
+  return names;
+}
+
 }  // namespace
 
 const std::vector<ClusterKey>& cluster_keys() {
@@ -353,9 +349,7 @@ Cluster parse_cluster(std::string_view text, const std::string& source) {
 }
 
 std::string shipped_cluster_names(std::string_view separator) {
-  std::vector<std::string_view> names;
-  for (const ShippedCluster& shipped : shipped_clusters()) names.emplace_back(shipped.name);
-  return fmt::format("{}", fmt::join(names, separator));
+  return fmt::format("{}", fmt::join(shipped_names(), separator));
 }
 
 Cluster find_cluster(const std::string& name_or_file) {
@@ -365,8 +359,7 @@ Cluster find_cluster(const std::string& name_or_file) {
     }
   }
   if (!std::filesystem::exists(name_or_file)) {
-    std::vector<std::string> names;
-    for (const ShippedCluster& shipped : shipped_clusters()) names.emplace_back(shipped.name);
+    const std::vector<std::string> names = shipped_names();
     fail(ErrorCode::configuration, "--cluster {}: no such file, and the clusters by name are {}{}",
          name_or_file, fmt::join(names, ", "), did_you_mean(name_or_file, names));
   }

@@ -19,10 +19,10 @@ MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps) 
 
 void check_planned_world(const PlanWorld& world) {
   TESSERA_CHECK(
-      world.device != DeviceType::cpu || world.ranks <= comm::max_ranks_on_host,
+      world.device != DeviceType::cpu || world.ranks <= comm::max_ranks_on_node,
       ErrorCode::configuration,
       "--world-size {}: CPU ranks are on one node, at most {}; plan for GPUs with --device cuda",
-      world.ranks, comm::max_ranks_on_host);
+      world.ranks, comm::max_ranks_on_node);
 }
 
 Recipe recipe_for_plan(const Recipe& recipe, const Context& context) {

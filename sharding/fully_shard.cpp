@@ -55,7 +55,7 @@ kernels::ExactSum local_sum_of_squares(const Runtime& runtime,
         if (!counts(segment.parameters[run.first])) continue;
         const auto add = [&](const std::byte* data, std::int64_t count) {
           TESSERA_LAUNCH(device, sum_of_squares,
-                         {data, count, run.dtype, run.storage->pending_factor(),
+                         {data, count, run.dtype, run.storage->shard().pending_factor,
                           reinterpret_cast<kernels::ExactSum*>(accumulator.data())});
         };
         for_pieces(run, add);
@@ -79,7 +79,7 @@ std::string answers_of(const Runtime& runtime, const optim::ParameterFilter& fil
 
 // Collective; the answers differ. Says of which parameter.
 [[noreturn]] void refuse_filters(Runtime& runtime, const std::string& mine) {
-  const std::vector<std::string> all = runtime.control().exchange(mine, norm_tag);
+  const std::vector<std::string> all = runtime.groups().control().exchange(mine, norm_tag);
   const auto other = std::find_if(all.begin(), all.end(),
                                   [&](const std::string& answers) { return answers != all[0]; });
   const auto differs = std::mismatch(all[0].begin(), all[0].end(), other->begin()).first;
@@ -91,7 +91,7 @@ std::string answers_of(const Runtime& runtime, const optim::ParameterFilter& fil
     index -= std::min(index, parameters.size());
   }
   // Ranks of one copy of the model are neighbours.
-  const auto first = static_cast<std::size_t>(runtime.replica()) * all.size();
+  const auto first = static_cast<std::size_t>(runtime.groups().replica()) * all.size();
   const auto rank = first + static_cast<std::size_t>(other - all.begin());
   const bool first_takes = *differs == '1';
   fail(ErrorCode::configuration,
@@ -109,7 +109,7 @@ double norm_of(Runtime& runtime, const optim::ParameterFilter& filter) {
   kernels::ExactSum total;
   const ComputeScope exchange(runtime.recorder(), SpanKind::exchange);
   bool same = true;
-  for (const NormPart& part : comm::exchange_values(runtime.control(), mine, norm_tag)) {
+  for (const NormPart& part : comm::exchange_values(runtime.groups().control(), mine, norm_tag)) {
     same = same && part.filter == mine.filter;
     total.add(part.sum);
   }
@@ -162,8 +162,8 @@ void ShardedModel::compare_ignored_parameters() const {
 
 std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
   std::vector<ShardedParameter> all;
-  const auto copies = static_cast<std::int64_t>(runtime().replicas());
-  const auto copy = static_cast<std::int64_t>(runtime().replica());
+  const auto copies = static_cast<std::int64_t>(runtime().groups().replicas());
+  const auto copy = static_cast<std::int64_t>(runtime().groups().replica());
   for (const auto& unit : runtime().units()) {
     for (std::size_t i = 0; i < unit->local_parameters().size(); ++i) {
       const auto& parameter = unit->local_parameters()[i];
@@ -174,10 +174,10 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
                      end - begin, unit->layout().slots()[i].spec.trainable});
     }
   }
-  const std::int64_t ranks = runtime().world_size();
+  const std::int64_t ranks = runtime().groups().world_size();
   for (const nn::NamedParameter& parameter : runtime().ignored().list()) {
-    const std::int64_t begin = parameter.tensor.elements() * runtime().rank() / ranks;
-    const std::int64_t end = parameter.tensor.elements() * (runtime().rank() + 1) / ranks;
+    const std::int64_t begin = parameter.tensor.elements() * runtime().groups().rank() / ranks;
+    const std::int64_t end = parameter.tensor.elements() * (runtime().groups().rank() + 1) / ranks;
     const DType dtype = parameter.tensor.dtype();
     all.push_back({parameter.name, parameter.shape, parameter.tensor, 0, begin, end - begin,
                    dtype == float32 || dtype == float64});
@@ -205,7 +205,7 @@ double ShardedModel::clip_grad_norm(double max_norm, double loss_scale) {
   // Before anything is divided.
   check_max_norm(max_norm);
   require_reduced("clip_grad_norm()");
-  runtime().note_loss_scale();
+  runtime().gradients().note_loss_scale();
   if (loss_scale != 1) {
     const auto factor = static_cast<float>(1 / loss_scale);
     for (const auto& unit : runtime().units()) unit->unscale_gradient(factor);
@@ -220,14 +220,14 @@ double ShardedModel::grad_norm(const optim::ParameterFilter& filter) const {
 }
 
 void ShardedModel::require_reduced(std::string_view what) const {
-  runtime().require_reduced(what);
+  runtime().gradients().require_reduced(what);
 }
 
 ShardedModel::NoSync::NoSync(ShardedModel& model) : runtime_(model.runtime_) {
-  model.runtime().stop_synchronising();
+  model.runtime().begin_no_sync();
 }
 ShardedModel::NoSync::~NoSync() {
-  if (const auto runtime = runtime_.lock()) runtime->resume_synchronising();
+  if (const auto runtime = runtime_.lock()) runtime->end_no_sync();
 }
 
 void ShardedModel::set_requires_gradient_sync(bool sync) {
@@ -239,11 +239,11 @@ void ShardedModel::set_reshard_after_backward(bool reshard) {
 }
 
 void ShardedModel::unshard(std::string_view unit, bool async_op) {
-  runtime().unshard_by_hand(unit, async_op);
+  runtime().unshard(unit, async_op);
 }
 
 void ShardedModel::reshard(std::string_view unit) {
-  runtime().reshard_by_hand(unit);
+  runtime().reshard(unit);
 }
 
 std::vector<std::string> ShardedModel::units() const {
@@ -253,10 +253,10 @@ std::vector<std::string> ShardedModel::units() const {
 }
 
 ShardedModel::Unsharded::Unsharded(const std::shared_ptr<Runtime>& runtime) : runtime_(runtime) {
-  runtime->hold();
+  runtime->unshard_all();
 }
 ShardedModel::Unsharded::~Unsharded() {
-  if (const auto runtime = runtime_.lock()) runtime->let_go();
+  if (const auto runtime = runtime_.lock()) runtime->release_all();
 }
 ShardedModel::Unsharded ShardedModel::unsharded() {
   (void)runtime();
@@ -297,7 +297,7 @@ HeldBytes ShardedModel::held_bytes() const {
 std::string ShardedModel::describe() const {
   std::string text =
       fmt::format("{} over {} ranks, {} units\n", name_of(runtime().options().strategy),
-                  runtime().world_size(), runtime().units().size());
+                  runtime().groups().world_size(), runtime().units().size());
   for (const auto& unit : runtime().units()) {
     std::int64_t parameters = 0;
     for (const auto& slot : unit->layout().slots()) parameters += slot.range.count;

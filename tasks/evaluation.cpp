@@ -1,7 +1,6 @@
 // Evaluations on all ranks: distributes samples, and returns results in the samples' order.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "base/error.h"

@@ -63,7 +63,7 @@ RunEvents Trainer::prepare_folder() {
   RunEvents events;
   const auto on_main = [this](const std::string& option, const std::function<void()>& work) {
     const std::string doing = fmt::format("{}: {}", options_.names.place(option), option);
-    checkpoint::together(context_.communicator(), doing, [this, &work] {
+    checkpoint::run_on_all_ranks(context_.communicator(), doing, [this, &work] {
       if (context_.is_main()) work();
       return std::string();
     });

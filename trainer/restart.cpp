@@ -55,9 +55,9 @@ std::string launch_of_this_rank() {
   // On one node the agent lives through all restarts, and its identity tells two launches with the
   // same name apart. On several nodes rank 0 may move to another node, and users name their jobs.
   const std::string_view local = environment_text("LOCAL_WORLD_SIZE");
-  const bool one_host = local.empty() || local == environment_text("WORLD_SIZE");
+  const bool one_node = local.empty() || local == environment_text("WORLD_SIZE");
   const std::string launch =
-      one_host ? fmt::format("{}:{}", job, process_identity(::getppid())) : std::string(job);
+      one_node ? fmt::format("{}:{}", job, process_identity(::getppid())) : std::string(job);
   return checkpoint::to_hex(checkpoint::checksum(launch));
 }
 

@@ -110,7 +110,8 @@ class Trainer {
   RunEvents saved_events(const checkpoint::Saved& saved, std::optional<double> seconds = {});
   bool resume_restarted(int restart, RunEvents& events);
   // The step's folder, or nullopt if there is none.
-  std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
+  std::optional<std::string> resume_newest(const std::string& dir,
+                                           const checkpoint::CheckpointQuery& search,
                                            RunEvents& events);
   void resume_from(const std::string& path, RunEvents& events);
   void start_line(const std::string& from, RunEvents& events);

@@ -74,12 +74,12 @@ void Trainer::check_step(const std::string& path) {
 }
 
 std::optional<std::string> Trainer::resume_newest(const std::string& dir,
-                                                  const checkpoint::Search& search,
+                                                  const checkpoint::CheckpointQuery& search,
                                                   RunEvents& events) {
   if (search.launch.empty()) check_step(dir);
   const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, names_to_load_);
   if (!loaded) return std::nullopt;
-  const checkpoint::Found& found = loaded->found;
+  const checkpoint::FoundCheckpoint& found = loaded->found;
   for (const std::string& reason : found.skipped) {
     events.push_back(events::StepSkipped{reason});
   }
@@ -98,7 +98,7 @@ std::optional<std::string> Trainer::resume_newest(const std::string& dir,
 
 // A step folder, or a folder of steps.
 void Trainer::resume_from(const std::string& path, RunEvents& events) {
-  const auto messages = checkpoint::together(context_.communicator(), path, [&] {
+  const auto messages = checkpoint::run_on_all_ranks(context_.communicator(), path, [&] {
     const bool one = context_.is_main() &&
                      checkpoint::path_exists(std::filesystem::path(path) / "manifest.json");
     return std::string(one ? "step" : "");
@@ -123,7 +123,7 @@ void Trainer::resume_from(const std::string& path, RunEvents& events) {
 void Trainer::start_line(const std::string& from, RunEvents& events) {
   const std::string& dir = options_.checkpoint.dir;
   if (dir.empty()) return;
-  checkpoint::Start start = checkpoint::start_line(context_.communicator(), dir, from);
+  checkpoint::RunStart start = checkpoint::start_line(context_.communicator(), dir, from);
   start.line.launch = line_.launch;
   line_ = std::move(start.line);
   for (const std::string& other : start.others) {

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "launch/insisting_signal.h"
+#include "launch/signals.h"
 
 namespace tessera::cli {
 namespace {

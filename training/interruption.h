@@ -28,7 +28,7 @@ class SignalThread {
 };
 
 // While it lives, beside a SignalThread, the first SIGINT, SIGTERM or SIGHUP is only noted. A later
-// one that insists (insisting_signal.h) ends the process at once.
+// one that insists (launch/signals.h) ends the process at once.
 //
 // With `consequence`, as in "the run saves and ends", each of these signals is reported at once by
 // one line on stderr. The text must live as long as the process. If several ranks of a process

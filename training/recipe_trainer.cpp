@@ -209,7 +209,7 @@ std::optional<checkpoint::StateNames> check_step(const RecipeRun& run, const Sha
       !run.adapter && std::any_of(parameters.begin(), parameters.end(), [](const auto& parameter) {
         return parameter.name == models::pooler_weight;
       });
-  const auto messages = checkpoint::together(
+  const auto messages = checkpoint::run_on_all_ranks(
       run.context.communicator(), "reading the recipe of a step",
       [&] { return run.context.is_main() ? describe_step(path, keeps_pooler) : std::string(); });
   if (messages.front().empty()) return std::nullopt;

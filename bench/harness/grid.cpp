@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/text/nearest.h"
+#include "bench/harness/file.h"
 #include "bench/harness/peer.h"
 #include "checkpoint/io/checksum.h"
 #include "engine/device/backend.h"
@@ -71,8 +72,8 @@ nlohmann::json what_of(const BenchRow& row, const BenchGrid& grid) {
   what["row"] = {{"strategy", row.strategy},
                  {"world_size", row.world_size},
                  {"threads_per_rank", grid.threads_per_rank},
-                 {"processor", grid.machine.at("processor")},
-                 {"device", grid.machine.at("device")}};
+                 {"processor", grid.machine.processor},
+                 {"device", grid.machine.device}};
   if (grid.fill_cores) what["row"]["fill_cores"] = true;
   return what;
 }
@@ -106,11 +107,6 @@ std::string launcher_of(const BenchRow& row) {
                      row.world_size);
 }
 
-void refuse(BenchRow& row, const Error& error) {
-  row.refused = error.what();
-  row.refused_code = static_cast<int>(error.code());
-}
-
 BenchRow make_row(const BenchGrid& grid, const Combination& combination,
                   const std::string& strategy, int world_size) {
   BenchRow row;
@@ -129,7 +125,7 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
   try {
     validate(row.recipe, world_size);
   } catch (const Error& error) {
-    refuse(row, error);
+    row.refused = error;
   }
   return row;
 }
@@ -153,11 +149,11 @@ void add_peers(const BenchGrid& grid, const BenchRow& own, std::vector<BenchRow>
                                own.world_size, own.world_size == 1 ? "" : "s", own.precision);
         row.id = id_of(row, grid);
         const std::string_view lacks = what_peers_lack(row.recipe);
-        if (row.refused.empty() && !lacks.empty()) {
-          refuse(row, Error(ErrorCode::configuration,
-                            fmt::format("--peer {}: the recipe has {}, but peers train the whole "
-                                        "model in the same way; leave out --peer",
-                                        peer, lacks)));
+        if (!row.refused && !lacks.empty()) {
+          row.refused.emplace(ErrorCode::configuration,
+                              fmt::format("--peer {}: the recipe has {}, but peers train the whole "
+                                          "model in the same way; leave out --peer",
+                                          peer, lacks));
         }
         rows.push_back(std::move(row));
       }
@@ -260,14 +256,14 @@ std::vector<BenchRow> make_rows(const BenchGrid& grid) {
 void take_model_work(std::vector<BenchRow>& rows) {
   std::map<std::string, std::shared_ptr<const ModelWork>> works;
   for (BenchRow& row : rows) {
-    if (!row.refused.empty()) continue;
+    if (row.refused) continue;
     const nlohmann::json recipe = to_json(row.recipe);
     const nlohmann::json what = {recipe.at("model"), recipe.at("train").at("task")};
     std::shared_ptr<const ModelWork>& work = works[hash_of(what)];
     try {
       if (!work) work = std::make_shared<const ModelWork>(model_work(row.recipe));
     } catch (const Error& error) {
-      refuse(row, error);
+      row.refused = error;
     }
     row.work = work;
   }

@@ -3,23 +3,17 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "bench/harness/products.h"
+#include "base/error.h"
+#include "bench/harness/result.h"
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera::cli {
-
-// For any bytes: arguments and the output of programs need not be UTF-8.
-template <class Json>
-std::string json_text(const Json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
 
 // One list: a key of the recipe, or several keys that change together, and the values to compare.
 struct BenchAxis {
@@ -28,30 +22,13 @@ struct BenchAxis {
   std::vector<std::pair<std::string, std::vector<std::string>>> values;
 };
 
-// Another framework that trains the same model.
-struct BenchPeer {
-  std::string name;  // "pytorch"
-  std::string mode;  // "fsdp2"
-  std::string backend;
-  bool compile = false;
-};
-
-struct BenchRow {
-  std::string id;        // identifies everything that affects the measurement
-  std::string variant;   // the same, without strategy, ranks and peer
-  std::string name;      // "FULL_SHARD, 2 ranks, fp32"
-  std::string strategy;  // a strategy of the table, "none" (one rank alone) or "dp" (threads)
-  std::string launcher;  // the command that starts it, for people
-  int world_size = 1;
-  std::string precision;
+struct BenchRow : RowIdentity {
   std::vector<std::string> settings;  // settings of the recipe's keys in this row
-  std::vector<std::pair<std::string, std::string>> axes;
   Recipe recipe;
   std::optional<BenchPeer> peer = {};
   std::shared_ptr<const ModelWork> work = {};  // one object for all rows of the same model
-  std::string refused = {};                    // the reason why it cannot run
-  int refused_code = 0;
-  nlohmann::ordered_json result = {};  // as in the report
+  std::optional<Error> refused = {};           // the reason why it cannot run
+  RowResult result = {};
 };
 
 struct BenchGrid {
@@ -66,7 +43,7 @@ struct BenchGrid {
   bool peer_compile = false;
   int threads_per_rank = 1;
   bool fill_cores = false;  // run copies of a row that has fewer ranks than the largest world
-  nlohmann::ordered_json machine;
+  BenchMachine machine;
 };
 
 // The axes of --precisions and similar options, and of --axis KEY=V1,V2.

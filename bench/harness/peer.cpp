@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <map>
 
 #include "base/error.h"
 #include "base/text/nearest.h"
+#include "bench/harness/file.h"
 #include "engine/storage/output_file.h"
 
 namespace tessera::cli {
@@ -89,23 +88,9 @@ nlohmann::ordered_json job_of(const BenchRow& row, const PeerJob& given) {
   return job;
 }
 
-double number_or(const BenchJson& object, const char* name, double otherwise) {
-  const bool there = object.is_object() && object.contains(name) && object[name].is_number();
-  return there ? object[name].get<double>() : otherwise;
-}
-
-std::string text_or(const BenchJson& object, const char* name, const std::string& otherwise) {
-  const bool there = object.is_object() && object.contains(name) && object[name].is_string();
-  return there ? object[name].get<std::string>() : otherwise;
-}
-
-BenchJson member_of(const BenchJson& object, const char* name) {
-  return object.is_object() && object.contains(name) ? object[name] : BenchJson();
-}
-
-RowRound failed_round(const std::string& status, const std::string& reason, int code) {
+RowRound failed_round(RowState state, const std::string& reason, int code) {
   RowRound round;
-  round.status = status;
+  round.state = state;
   round.reason = reason;
   round.exit_code = code != 0 ? code : static_cast<int>(ErrorCode::runtime);
   return round;
@@ -113,41 +98,33 @@ RowRound failed_round(const std::string& status, const std::string& reason, int 
 
 // The row that the script wrote, or the reason why there is none.
 RowRound read_answer(const fs::path& file, const ProgramEnd& end, double limit) {
-  std::ifstream stream(file, std::ios::binary);
-  const BenchJson rows = member_of(BenchJson::parse(stream, nullptr, false), "rows");
-  const BenchJson row = rows.is_array() && !rows.empty() ? rows.front() : BenchJson();
-  const std::string status = text_or(row, "status", "");
-  if (end.timed_out || status == "timed_out") {
-    return failed_round("timed_out",
+  const RowResult row = read_peer_row(file);
+  if (end.timed_out || row.state == RowState::timed_out) {
+    return failed_round(RowState::timed_out,
                         fmt::format("did not end within {:.0f} s and was killed", limit),
                         static_cast<int>(ErrorCode::rank_failed));
   }
-  if (end.code != 0 || status != "measured") {
+  if (end.code != 0 || row.state != RowState::measured) {
     const std::string said =
         end.error.empty() ? fmt::format("ended with code {} and no row", end.code) : end.error;
-    const std::string reason = text_or(row, "reason", "");
-    return failed_round(status == "refused" ? status : "failed", reason.empty() ? said : reason,
-                        end.code);
+    const RowState why = row.state == RowState::refused ? row.state : RowState::failed;
+    return failed_round(why, row.reason.empty() ? said : row.reason, end.code);
   }
-  const BenchJson rate = member_of(row, "samples_per_s");
+  const Spread& rate = row.samples_per_s;
   RowRound round;
   round.seconds = end.seconds;
-  round.samples_per_s = number_or(rate, "median", 0);
-  round.tokens_per_s = number_or(member_of(row, "tokens_per_s"), "median", 0);
-  round.step_s = number_or(member_of(row, "step_s"), "median", 0);
+  round.samples_per_s = rate.median;
+  round.tokens_per_s = row.tokens_per_s.median;
+  round.step_s = row.step_s.median;
   if (round.samples_per_s <= 0 || round.step_s <= 0) {
-    return failed_round("failed", "its answer has no samples/s or no time of a step", 0);
+    return failed_round(RowState::failed, "its answer has no samples/s or no time of a step", 0);
   }
-  round.low = number_or(rate, "low", round.samples_per_s);
-  round.high = number_or(rate, "high", round.samples_per_s);
-  round.losses = member_of(row, "losses");
-  if (!round.losses.is_array()) round.losses = BenchJson::array();
+  round.low = rate.low > 0 ? rate.low : rate.median;
+  round.high = rate.high > 0 ? rate.high : rate.median;
+  round.losses = row.losses;
   // Such a process only reports the total of its memory.
-  const BenchJson memory = member_of(row, "memory");
-  const double resident = number_or(memory, "resident", number_or(memory, "measured", 0));
-  if (resident > 0) round.details["memory"]["resident"] = static_cast<std::int64_t>(resident);
-  const BenchJson peer = member_of(row, "peer");
-  if (peer.is_object()) round.details["peer"] = peer;
+  round.memory.resident = row.memory.resident ? row.memory.resident : row.memory.measured;
+  round.peer = row.peer;
   return round;
 }
 
@@ -237,15 +214,15 @@ RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob
   return read_answer(answer, end, job.seconds);
 }
 
-std::string losses_differ(const nlohmann::ordered_json& own, const nlohmann::ordered_json& peer,
+std::string losses_differ(const std::vector<double>& own, const std::vector<double>& peer,
                           const std::string& precision) {
-  if (!own.is_array() || !peer.is_array() || own.empty() || peer.empty()) {
+  if (own.empty() || peer.empty()) {
     return "one side reports no losses, so the two trainings cannot be compared";
   }
   const double tolerance = precision == "fp32" ? 2e-3 : 2e-2;
   for (std::size_t i = 0; i < std::min(own.size(), peer.size()); ++i) {
-    if (!own[i].is_number() || !peer[i].is_number()) return "a loss is not a number";
-    const double a = own[i].get<double>(), b = peer[i].get<double>();
+    const double a = own[i], b = peer[i];
+    if (std::isnan(a) || std::isnan(b)) return "a loss is not a number";
     if (std::abs(a - b) > tolerance * std::max(std::abs(a), 1e-3)) {
       return fmt::format(
           "its loss of step {} is {:.5g} and Tessera's {:.5g}: not the same training (dropout "

@@ -48,7 +48,7 @@ RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob
                   BenchProcesses& processes);
 
 // The reason why the losses are not those of the same training; empty: they agree.
-std::string losses_differ(const nlohmann::ordered_json& own, const nlohmann::ordered_json& peer,
+std::string losses_differ(const std::vector<double>& own, const std::vector<double>& peer,
                           const std::string& precision);
 
 }  // namespace tessera::cli

@@ -155,40 +155,39 @@ std::vector<TimedProduct> prepare_products(const nlohmann::json& job, DType dtyp
   return all;
 }
 
-}  // namespace
-
-double ModelWork::flops_per_token() const {
+double flops_per_token(const ModelWork& work) {
   double flops = 0;
-  for (const LinearShape& matrix : matrices) {
+  for (const LinearShape& matrix : work.matrices) {
     const double weights = static_cast<double>(matrix.out) * static_cast<double>(matrix.in);
     flops += (matrix.trained ? 6 : 4) * weights;
   }
   return flops;
 }
 
-double ModelWork::flops_per_sample() const {
-  if (seq_len == 0) return 0;
-  const auto tokens = static_cast<double>(seq_len);
-  const double attention = 12.0 * static_cast<double>(layers * heads * head_size) * tokens * tokens;
-  return flops_per_token() * tokens + (causal ? 0.5 : 1.0) * attention;
+double flops_per_sample(const ModelWork& work, double tokens) {
+  const auto width = static_cast<double>(work.layers * work.heads * work.head_size);
+  const double attention = 12.0 * width * tokens * tokens;
+  return work.flops_per_token * tokens + (work.causal ? 0.5 : 1.0) * attention;
 }
 
-std::string ModelWork::formula() const {
-  const bool all_trained = std::all_of(matrices.begin(), matrices.end(),
+std::string formula_of(const ModelWork& work) {
+  const bool all_trained = std::all_of(work.matrices.begin(), work.matrices.end(),
                                        [](const LinearShape& matrix) { return matrix.trained; });
   const std::string matrices_part =
       all_trained ? "6 x elements of the weight matrices (head included) x tokens"
                   : "(6 x elements of the trained weight matrices + 4 x of the frozen ones, head "
                     "included) x tokens";
-  if (seq_len == 0) {
+  if (!work.tokens_per_sample) {
     return "(" + matrices_part +
            ", attention left out: sentences differ in length) x samples/s / (ranks x peak)";
   }
   return fmt::format(
       "({} + {} x layers x width of attention x tokens^2) x samples/s / (ranks x "
       "peak); nothing for recomputation",
-      matrices_part, causal ? "6" : "12");
+      matrices_part, work.causal ? "6" : "12");
 }
+
+}  // namespace
 
 std::vector<StepProduct> ModelWork::step_products(std::int64_t samples, double tokens,
                                                   std::int64_t batches) const {
@@ -211,9 +210,9 @@ std::vector<StepProduct> ModelWork::step_products(std::int64_t samples, double t
     add({rows, in, out, false, false});
     if (trained) add({out, in, rows, true, false});
   }
-  if (seq_len == 0) return all;
+  if (!tokens_per_sample) return all;
   // Forward two, backward five: the scores are computed again.
-  const std::int64_t many = samples * heads, n = seq_len, size = head_size;
+  const std::int64_t many = samples * heads, n = *tokens_per_sample, size = head_size;
   const double calls = static_cast<double>(layers) * (causal ? 0.5 : 1.0);
   add({n, n, size, false, true, many, 3 * calls});
   add({n, size, n, false, false, many, 2 * calls});
@@ -227,7 +226,7 @@ ModelWork model_work(const Recipe& recipe) {
   work.architecture = config.value("model_type", std::string("unknown"));
   const bool language_model = recipe.train.task == TaskKind::next_token;
   work.causal = language_model;
-  if (language_model) work.seq_len = recipe.model.seq_len;
+  if (language_model) work.tokens_per_sample = recipe.model.seq_len;
   work.layers = first_of(config, {"n_layer", "num_hidden_layers"}, 0);
   work.heads = first_of(config, {"n_head", "num_attention_heads"}, 0);
   const std::int64_t width = first_of(config, {"n_embd", "hidden_size"}, 0);
@@ -236,10 +235,14 @@ ModelWork model_work(const Recipe& recipe) {
     const std::unique_ptr<tasks::Task> task = make_task(recipe, true);
     take_matrices(task->module(), language_model, work);
     for (const nn::NamedParameter& parameter : task->module().named_parameters()) {
-      work.parameters += parameter.shape.elements();
+      work.parameters += static_cast<std::uint64_t>(parameter.shape.elements());
     }
     planning.end_step();
   });
+  work.flops_per_token = flops_per_token(work);
+  if (work.tokens_per_sample)
+    work.flops_per_sample = flops_per_sample(work, static_cast<double>(*work.tokens_per_sample));
+  work.formula = formula_of(work);
   return work;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,19 +25,21 @@ struct LinearShape {
   bool trained = true;  // a frozen matrix has no gradient to compute
 };
 
-struct ModelWork {
+// The numbers behind a row's MFU: operations of forward and backward without recomputation.
+struct ModelFigures {
   std::string architecture;
-  std::int64_t parameters = 0;
-  std::int64_t seq_len = 0;           // tokens of a sample; 0: the length of the sentence
+  std::uint64_t parameters = 0;
+  std::optional<std::int64_t> tokens_per_sample;  // absent: the length of the sentence
+  std::optional<double> flops_per_sample;         // absent: samples differ in length
+  double flops_per_token = 0;                     // of the matrices alone
+  std::string formula;                            // for people
+};
+
+struct ModelWork : ModelFigures {
   std::vector<LinearShape> matrices;  // each multiplies every token: layers, and a head
   std::int64_t layers = 0, heads = 0, head_size = 0;
   bool causal = true;
 
-  // For forward and backward of one sample, without recomputation.
-  [[nodiscard]] double flops_per_token() const;   // matrices alone
-  [[nodiscard]] double flops_per_sample() const;  // 0 if samples differ in length
-  // The formula of the figure, for people.
-  [[nodiscard]] std::string formula() const;
   // The products of one rank's step.
   [[nodiscard]] std::vector<StepProduct> step_products(std::int64_t samples, double tokens,
                                                        std::int64_t batches) const;

@@ -6,10 +6,17 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/host_memory.h"
+#include "base/text/byte_size.h"
+#include "bench/harness/file.h"
 #include "checkpoint/io/checksum.h"
+#include "engine/device/backend.h"
+#include "engine/storage/output_file.h"
+#include "planner/advice.h"
 #include "training/recipe/schema.h"
 
 namespace tessera::cli {
@@ -28,12 +35,6 @@ double quantile(std::vector<double> values, double part) {
   const std::size_t above = std::min(below + 1, values.size() - 1);
   const double rest = place - static_cast<double>(below);
   return values[below] * (1 - rest) + values[above] * rest;
-}
-
-bool has_key(const std::string& name) {
-  const std::vector<RecipeKey>& keys = recipe_keys();
-  return std::any_of(keys.begin(), keys.end(),
-                     [&](const RecipeKey& key) { return key.name == name && key.read; });
 }
 
 // Settings that switch off the recipe's saving, logging and evaluating, which are not measured.
@@ -69,6 +70,13 @@ std::vector<std::string> quiet_row_settings(const BenchRow& row) {
   return settings;
 }
 
+void add_training(std::vector<std::string>& words, const std::string& recipe,
+                  const std::string& config_file, const std::vector<std::string>& settings) {
+  words.insert(words.end(), {"train", recipe});
+  if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});
+  for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
+}
+
 std::vector<nlohmann::json> steps_in_file(const fs::path& file) {
   std::vector<nlohmann::json> steps;
   std::ifstream stream(file, std::ios::binary);
@@ -88,44 +96,25 @@ std::vector<double> values_of(const std::vector<nlohmann::json>& steps, std::siz
   return values;
 }
 
-BenchJson read_object(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  BenchJson json = BenchJson::parse(stream, nullptr, false);
-  return json.is_object() ? json : BenchJson();
-}
-
-// Reads the run's log.summary, in addition to its JSONL.
-void take_summary(const fs::path& file, BenchJson& details) {
-  const BenchJson summary = read_object(file);
-  if (summary.is_null()) return;
-  constexpr std::pair<const char*, const char*> names[] = {
-      {"collectives", "bytes_moved"},
-      {"exposed_s", "exposed_s"},
-      {"engine_s_per_unit", "engine_s_per_unit"},
-      {"timeline", "timeline"}};
-  for (const auto& [theirs, ours] : names) {
-    if (summary.contains(theirs)) details[ours] = summary[theirs];
+std::uint64_t memory_of_a_rank(const PlanWorld& world) {
+  constexpr std::uint64_t unknown = std::numeric_limits<std::uint64_t>::max();
+  if (world.device == DeviceType::cpu) {
+    const auto free = free_memory_of_host();
+    return free ? free->bytes / static_cast<std::uint64_t>(world.ranks) : unknown;
   }
-}
-
-void take_memory(const fs::path& file, BenchJson& details) {
-  BenchJson memory = read_object(file);
-  if (!memory.contains("measured")) return;
-  BenchJson kinds = memory["measured"];
-  details["memory"]["measured"] = kinds.at("total");
-  kinds.erase("total");
-  details["memory"]["kinds"] = std::move(kinds);
+  const std::vector<DeviceDescription> gpus = backend_of(DeviceType::cuda).describe();
+  return gpus.empty() ? unknown : gpus.front().memory_bytes;
 }
 
 RowRound failure_of(const ProgramEnd& end, double limit) {
   RowRound round;
   round.seconds = end.seconds;
   if (end.timed_out) {
-    round.status = "timed_out";
+    round.state = RowState::timed_out;
     round.reason = fmt::format("did not end within {:.0f} s and was killed", limit);
     round.exit_code = timed_out_code;
   } else {
-    round.status = end.code == out_of_memory_code ? "does_not_fit" : "failed";
+    round.state = end.code == out_of_memory_code ? RowState::does_not_fit : RowState::failed;
     round.exit_code = end.code;
     round.reason = end.error.empty() ? fmt::format("ended with code {}", end.code) : end.error;
   }
@@ -138,7 +127,7 @@ RowRound read_round(const BenchRow& row, const fs::path& folder, const RowSteps&
   const std::vector<double> times = values_of(steps, first, "step_s");
   RowRound round;
   if (times.empty()) {
-    round.status = "failed";
+    round.state = RowState::failed;
     round.reason = fmt::format("ended after {}, of which {} are warm-up",
                                counted(steps.size(), "step"), first);
     round.exit_code = static_cast<int>(ErrorCode::runtime);
@@ -156,47 +145,35 @@ RowRound read_round(const BenchRow& row, const fs::path& folder, const RowSteps&
   // The memory of the process; if ranks are its threads, divided by their number.
   const double processes = row.strategy == "dp" ? row.world_size : 1;
   const auto resident = steps.back().value("peak_bytes", 0.0) / processes;
-  round.details["memory"]["resident"] = static_cast<std::int64_t>(resident);
+  StepFigures& figures = round.figures;
+  round.memory.resident = static_cast<std::uint64_t>(resident);
   const std::vector<double> moved = values_of(steps, first, "comm_bytes");
   const std::vector<double> exposed = values_of(steps, first, "exposed_comm_s");
-  round.details["comm_bytes"] = static_cast<std::int64_t>(quantile(moved, 0.5));
-  round.details["exposed_s"] = {{"all", quantile(exposed, 0.5)}};
-  take_memory(folder / "memory.json", round.details);
-  take_summary(folder / "summary.json", round.details);
+  figures.comm_bytes = static_cast<std::uint64_t>(quantile(moved, 0.5));
+  figures.exposed_s = {{"all", quantile(exposed, 0.5)}};
+  read_memory(folder / "memory.json", round.memory);
+  read_summary(folder / "summary.json", figures);
   return round;
 }
 
-void take_median(BenchJson& row, const char* name, double value, double low, double high) {
-  std::vector<double> rounds;
-  if (row[name].is_object()) rounds = row[name].value("rounds", std::vector<double>());
+void take_median(Spread& spread, double value, double low, double high) {
+  std::vector<double> rounds = std::move(spread.rounds);
   rounds.push_back(value);
-  row[name] = spread_of(rounds);
-  if (rounds.size() == 1) {
-    row[name]["low"] = low;
-    row[name]["high"] = high;
-  }
-  row[name]["rounds"] = rounds;
-}
-
-// The numbers behind the row's figures of work.
-BenchJson work_json(const BenchRow& row) {
-  if (!row.work) return {};
-  const ModelWork& work = *row.work;
-  const double flops = work.flops_per_sample();
-  return {{"architecture", work.architecture},
-          {"parameters", work.parameters},
-          {"tokens_per_sample", work.seq_len > 0 ? BenchJson(work.seq_len) : BenchJson()},
-          {"flops_per_sample", flops > 0 ? BenchJson(flops) : BenchJson()},
-          {"flops_per_token", work.flops_per_token()},
-          {"formula", work.formula()}};
+  spread = spread_of(std::move(rounds));
+  if (spread.rounds.size() > 1) return;
+  spread.low = low;
+  spread.high = high;
 }
 
 }  // namespace
 
-BenchJson spread_of(const std::vector<double>& values) {
-  return {{"median", quantile(values, 0.5)},
-          {"low", *std::min_element(values.begin(), values.end())},
-          {"high", *std::max_element(values.begin(), values.end())}};
+Spread spread_of(std::vector<double> rounds) {
+  Spread spread;
+  spread.median = quantile(rounds, 0.5);
+  spread.low = *std::min_element(rounds.begin(), rounds.end());
+  spread.high = *std::max_element(rounds.begin(), rounds.end());
+  spread.rounds = std::move(rounds);
+  return spread;
 }
 
 std::vector<std::string> RowRunner::command(const BenchRow& row, const RowSteps& steps) const {
@@ -206,8 +183,6 @@ std::vector<std::string> RowRunner::command(const BenchRow& row, const RowSteps&
     words.insert(words.end(),
                  {"launch", ranks, std::to_string(row.world_size), "--", program.string()});
   }
-  words.insert(words.end(), {"train", recipe});
-  if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});
   std::vector<std::string> settings = quiet_row_settings(row);
   settings.push_back(fmt::format("train.steps={}", steps.warmup + steps.steps));
   // The learning rates follow the recipe's own number of steps.
@@ -215,10 +190,8 @@ std::vector<std::string> RowRunner::command(const BenchRow& row, const RowSteps&
                                  row.recipe.train.lr_decay_steps.value_or(row.recipe.train.steps)));
   if (!steps.copy) settings.push_back("log.jsonl=" + (folder / "metrics.jsonl").string());
   if (steps.memory) settings.push_back("log.memory=" + (folder / "memory.json").string());
-  if (!steps.copy && has_key("log.summary")) {
-    settings.push_back("log.summary=" + (folder / "summary.json").string());
-  }
-  for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
+  if (!steps.copy) settings.push_back("log.summary=" + (folder / "summary.json").string());
+  add_training(words, recipe, config_file, settings);
   return words;
 }
 
@@ -243,12 +216,11 @@ fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
   fs::path weights =
       folder / fmt::format("weights-{:016x}", checkpoint::checksum(json_text(model)));
   if (fs::exists(weights / "config.json")) return weights;
-  std::vector<std::string> words = {program.string(), "train", recipe};
-  if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});
+  std::vector<std::string> words = {program.string()};
   std::vector<std::string> settings = quiet_row_settings(row);
   settings.insert(settings.end(), {"train.steps=1", "train.lr=0", "train.min_lr=0",
                                    "checkpoint.export=" + weights.string()});
-  for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
+  add_training(words, recipe, config_file, settings);
   const ProgramEnd end = processes.run(words, environment(), seconds);
   TESSERA_CHECK(end.code == 0 && !end.timed_out, ErrorCode::runtime,
                 "the initial weights for {} could not be written: {}", row.name, end.error);
@@ -268,77 +240,94 @@ RowRound RowRunner::run(const BenchRow& row, const RowSteps& steps, double secon
   return round;
 }
 
-BenchJson bench_row_json(const BenchRow& row, const std::string& status,
-                         const std::string& reason) {
-  BenchJson axes = BenchJson::object();
-  for (const auto& [key, value] : row.axes) axes[key] = value;
-  BenchJson json = {{"id", row.id},
-                    {"variant", row.variant},
-                    {"name", row.name},
-                    {"launcher", row.launcher},
-                    {"strategy", row.strategy},
-                    {"world_size", row.world_size},
-                    {"precision", row.precision},
-                    {"batch_size", batch_size_per_rank(row.recipe, row.world_size)},
-                    {"axes", std::move(axes)},
-                    {"peer", nullptr}};
-  if (row.peer) {
-    json["peer"] = {{"name", row.peer->name},
-                    {"mode", row.peer->mode},
-                    {"backend", row.peer->backend},
-                    {"compile", row.peer->compile},
-                    {"version", nullptr}};
+// Throws Error(runtime) or the errors of write_output() if the job cannot be given to the ranks.
+TimedProducts RowRunner::time_products(const BenchRow& row, double tokens, double seconds) {
+  const std::int64_t samples = batch_size_per_rank(row.recipe, row.world_size);
+  const std::vector<StepProduct> products = row.work->step_products(
+      samples, tokens * static_cast<double>(samples), row.recipe.train.gradient_accumulation_steps);
+  if (tokens <= 0 || products.empty()) return {};
+  const bool gpu = bench_world(row).device == DeviceType::cuda;
+  const std::string file = (folder / "products.json").string();
+  for (int rank = 0; rank < row.world_size; ++rank) {
+    std::error_code ignored;
+    fs::remove(fmt::format("{}.{}", file, rank), ignored);
   }
-  json["model"] = work_json(row);
-  json["settings"] = nullptr;  // steps, warm-up and rounds, when it is measured
-  json["status"] = status;
-  json["reason"] = reason;
-  json["exit_code"] = 0;
-  for (const char* name : {"samples_per_s", "tokens_per_s", "step_s", "speedup", "efficiency"})
-    json[name] = nullptr;
-  json["memory"] = {
-      {"planned", nullptr}, {"measured", nullptr}, {"resident", nullptr}, {"kinds", nullptr}};
-  json["bytes_moved"] = BenchJson::array();
-  json["comm_bytes"] = nullptr;
-  json["exposed_s"] = nullptr;
-  for (const char* name : {"engine_s_per_unit", "products", "products_share", "mfu"})
-    json[name] = nullptr;
-  json["mfu_formula"] = "";
-  json["losses"] = BenchJson::array();
-  json["timeline"] = nullptr;
-  return json;
+  write_output(file, file,
+               json_text(products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5)));
+  const ProgramEnd end =
+      processes.run({program.string(), "launch", "--nproc-per-node", std::to_string(row.world_size),
+                     "--", program.string(), "bench", "--time-products", file},
+                    environment(), seconds);
+  if (end.code != 0 || end.timed_out) return {{}, end.error.empty() ? "it failed" : end.error};
+  try {
+    return {read_product_times(file, row.world_size), {}};
+  } catch (const std::exception& error) {
+    return {{}, error.what()};
+  }
 }
 
-void add_round(BenchJson& row, const RowRound& round) {
-  row["status"] = round.status;
-  row["reason"] = round.reason;
-  row["exit_code"] = round.exit_code;
-  take_median(row, "samples_per_s", round.samples_per_s, round.low, round.high);
+RowRound plan_row(const BenchRow& row, std::optional<std::uint64_t> device_memory) {
+  const PlanWorld world = bench_world(row);
+  Recipe recipe = row.recipe;
+  // As on a node, whose ranks are a group.
+  if (!recipe.sharding.group_size) recipe.sharding.group_size = row.world_size;
+  const StrategyPlan planned = plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
+  RowRound round;
+  if (!planned.plan) {
+    round.state = RowState::refused;
+    round.reason = planned.refused;
+    round.exit_code = static_cast<int>(ErrorCode::configuration);
+    return round;
+  }
+  const std::uint64_t total = planned.plan->total();
+  round.memory.planned = total;
+  const std::uint64_t memory = device_memory ? *device_memory : memory_of_a_rank(world);
+  if (total <= memory) return round;
+  round.state = RowState::does_not_fit;
+  round.reason = fmt::format(
+      "a rank needs {}, but only {} are available; tessera plan suggests what would fit",
+      bytes_text(total), bytes_text(memory));
+  round.exit_code = out_of_memory_code;
+  return round;
+}
+
+RowResult unmeasured(const BenchRow& row, RowState state, const std::string& reason) {
+  RowResult result;
+  const RowIdentity& identity = row;
+  static_cast<RowIdentity&>(result) = identity;
+  result.batch_size = batch_size_per_rank(row.recipe, row.world_size);
+  if (row.peer) {
+    const auto& [name, mode, backend, compile] = *row.peer;
+    result.peer = {
+        .name = name, .mode = mode, .backend = backend, .compile = compile, .version = {}};
+  }
+  if (row.work) {
+    const ModelFigures& model = *row.work;
+    result.model = model;
+  }
+  result.state = state;
+  result.reason = reason;
+  return result;
+}
+
+void add_round(RowResult& row, const RowRound& round) {
+  row.state = round.state;
+  row.reason = round.reason;
+  row.exit_code = round.exit_code;
+  take_median(row.samples_per_s, round.samples_per_s, round.low, round.high);
   const double tokens = round.tokens_per_s / round.samples_per_s;  // of one sample
-  take_median(row, "tokens_per_s", round.tokens_per_s, round.low * tokens, round.high * tokens);
+  take_median(row.tokens_per_s, round.tokens_per_s, round.low * tokens, round.high * tokens);
   const double work = round.samples_per_s * round.step_s;  // samples of one step
-  take_median(row, "step_s", round.step_s, work / round.high, work / round.low);
-  if (row["losses"].size() < round.losses.size()) row["losses"] = round.losses;
-  const BenchJson& rate = row["samples_per_s"];
-  const double median = rate["median"];
-  double nearest = std::abs(round.samples_per_s - median);
-  for (const double other : rate["rounds"].get<std::vector<double>>()) {
+  take_median(row.step_s, round.step_s, work / round.high, work / round.low);
+  if (row.losses.size() < round.losses.size()) row.losses = round.losses;
+  const double median = row.samples_per_s.median;
+  const double nearest = std::abs(round.samples_per_s - median);
+  for (const double other : row.samples_per_s.rounds) {
     if (std::abs(other - median) < nearest) return;
   }
-  for (const auto& [name, value] : round.details.items()) {
-    if (name != "memory") row[name] = value;
-  }
-  if (!round.details.contains("memory")) return;
-  for (const auto& [name, value] : round.details["memory"].items()) row["memory"][name] = value;
-}
-
-std::size_t rounds_of(const BenchJson& row) {
-  if (!row.contains("samples_per_s") || !row["samples_per_s"].is_object()) return 0;
-  return row["samples_per_s"].value("rounds", BenchJson::array()).size();
-}
-
-bool is_measured(const BenchJson& row) {
-  return row.value("status", "") == "measured" && rounds_of(row) > 0;
+  static_cast<StepFigures&>(row) = round.figures;
+  if (round.memory.resident) row.memory.resident = round.memory.resident;
+  if (round.peer) row.peer = round.peer;
 }
 
 }  // namespace tessera::cli

@@ -14,7 +14,6 @@
 #include "bench/harness/file.h"
 #include "bench/harness/grid.h"
 #include "bench/harness/peer.h"
-#include "bench/harness/products.h"
 #include "bench/harness/row.h"
 
 namespace tessera::cli {
@@ -39,12 +38,12 @@ class BenchRun {
   // with `again` all rows are. Until the first round of a row is done, the old row is kept. If
   // steps and rounds are not given, they are those of our rows in `old`. Other rows of `old` stay
   // after ours.
-  void take_over(const BenchJson& old, bool again);
+  void take_over(const BenchReport& old, bool again);
   // Measures the rows that are not measured. Throws Stopped; the file then has all finished
   // measurements.
   void measure();
   // Complete, with the numbers that compare rows.
-  [[nodiscard]] const BenchJson& report();
+  [[nodiscard]] const BenchReport& report();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -54,7 +53,6 @@ class BenchRun {
   [[nodiscard]] bool wanted(const BenchRow& row) const;
   [[nodiscard]] std::vector<BenchRow*> to_measure();
   void plan_memory();
-  void plan_row(BenchRow& row);
   void check_peers_run();
   void pilot();
   void choose_steps(const std::vector<BenchRow*>& rows);
@@ -69,10 +67,10 @@ class BenchRun {
   void mark_not_run();
   void keep();
   // The row gets no further turn; its measurements stay.
-  void give_up(BenchRow& row, const std::string& status, const std::string& reason, int code);
-  void take_settings(const BenchJson& old);
+  void give_up(BenchRow& row, RowState state, const std::string& reason, int code);
+  void take_settings(const BenchReport& old);
   // As in the report.
-  [[nodiscard]] BenchJson shown(const BenchRow& row) const;
+  [[nodiscard]] RowResult shown(const BenchRow& row) const;
   void note(const std::string& line) const;
 
   const BenchGrid& grid_;
@@ -80,11 +78,11 @@ class BenchRun {
   std::vector<BenchRow> rows_;
   RowRunner runner_;
   BenchFile& file_;
-  BenchJson report_;
-  BenchJson other_rows_ = BenchJson::array();
-  BenchJson old_settings_;                     // of the report that is continued
-  std::map<std::string, BenchJson> replaced_;  // its rows that are measured again, by id
-  std::set<std::string> given_up_;             // ids
+  BenchReport report_;
+  std::vector<RowResult> other_rows_;
+  std::optional<ReportSettings> old_settings_;  // of the report that is continued
+  std::map<std::string, RowResult> replaced_;   // its rows that are measured again, by id
+  std::set<std::string> given_up_;              // ids
   Clock::time_point begin_ = Clock::now();
   // From the pilot run: a row's seconds outside of steps, its seconds in a step, its tokens per
   // sample.

@@ -19,7 +19,7 @@
 #include "base/parallel.h"
 #include "bench/programs/options.h"
 #include "comm/control/wire.h"
-#include "comm/hosts/tcp/own_address.h"
+#include "comm/nodes/tcp/own_address.h"
 #include "comm/world.h"
 
 namespace tessera::comm {

@@ -55,8 +55,8 @@ class State {
     gradients_ = std::make_shared<StateFile>(*place, "gradients", MemoryKind::gradients, bytes);
     for (const auto& file : {masters_, gradients_}) file->make_window(bytes);
     const auto storage = Storage::in_file(masters_, bytes);
-    storage->set_padded_to(32);
-    storage->set_state_folder(place);
+    storage->edit_shard().padded_to = 32;
+    storage->edit_shard().state_folder = place;
     Tensor parameter = Tensor::view_of(storage, 0, {count}, float32);
     parameter.set_requires_grad(true);
     gradient_ = Storage::in_file(gradients_, bytes);

@@ -59,8 +59,7 @@ class DelayedCommunicator final : public comm::Communicator {
                       std::shared_ptr<Delay> delay)
       : own_(inner), inner_(*inner), delay_(std::move(delay)) {}
 
-  [[nodiscard]] int rank() const override { return inner_.rank(); }
-  [[nodiscard]] int size() const override { return inner_.size(); }
+  [[nodiscard]] comm::ControlGroup& control() const override { return inner_.control(); }
   [[nodiscard]] std::string_view backend() const override { return inner_.backend(); }
   [[nodiscard]] Device device() const override { return inner_.device(); }
   [[nodiscard]] bool one_memory() const override { return inner_.one_memory(); }
@@ -72,46 +71,7 @@ class DelayedCommunicator final : public comm::Communicator {
     return inner_.allocate(name, bytes, sharing);
   }
   void acquire(comm::Buffer& buffer, comm::Tag tag) override { inner_.acquire(buffer, tag); }
-  void all_gather(comm::Buffer& buffer, const std::vector<comm::GatheredRange>& ranges,
-                  comm::Tag tag) override {
-    std::uint64_t bytes = 0;
-    for (const comm::GatheredRange& range : ranges) bytes += range.bytes;
-    delay_->of(bytes - bytes / ranks());
-    inner_.all_gather(buffer, ranges, tag);
-  }
-  void reduce_scatter(comm::Buffer& buffer, const std::vector<comm::ReducedRange>& ranges,
-                      comm::Reduction reduction, comm::Tag tag) override {
-    std::uint64_t bytes = 0;
-    for (const comm::ReducedRange& range : ranges)
-      bytes += static_cast<std::uint64_t>(range.count) * size_of(reduction.in_dtype);
-    delay_->of(bytes * (ranks() - 1));
-    inner_.reduce_scatter(buffer, ranges, reduction, tag);
-  }
-  void all_reduce(comm::Buffer& buffer, std::int64_t count, void* out, comm::Reduction reduction,
-                  comm::Tag tag) override {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(count) * size_of(reduction.in_dtype);
-    delay_->of(2 * bytes * (ranks() - 1) / ranks());
-    inner_.all_reduce(buffer, count, out, reduction, tag);
-  }
   void reserve_scratch(std::size_t bytes) override { inner_.reserve_scratch(bytes); }
-  void send(const void* memory, std::size_t bytes, int to, comm::Tag tag) override {
-    inner_.send(memory, bytes, to, tag);
-  }
-  void receive(void* memory, std::size_t bytes, int from, comm::Tag tag) override {
-    delay_->of(bytes);
-    inner_.receive(memory, bytes, from, tag);
-  }
-  void broadcast(void* memory, std::size_t bytes, int root, comm::Tag tag) override {
-    if (rank() != root) delay_->of(bytes);
-    inner_.broadcast(memory, bytes, root, tag);
-  }
-  std::vector<std::string> exchange(std::string_view message, comm::Tag tag) override {
-    return inner_.exchange(message, tag);
-  }
-  std::string broadcast(std::string_view message, int root, comm::Tag tag) override {
-    return inner_.broadcast(message, root, tag);
-  }
-  void barrier(comm::Tag tag) override { inner_.barrier(tag); }
   std::shared_ptr<comm::Communicator> split(int color, int key, std::string_view name) override {
     return delayed(inner_.split(color, key, name));
   }
@@ -119,10 +79,40 @@ class DelayedCommunicator final : public comm::Communicator {
     return delayed(inner_.duplicate(name));
   }
   [[nodiscard]] std::size_t held_bytes() const override { return inner_.held_bytes(); }
-  void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
-  void note(comm::Activity activity) noexcept override { inner_.note(activity); }
 
  private:
+  void do_all_gather(comm::Buffer& buffer, const std::vector<comm::GatheredRange>& ranges,
+                     comm::Tag tag) override {
+    const std::uint64_t bytes = comm::total_bytes(ranges);
+    delay_->of(bytes - bytes / ranks());
+    inner_.all_gather(buffer, ranges, tag);
+  }
+  void do_reduce_scatter(comm::Buffer& buffer, const std::vector<comm::ReducedRange>& ranges,
+                         const comm::Reduction& reduction, comm::Tag tag) override {
+    std::uint64_t bytes = 0;
+    for (const comm::ReducedRange& range : ranges)
+      bytes += static_cast<std::uint64_t>(range.count) * size_of(reduction.in_dtype);
+    delay_->of(bytes * (ranks() - 1));
+    inner_.reduce_scatter(buffer, ranges, reduction, tag);
+  }
+  void do_all_reduce(comm::Buffer& buffer, std::int64_t count, void* out,
+                     const comm::Reduction& reduction, comm::Tag tag) override {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(count) * size_of(reduction.in_dtype);
+    delay_->of(2 * bytes * (ranks() - 1) / ranks());
+    inner_.all_reduce(buffer, count, out, reduction, tag);
+  }
+  void do_send(const void* memory, std::size_t bytes, int to, comm::Tag tag) override {
+    inner_.send(memory, bytes, to, tag);
+  }
+  void do_receive(void* memory, std::size_t bytes, int from, comm::Tag tag) override {
+    delay_->of(bytes);
+    inner_.receive(memory, bytes, from, tag);
+  }
+  void do_broadcast(void* memory, std::size_t bytes, int root, comm::Tag tag) override {
+    if (rank() != root) delay_->of(bytes);
+    inner_.broadcast(memory, bytes, root, tag);
+  }
+
   [[nodiscard]] std::uint64_t ranks() const { return static_cast<std::uint64_t>(size()); }
   [[nodiscard]] std::shared_ptr<comm::Communicator> delayed(
       const std::shared_ptr<comm::Communicator>& part) const {

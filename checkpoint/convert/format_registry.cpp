@@ -3,13 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
-#include "checkpoint/formats/dcp/dcp.h"
-#include "checkpoint/formats/deepspeed/deepspeed.h"
-#include "checkpoint/formats/format.h"
-#include "checkpoint/formats/hugging_face_format.h"
-#include "checkpoint/formats/llmc/llmc.h"
-#include "checkpoint/formats/step_folder/step_folder.h"
-#include "checkpoint/formats/torch/torch.h"
+#include "checkpoint/formats/known_formats.h"
 
 namespace tessera::checkpoint::formats {
 

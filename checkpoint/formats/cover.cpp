@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "checkpoint/safetensors/safetensors.h"

@@ -1,13 +1,12 @@
 // Hugging Face's folders: weights in one file or numbered ones, config.json and the tokenizer's
 // files beside them.
-#include "checkpoint/formats/hugging_face_format.h"
-
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/streamed_file.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/steps/manifest.h"

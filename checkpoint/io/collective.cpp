@@ -208,8 +208,8 @@ class Outcomes {
 
 }  // namespace
 
-std::vector<std::string> together(comm::Communicator& communicator, std::string_view doing,
-                                  std::function<std::string()> work, StallRule rule) {
+std::vector<std::string> run_on_all_ranks(comm::Communicator& communicator, std::string_view doing,
+                                          std::function<std::string()> work, StallRule rule) {
   const comm::Tag tag{.step = 0, .unit = 0, .phase = comm::Phase::checkpoint};
   WorkThread thread(communicator.device(), std::move(work), rule);
   Outcomes outcomes;

@@ -33,7 +33,7 @@ struct StallRule {
 // times a second, so a slow disk does not end a collective by timeout. A rank on whose disk no call
 // returns gives up with an Error that names the call. The work runs on a thread of its own, with
 // the caller's system calls and queue.
-std::vector<std::string> together(comm::Communicator& communicator, std::string_view doing,
-                                  std::function<std::string()> work, StallRule rule = {});
+std::vector<std::string> run_on_all_ranks(comm::Communicator& communicator, std::string_view doing,
+                                          std::function<std::string()> work, StallRule rule = {});
 
 }  // namespace tessera::checkpoint

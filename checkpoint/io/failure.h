@@ -2,7 +2,6 @@
 // ends the load.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <vector>
 

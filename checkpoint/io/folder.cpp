@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <exception>
 #include <utility>
 #include <vector>
 

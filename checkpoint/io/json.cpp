@@ -2,7 +2,6 @@
 #include "checkpoint/io/json.h"
 
 #include <fmt/format.h>
-#include <set>
 #include <utility>
 #include <vector>
 

@@ -170,7 +170,7 @@ LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts
 LoadedPieces load_together(comm::Communicator& communicator, const std::string& source,
                            State& state, LoadParts parts, const Selection& selection) {
   LoadedPieces loaded;
-  together(communicator, fmt::format("loading '{}'", source), [&] {
+  run_on_all_ranks(communicator, fmt::format("loading '{}'", source), [&] {
     loaded = has_weights_alone(source) ? load_weights(source, state, parts, selection)
                                        : load_pieces(source, state, parts, selection);
     return std::string();
@@ -181,7 +181,7 @@ LoadedPieces load_together(comm::Communicator& communicator, const std::string& 
 Fit load(comm::Communicator& communicator, const std::string& step_folder, State& state,
          LoadParts parts, const Selection& selection) {
   LoadedPieces loaded;
-  together(communicator, fmt::format("loading '{}'", step_folder), [&] {
+  run_on_all_ranks(communicator, fmt::format("loading '{}'", step_folder), [&] {
     loaded = load_pieces(step_folder, state, parts, selection);
     return std::string();
   });

@@ -37,7 +37,7 @@ std::string described(const UnreadableStep& step) {
 }
 
 // The step that determines the run to search.
-const CommittedStep* newest(const StepListing& listing, const Search& search) {
+const CommittedStep* newest(const StepListing& listing, const CheckpointQuery& search) {
   const auto it =
       std::find_if(listing.steps.begin(), listing.steps.end(), [&](const CommittedStep& step) {
         return search.launch.empty() || step.lineage.launch == search.launch;
@@ -46,7 +46,7 @@ const CommittedStep* newest(const StepListing& listing, const Search& search) {
 }
 
 // The contents of DIR as rank 0 sees it; ranks on other hosts may see them a moment later.
-std::string list_candidates(const fs::path& dir, const Search& search) {
+std::string list_candidates(const fs::path& dir, const CheckpointQuery& search) {
   json out{{"steps", json::array()},
            {"skipped", json::array()},
            {"leftovers", json::array()},
@@ -99,23 +99,23 @@ std::string damage_of(const std::string& named_by, const std::function<void()>& 
   return {};
 }
 
-std::optional<Found> walk(comm::Communicator& communicator, const std::string& dir,
-                          const Search& search, const std::function<void()>& prepare,
-                          const std::function<void(const std::string& path)>& use) {
+std::optional<FoundCheckpoint> find_usable_step(
+    comm::Communicator& communicator, const std::string& dir, const CheckpointQuery& search,
+    const std::function<void()>& prepare, const std::function<void(const std::string& path)>& use) {
   const std::string doing = fmt::format("looking for checkpoints in '{}'", dir);
-  const auto messages = together(communicator, doing, [&] {
+  const auto messages = run_on_all_ranks(communicator, doing, [&] {
     return communicator.rank() == 0 ? list_candidates(dir, search) : std::string();
   });
   const json listed = json::parse(messages.front());
   // Runs on the rank's own thread, whose pool counts the allocations.
   if (!listed.at("steps").empty()) prepare();
-  Found found;
+  FoundCheckpoint found;
   found.skipped = listed.at("skipped").get<std::vector<std::string>>();
   for (const json& candidate : listed.at("steps")) {
     const auto name = candidate.at("name").get<std::string>();
     found.step = candidate.at("step").get<std::int64_t>();
     found.path = fs::path(dir) / name;
-    const std::string problem = first_problem(together(
+    const std::string problem = first_problem(run_on_all_ranks(
         communicator, name, [&] { return damage_of(search.named_by, [&] { use(found.path); }); }));
     if (!problem.empty()) {
       found.skipped.push_back(fmt::format("{}: {}", name, problem));
@@ -146,15 +146,15 @@ std::optional<Found> walk(comm::Communicator& communicator, const std::string& d
        dir, join_some(all), search.named_by);
 }
 
-json start_to_json(const Start& start) {
+json start_to_json(const RunStart& start) {
   return {{"run", start.line.run},
           {"parent", start.line.parent},
           {"parent_commit", start.line.parent_commit},
           {"others", start.others}};
 }
 
-Start look(const fs::path& dir, const std::string& from) {
-  Start start;
+RunStart choose_run(const fs::path& dir, const std::string& from) {
+  RunStart start;
   const StepListing listing = path_exists(dir) ? list_committed(dir) : StepListing();
   start.line.run = new_run();
   if (!from.empty()) {
@@ -174,9 +174,9 @@ Start look(const fs::path& dir, const std::string& from) {
 
 }  // namespace
 
-std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir,
-                                 const Search& search, LoadParts parts) {
-  return walk(
+std::optional<FoundCheckpoint> find_latest(comm::Communicator& communicator, const std::string& dir,
+                                           const CheckpointQuery& search, LoadParts parts) {
+  return find_usable_step(
       communicator, dir, search, [] {},
       [&](const std::string& path) {
         verify_share(path, static_cast<std::size_t>(communicator.rank()),
@@ -184,19 +184,21 @@ std::optional<Found> find_latest(comm::Communicator& communicator, const std::st
       });
 }
 
-std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
-                                 State& state, LoadParts parts, const Search& search,
-                                 const Selection& selection) {
+std::optional<FoundCheckpoint> load_latest(comm::Communicator& communicator, const std::string& dir,
+                                           State& state, LoadParts parts,
+                                           const CheckpointQuery& search,
+                                           const Selection& selection) {
   return load_latest(
       communicator, dir, [&state]() -> State& { return state; }, parts, search, selection);
 }
 
-std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
-                                 const std::function<State&()>& state, LoadParts parts,
-                                 const Search& search, const Selection& selection) {
+std::optional<FoundCheckpoint> load_latest(comm::Communicator& communicator, const std::string& dir,
+                                           const std::function<State&()>& state, LoadParts parts,
+                                           const CheckpointQuery& search,
+                                           const Selection& selection) {
   State* made = nullptr;
   LoadedPieces loaded;
-  auto found = walk(
+  auto found = find_usable_step(
       communicator, dir, search, [&] { made = &state(); },
       [&](const std::string& path) { loaded = load_pieces(path, *made, parts, selection); });
   if (!found) return found;
@@ -205,18 +207,18 @@ std::optional<Found> load_latest(comm::Communicator& communicator, const std::st
   return found;
 }
 
-Start start_line(comm::Communicator& communicator, const std::string& dir,
-                 const std::string& from) {
+RunStart start_line(comm::Communicator& communicator, const std::string& dir,
+                    const std::string& from) {
   const std::string doing = fmt::format("looking for checkpoints in '{}'", dir);
-  const auto messages = together(communicator, doing, [&] {
-    return communicator.rank() == 0 ? start_to_json(look(dir, from)).dump() : std::string();
+  const auto messages = run_on_all_ranks(communicator, doing, [&] {
+    return communicator.rank() == 0 ? start_to_json(choose_run(dir, from)).dump() : std::string();
   });
-  const json told = json::parse(messages.front());
-  return {{told.at("run").get<std::string>(),
-           told.at("parent").get<std::string>(),
-           told.at("parent_commit").get<std::int64_t>(),
+  const json chosen = json::parse(messages.front());
+  return {{chosen.at("run").get<std::string>(),
+           chosen.at("parent").get<std::string>(),
+           chosen.at("parent_commit").get<std::int64_t>(),
            {}},
-          told.at("others").get<std::vector<std::string>>()};
+          chosen.at("others").get<std::vector<std::string>>()};
 }
 
 }  // namespace tessera::checkpoint

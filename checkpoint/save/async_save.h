@@ -1,7 +1,6 @@
 // Saves during training: ts::AsyncSaver.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

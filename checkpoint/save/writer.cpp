@@ -19,7 +19,6 @@
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/state/scalars_json.h"
 #include "checkpoint/state/transfer.h"
-#include "checkpoint/steps/commit.h"
 
 namespace tessera::checkpoint {
 
@@ -138,8 +137,8 @@ std::vector<std::string> Save::all(comm::Communicator& communicator, Phase phase
     } const done{self->busy_};
     return (*self.*phase)();
   };
-  return together(communicator, doing_, work,
-                  {.timeout = job_.options.stall_timeout, .may_abandon = true});
+  return run_on_all_ranks(communicator, doing_, work,
+                          {.timeout = job_.options.stall_timeout, .may_abandon = true});
 }
 
 Saved Save::run(comm::Communicator& communicator) {
@@ -149,9 +148,9 @@ Saved Save::run(comm::Communicator& communicator) {
   try {
     all(communicator, &Save::prepare);
     collect(all(communicator, &Save::write));
-    const std::string told = all(communicator, &Save::commit).front();
-    if (told.empty()) return saved;
-    const json line = json::parse(told);
+    const std::string committed = all(communicator, &Save::commit).front();
+    if (committed.empty()) return saved;
+    const json line = json::parse(committed);
     saved.line = job_.options.line;
     saved.line.run = line.at("run").get<std::string>();
     saved.line.parent = save_id_;
@@ -378,59 +377,11 @@ std::string Save::roll_back() {
   return destination_ ? destination_->roll_back() : std::string();
 }
 
-class StepDestination final : public Destination {
- public:
-  StepDestination(fs::path dir, std::int64_t step, std::string save_id, const SaveOptions& options)
-      : dir_(std::move(dir)), step_(step), save_id_(std::move(save_id)), options_(options) {}
-  void prepare(std::uint64_t needed_bytes) override {
-    // Another run's save may take as long as its disk; the lock of a dead run is gone.
-    const bool for_ever = options_.stall_timeout.count() == 0;
-    pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line,
-                     for_ever ? std::chrono::hours(24) : options_.stall_timeout);
-  }
-  std::string commit(Manifest manifest) override {
-    manifest.lineage = pending_->lineage();
-    const auto warnings =
-        pending_->commit(to_text(manifest), {options_.keep, options_.keep_best}, options_.score);
-    const json told{
-        {"run", manifest.lineage.run}, {"commit", manifest.lineage.commit}, {"warnings", warnings}};
-    return told.dump(-1, ' ', false, json::error_handler_t::replace);
-  }
-  std::string roll_back() noexcept override {
-    return pending_ ? pending_->roll_back() : std::string();
-  }
-
- private:
-  fs::path dir_;
-  std::int64_t step_;
-  std::string save_id_;
-  SaveOptions options_;
-  std::optional<PendingStep> pending_;
-};
-
 }  // namespace
-
-SaveJob step_job(const fs::path& dir, std::int64_t step, State state, const SaveOptions& options) {
-  SaveJob job;
-  job.target = dir / step_name(step);
-  job.step = step;
-  job.state = std::move(state);
-  job.options = options;
-  job.partial = [dir, step](const std::string& id) { return dir / partial_name(step, id); };
-  job.destination = [dir, step, options](const std::string& id) {
-    return std::make_unique<StepDestination>(dir, step, id, options);
-  };
-  return job;
-}
 
 Saved run_save(comm::Communicator& communicator, SaveJob job) {
   const auto save = std::make_shared<Save>(communicator, std::move(job));
   return save->run(communicator);
-}
-
-Saved save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
-           const State& state, const SaveOptions& options) {
-  return run_save(communicator, step_job(dir, step, state, options));
 }
 
 }  // namespace tessera::checkpoint

@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <exception>
 #include <random>

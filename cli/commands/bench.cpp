@@ -7,6 +7,7 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -89,8 +90,8 @@ struct BenchCommand : BenchOptions {
     }
     const BenchGrid grid = make_grid();
     check_outputs();
-    const BenchJson old = compare.empty() ? BenchJson() : old_report();
-    const BenchJson kept = json.empty() ? BenchJson() : kept_report(grid);
+    const BenchReport old = compare.empty() ? BenchReport() : old_report();
+    const auto kept = json.empty() ? std::nullopt : kept_report(grid);
     BenchFile output("--json", json);
     if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
     std::vector<BenchRow> rows = make_rows(grid);
@@ -100,10 +101,10 @@ struct BenchCommand : BenchOptions {
     const std::size_t asked = rows.size();
     BenchRun bench(grid, settings, std::move(rows), runner(grid, folder, processes), output,
                    command_text());
-    bench.take_over(kept, again);
+    if (kept) bench.take_over(*kept, again);
     output.keep(bench.report());
     bench.measure();
-    const BenchJson& report = bench.report();
+    const BenchReport& report = bench.report();
     const std::exception_ptr unwritten = write_files(output, report);
     fmt::print("{}", bench_text(report));
     const bool worse = !compare.empty() && print_comparison(report, old, asked);
@@ -123,7 +124,7 @@ struct BenchCommand : BenchOptions {
   }
 
   // Writes all files and returns the first failure: the measurements are printed in any case.
-  [[nodiscard]] std::exception_ptr write_files(BenchFile& output, const BenchJson& report) const {
+  [[nodiscard]] std::exception_ptr write_files(BenchFile& output, const BenchReport& report) const {
     std::exception_ptr failure;
     const auto attempt = [&](const auto& write) {
       try {
@@ -134,23 +135,23 @@ struct BenchCommand : BenchOptions {
     };
     attempt([&] { output.write(report); });
     if (!html.empty())  // parsed again, because all bytes are UTF-8 then
-      attempt([&] { write_html_report(BenchJson::parse(json_text(report)), html); });
+      attempt([&] { write_html_report(BenchJson::parse(json_text(report_json(report))), html); });
     return failure;
   }
 
-  void check_partners(const std::vector<BenchRow>& rows, const BenchJson& old) const {
+  void check_partners(const std::vector<BenchRow>& rows, const BenchReport& old) const {
     const bool any = std::any_of(rows.begin(), rows.end(),
                                  [&](const BenchRow& row) { return has_measured(old, row.id); });
     TESSERA_CHECK(any, ErrorCode::configuration,
                   "--compare {}: has none of these rows; use the options of its command, {}",
-                  compare, json_text(old.value("command", BenchJson())));
+                  compare, json_text(BenchJson(old.command)));
   }
 
   // If every row is refused, that is an error, not a table.
   static void refuse_all(const std::vector<BenchRow>& rows) {
-    const auto refused = [](const BenchRow& row) { return !row.refused.empty(); };
-    if (!std::all_of(rows.begin(), rows.end(), refused)) return;
-    fail(static_cast<ErrorCode>(rows.front().refused_code), "{}", rows.front().refused);
+    const auto refused = [](const BenchRow& row) { return row.refused.has_value(); };
+    const std::optional<Error>& first = rows.front().refused;
+    if (first && std::all_of(rows.begin(), rows.end(), refused)) throw Error(*first);
   }
 
   void check_modes() const {
@@ -164,33 +165,36 @@ struct BenchCommand : BenchOptions {
     }
   }
 
-  [[nodiscard]] BenchJson old_report() const {
+  [[nodiscard]] BenchReport old_report() const {
     std::error_code ignored;
     TESSERA_CHECK(json.empty() || !fs::equivalent(compare, json, ignored), ErrorCode::usage,
                   "--compare {}: is also the file of --json; name a copy of it, or another --json",
                   compare);
-    BenchJson old = read_bench_file("--compare", compare);
-    TESSERA_CHECK(!old.is_null(), ErrorCode::configuration,
+    auto old = read_bench_file("--compare", compare);
+    TESSERA_CHECK(old.has_value(), ErrorCode::configuration,
                   "--compare {}: does not exist, or is empty", compare);
-    return old;
+    return std::move(*old);
   }
 
   // The rows of an earlier run of the same recipe on the same machine.
-  [[nodiscard]] BenchJson kept_report(const BenchGrid& grid) const {
-    BenchJson kept = read_bench_file("--json", json);
-    if (kept.is_null()) return {};
-    TESSERA_CHECK(kept["recipe"] == file, ErrorCode::configuration,
+  [[nodiscard]] std::optional<BenchReport> kept_report(const BenchGrid& grid) const {
+    auto kept = read_bench_file("--json", json);
+    if (!kept) return kept;
+    TESSERA_CHECK(kept->recipe == file, ErrorCode::configuration,
                   "--json {}: is a report of {}; name another file for {}", json,
-                  json_text(kept["recipe"]), file);
-    for (const char* what : {"processor", "cores", "device", "tessera"}) {
-      const BenchJson before = kept["machine"].value(what, BenchJson());
-      if (again && before != grid.machine.at(what)) return {};
-      TESSERA_CHECK(before == grid.machine.at(what), ErrorCode::configuration,
+                  json_text(BenchJson(kept->recipe)), file);
+    const auto same = [&](const char* what, const auto& before, const auto& now) {
+      TESSERA_CHECK(again || before == now, ErrorCode::configuration,
                     "--json {}: was measured with {} {}, but this node has {}; name another file, "
                     "or give --again to replace it",
-                    json, what, json_text(before), json_text(grid.machine.at(what)));
-    }
-    return kept;
+                    json, what, json_text(BenchJson(before)), json_text(BenchJson(now)));
+      return before == now;
+    };
+    const BenchMachine &old = kept->machine, &here = grid.machine;
+    const bool kept_machine =
+        same("processor", old.processor, here.processor) && same("cores", old.cores, here.cores) &&
+        same("device", old.device, here.device) && same("tessera", old.tessera, here.tessera);
+    return kept_machine ? std::move(kept) : std::nullopt;
   }
 
   [[nodiscard]] BenchGrid make_grid() const {
@@ -209,9 +213,9 @@ struct BenchCommand : BenchOptions {
     const bool gpus = uses_gpus(recipe);
     grid.world_sizes = lists.world_sizes.empty() ? usual_world_sizes(gpus) : lists.world_sizes;
     for (const std::int64_t ranks : grid.world_sizes) {
-      TESSERA_CHECK(ranks >= 1 && ranks <= comm::max_ranks_on_host, ErrorCode::usage,
+      TESSERA_CHECK(ranks >= 1 && ranks <= comm::max_ranks_on_node, ErrorCode::usage,
                     "--world-sizes {}: must be numbers of ranks from 1 to {}, on one node", ranks,
-                    comm::max_ranks_on_host);
+                    comm::max_ranks_on_node);
     }
     grid.threads_per_rank = threads(grid);
     grid.fill_cores = fill_cores;
@@ -336,7 +340,7 @@ struct BenchCommand : BenchOptions {
   }
 
   // Returns true if a row is worse beyond the noise.
-  [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old,
+  [[nodiscard]] bool print_comparison(const BenchReport& report, const BenchReport& old,
                                       std::size_t asked) const {
     const BenchComparison comparison = compare_reports(report, old, asked);
     fmt::print("\nagainst {}:\n", compare);

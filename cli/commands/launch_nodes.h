@@ -1,7 +1,6 @@
 // The options of `tessera launch` about nodes, under torchrun's and Accelerate's names.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "launch/launch.h"

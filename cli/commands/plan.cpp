@@ -242,7 +242,7 @@ struct PlanCommand {
     const bool gpus =
         choice == DeviceChoice::cuda ||
         (choice == DeviceChoice::automatic &&
-         (world_size > comm::max_ranks_on_host || parse_device("auto").type == DeviceType::cuda));
+         (world_size > comm::max_ranks_on_node || parse_device("auto").type == DeviceType::cuda));
     return {.ranks = world_size,
             .device = gpus ? DeviceType::cuda : DeviceType::cpu,
             .one_memory = {},

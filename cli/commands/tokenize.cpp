@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <filesystem>
 #include <future>
 #include <memory>
-#include <utility>
 
 #include "base/counted.h"
 #include "base/error.h"

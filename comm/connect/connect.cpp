@@ -3,7 +3,7 @@
 #include <array>
 
 #include "base/error.h"
-#include "comm/connect/hosts.h"
+#include "comm/connect/nodes.h"
 #include "comm/nccl.h"
 #include "comm/record/communicator.h"
 #include "comm/shared/join/connect.h"
@@ -45,7 +45,7 @@ constexpr std::array<Row, 5> rows{{
      },
      connect_nccl},
     {[](const World& world, const ConnectOptions&) { return world.local_size < world.size; },
-     connect_hosts},
+     connect_nodes},
     {[](const World&, const ConnectOptions&) { return true; }, connect_shared},
 }};
 

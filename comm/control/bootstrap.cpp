@@ -130,11 +130,11 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
 
 // The value of TESSERA_BOOTSTRAP; without it, ranks of mpirun that have no address of rank 0 use
 // MPI.
-std::string way_to_meet(bool one_host) {
+std::string way_to_meet(bool one_node) {
   if (is_set("TESSERA_BOOTSTRAP")) return std::getenv("TESSERA_BOOTSTRAP");
   const bool of_mpirun =
       (is_set("OMPI_COMM_WORLD_SIZE") || is_set("MPI_LOCALNRANKS")) && !is_set("RANK");
-  return of_mpirun && !one_host && !is_set("MASTER_ADDR") ? "mpi" : "tcp";
+  return of_mpirun && !one_node && !is_set("MASTER_ADDR") ? "mpi" : "tcp";
 }
 
 }  // namespace
@@ -149,12 +149,12 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience)
 
 ControlPlane connect_control_plane(const World& world, const Patience& patience,
                                    const JobKey& key) {
-  const bool one_host = world.local_size == world.size;
-  TESSERA_CHECK(one_host || key.given() || key.declined(), ErrorCode::configuration,
+  const bool one_node = world.local_size == world.size;
+  TESSERA_CHECK(one_node || key.given() || key.declined(), ErrorCode::configuration,
                 "a job over several hosts needs a secret key: give all hosts the same {} (`openssl "
                 "rand -hex 32` makes one) or {}, or set {}={} on a trusted network",
                 job_key_variable, job_key_file_variable, job_key_variable, no_job_key);
-  const std::string way = way_to_meet(one_host);
+  const std::string way = way_to_meet(one_node);
   constexpr std::string_view file_prefix = "file:";
   const bool by_file = way.starts_with(file_prefix) && way.size() > file_prefix.size();
   TESSERA_CHECK(way == "tcp" || way == "mpi" || by_file, ErrorCode::configuration,
@@ -166,10 +166,10 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience,
   std::string announced;
   if (world.rank == 0) {
     // If this rank cannot resolve the name, the other nodes' ranks cannot either.
-    if (way == "tcp" && !one_host) require_address(world.master_address);
+    if (way == "tcp" && !one_node) require_address(world.master_address);
     // The ranks of one node connect over its loopback, unless MASTER_ADDR names another address.
     FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0,
-                                          one_host && is_loopback(world.master_address));
+                                          one_node && is_loopback(world.master_address));
     if (way != "tcp") announced = as_text(world, listener.get());
     address = {"127.0.0.1", port_of(listener.get()), 1};
     plane.hub = std::make_unique<Hub>(std::move(listener), world, key,

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/arguments.h"
 #include "comm/watch/running_clock.h"
 
 namespace tessera::comm::control {
@@ -251,16 +250,16 @@ std::vector<std::string> RankControl::await(std::uint64_t group, std::uint64_t r
   return messages;
 }
 
-ControlGroup::ControlGroup(std::shared_ptr<RankControl> control, std::vector<std::int32_t> members,
-                           std::uint64_t id, std::string name)
+HubGroup::HubGroup(std::shared_ptr<RankControl> control, std::vector<std::int32_t> members,
+                   std::uint64_t id, std::string name)
     : control_(std::move(control)), members_(std::move(members)), id_(id), name_(std::move(name)) {
   const auto here = std::find(members_.begin(), members_.end(), control_->rank());
   TESSERA_REQUIRE(here != members_.end(), "rank {} is not in '{}'", control_->rank(), name_);
   position_ = static_cast<int>(here - members_.begin());
 }
 
-void ControlGroup::post(const Call& call, std::uint64_t round, bool wants_answer,
-                        std::string_view message) {
+void HubGroup::post(const Call& call, std::uint64_t round, bool wants_answer,
+                    std::string_view message) {
   if (!std::exchange(introduced_, true)) control_->introduce(id_, {members_, name_});
   control_->post(
       {id_, round, name_, call},
@@ -268,37 +267,22 @@ void ControlGroup::post(const Call& call, std::uint64_t round, bool wants_answer
              sent_names_));
 }
 
-void ControlGroup::announce(const Call& call) {
+void HubGroup::announce(const Call& call) {
   control_->check(call);
   if (size() == 1) return;
   post(call, round_++, false, {});
 }
 
-std::vector<std::string> ControlGroup::exchange(const Call& call, std::string_view message) {
+std::vector<std::string> HubGroup::exchange(const Call& call, std::string_view message) {
   control_->check(call);
   if (size() == 1) return {std::string(message)};
   const std::uint64_t round = round_++;
-  post(call, round, true, message);
+  const bool is_used = call.root < 0 || call.root == rank();
+  post(call, round, true, is_used ? message : std::string_view{});
   return control_->await(id_, round, members_.size(), call);
 }
 
-std::vector<std::string> ControlGroup::exchange(std::string_view message, Tag tag) {
-  return exchange(Call(Op::exchange, tag), message);
-}
-
-std::string ControlGroup::broadcast(std::string_view message, int root, Tag tag) {
-  check_broadcast(name_, root, size());
-  Call call(Op::broadcast, tag);
-  call.root = root;
-  auto messages = exchange(call, rank() == root ? message : std::string_view{});
-  return std::move(messages[static_cast<std::size_t>(root)]);
-}
-
-void ControlGroup::barrier(Tag tag) {
-  (void)exchange(Call(Op::barrier, tag), {});
-}
-
-ControlGroup ControlGroup::split(int color, int key, std::string_view name) {
+HubGroup HubGroup::split(int color, int key, std::string_view name) {
   Writer mine;
   mine.number<std::int32_t>(color);
   mine.number<std::int32_t>(key);

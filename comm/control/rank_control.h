@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/home_process.h"
 #include "comm/call.h"
+#include "comm/control_group.h"
 #include "comm/control/door.h"
 #include "comm/control/job_key.h"
 #include "comm/control/payloads.h"
@@ -96,27 +97,26 @@ class RankControl {
   std::thread beater_;
 };
 
-// An ordered set of ranks. Calls come from one thread at a time, in the same order on every member.
-class ControlGroup {
+// A group whose messages go through the hub.
+class HubGroup : public ControlGroup {
  public:
-  ControlGroup(std::shared_ptr<RankControl> control, std::vector<std::int32_t> members,
-               std::uint64_t id, std::string name);
+  HubGroup(std::shared_ptr<RankControl> control, std::vector<std::int32_t> members,
+           std::uint64_t id, std::string name);
 
-  [[nodiscard]] int rank() const { return position_; }
-  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
-  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int rank() const override { return position_; }
+  [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
+  [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] const std::vector<std::int32_t>& members() const { return members_; }
   [[nodiscard]] RankControl& control() const { return *control_; }
 
   // Sends a call to the hub, which compares it, and continues.
   void announce(const Call& call);
-  std::vector<std::string> exchange(const Call& call, std::string_view message);
-  // The implementation of a Communicator of this group for small messages.
-  std::vector<std::string> exchange(std::string_view message, Tag tag);
-  std::string broadcast(std::string_view message, int root, Tag tag);
-  void barrier(Tag tag);
+  using ControlGroup::exchange;
+  std::vector<std::string> exchange(const Call& call, std::string_view message) override;
+  void abort(std::string_view reason) noexcept override { control_->abort(reason); }
+  void note(Activity activity) noexcept override { control_->watch().note(activity); }
   // Collective: a group of the ranks that pass the same colour, ordered by (key, rank).
-  ControlGroup split(int color, int key, std::string_view name);
+  HubGroup split(int color, int key, std::string_view name);
 
  private:
   void post(const Call& call, std::uint64_t round, bool wants_answer, std::string_view message);

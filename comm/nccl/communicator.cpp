@@ -5,13 +5,12 @@
 
 #include "base/error.h"
 #include "base/home_process.h"
-#include "comm/arguments.h"
 #include "comm/outcome.h"
 #include "engine/device/backend.h"
 
 namespace tessera::comm {
 
-NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclJob> job, control::ControlGroup group,
+NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclJob> job, control::HubGroup group,
                                    std::shared_ptr<NcclChannel> channel, bool fixed_order)
     : job_(std::move(job)),
       group_(std::move(group)),
@@ -70,11 +69,11 @@ void NcclCommunicator::acquire(Buffer& buffer, Tag tag) {
   mine.acquire();
 }
 
-void NcclCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
-                                  Tag tag) {
+void NcclCommunicator::do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                     Tag tag) {
   NcclBuffer& mine = own(buffer, Op::all_gather);
   Call call = call_of(Op::all_gather, mine, tag);
-  call.bytes = check_all_gather(mine, ranges, size());
+  call.bytes = total_bytes(ranges);
   std::vector<NcclChannel::Gathered> parts;
   for (const GatheredRange& range : ranges) {
     parts.push_back({mine.data() + range.first, range.bytes / static_cast<std::size_t>(size())});
@@ -92,39 +91,15 @@ void NcclCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRang
   });
 }
 
-std::vector<std::string> NcclCommunicator::exchange(std::string_view message, Tag tag) {
-  return group_.exchange(message, tag);
-}
-
-std::string NcclCommunicator::broadcast(std::string_view message, int root, Tag tag) {
-  return group_.broadcast(message, root, tag);
-}
-
-void NcclCommunicator::barrier(Tag tag) {
-  group_.barrier(tag);
-}
-
-std::shared_ptr<Communicator> NcclCommunicator::part(int color, int key, std::string_view name) {
-  control::ControlGroup group = group_.split(color, key, name);
+std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key, std::string_view name) {
+  control::HubGroup group = group_.split(color, key, name);
   std::shared_ptr<NcclChannel> channel = channel_->split(color, key, group.rank());
   return make_shared_at_home<NcclCommunicator>(job_, std::move(group), std::move(channel),
                                                fixed_order_);
 }
 
-std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key, std::string_view name) {
-  return part(color, key, name);
-}
-
 std::shared_ptr<Communicator> NcclCommunicator::duplicate(std::string_view name) {
-  return part(0, rank(), name);
-}
-
-void NcclCommunicator::abort(std::string_view reason) noexcept {
-  job_->control().abort(reason);
-}
-
-void NcclCommunicator::note(Activity activity) noexcept {
-  job_->control().watch().note(activity);
+  return split(0, rank(), name);
 }
 
 }  // namespace tessera::comm

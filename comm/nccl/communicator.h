@@ -19,11 +19,10 @@ namespace tessera::comm {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::shared_ptr<NcclJob> job, control::ControlGroup group,
+  NcclCommunicator(std::shared_ptr<NcclJob> job, control::HubGroup group,
                    std::shared_ptr<NcclChannel> channel, bool fixed_order);
 
-  [[nodiscard]] int rank() const override { return group_.rank(); }
-  [[nodiscard]] int size() const override { return group_.size(); }
+  [[nodiscard]] ControlGroup& control() const override { return group_; }
   [[nodiscard]] std::string_view backend() const override { return "nccl"; }
   [[nodiscard]] Device device() const override { return job_->device(); }
   [[nodiscard]] bool one_memory() const override { return false; }
@@ -32,26 +31,22 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
   void acquire(Buffer& buffer, Tag tag) override;
-  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
-  // A unit (tag.unit) and buffer must have the same ranges in every call.
-  void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
-                      Tag tag) override;
-  void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
-                  Tag tag) override;
   void reserve_scratch(std::size_t bytes) override;
-  void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
-  void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
-  void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
-  std::vector<std::string> exchange(std::string_view message, Tag tag) override;
-  std::string broadcast(std::string_view message, int root, Tag tag) override;
-  void barrier(Tag tag) override;
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   [[nodiscard]] std::size_t held_bytes() const override { return job_->held_memory()->bytes(); }
-  void abort(std::string_view reason) noexcept override;
-  void note(Activity activity) noexcept override;
 
  private:
+  void do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
+  // A unit (tag.unit) and buffer must have the same ranges in every call.
+  void do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                         const Reduction& reduction, Tag tag) override;
+  void do_all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
+                     Tag tag) override;
+  void do_send(const void* memory, std::size_t bytes, int to, Tag tag) override;
+  void do_receive(void* memory, std::size_t bytes, int from, Tag tag) override;
+  void do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
+
   struct Range {
     std::int64_t first;
     std::int64_t count;
@@ -104,10 +99,9 @@ class NcclCommunicator final : public Communicator {
   // out (+)= scale * the sum over `sources` in the tree of kernels::ReduceRanks.
   void sum(const std::vector<const void*>& sources, int group, void* out, std::int64_t count,
            DType in_dtype, const Reduction& reduction);
-  std::shared_ptr<Communicator> part(int color, int key, std::string_view name);
 
   std::shared_ptr<NcclJob> job_;
-  control::ControlGroup group_;
+  mutable control::HubGroup group_;
   std::shared_ptr<NcclChannel> channel_;
   bool fixed_order_;
   std::uint64_t buffers_ = 0;

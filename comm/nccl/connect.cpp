@@ -46,7 +46,7 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
   // Declared first, so destroyed last: the job ends the hub, which waits for all connections to
   // end.
   const auto job = std::make_shared<NcclJob>(std::move(plane), options.device, timeout);
-  control::ControlGroup group(job->shared_control(), std::move(members), 1, "world");
+  control::HubGroup group(job->shared_control(), std::move(members), 1, "world");
   try {
     const std::string made = world.rank == 0 ? NcclChannel::make_id(functions) : std::string();
     const std::string id =

@@ -1,14 +1,13 @@
 // Memory from rank to rank over NCCL.
 #include "base/error.h"
-#include "comm/arguments.h"
 #include "comm/nccl/communicator.h"
 
 namespace tessera::comm {
 
 // Not announced to the control plane, which compares calls of all ranks of a group: only two ranks
 // make this one.
-void NcclCommunicator::send(const void* memory, std::size_t bytes, int to, Tag tag) {
-  const Call call = call_of_message(group_.name(), rank(), to, size(), bytes, false, tag);
+void NcclCommunicator::do_send(const void* memory, std::size_t bytes, int to, Tag tag) {
+  const Call call = call_of_message(bytes, to, tag);
   job_->control().check(call);
   if (bytes == 0) return;
   channel_->transfer({{to, static_cast<const std::byte*>(memory), nullptr, bytes}},
@@ -16,8 +15,8 @@ void NcclCommunicator::send(const void* memory, std::size_t bytes, int to, Tag t
   job_->expect(call, current_queue(device()).record());
 }
 
-void NcclCommunicator::receive(void* memory, std::size_t bytes, int from, Tag tag) {
-  const Call call = call_of_message(group_.name(), rank(), from, size(), bytes, true, tag);
+void NcclCommunicator::do_receive(void* memory, std::size_t bytes, int from, Tag tag) {
+  const Call call = call_of_message(bytes, rank(), tag);
   job_->control().check(call);
   if (bytes == 0) return;
   channel_->transfer({{from, nullptr, static_cast<std::byte*>(memory), bytes}},
@@ -25,8 +24,7 @@ void NcclCommunicator::receive(void* memory, std::size_t bytes, int from, Tag ta
   job_->expect(call, current_queue(device()).record());
 }
 
-void NcclCommunicator::broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
-  check_broadcast(group_.name(), root, size());
+void NcclCommunicator::do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
   Call call(Op::broadcast, tag);
   call.root = root;
   call.bytes = bytes;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/arguments.h"
 #include "comm/nccl/communicator.h"
 #include "comm/scratch.h"
 #include "engine/device/launch.h"
@@ -86,10 +85,9 @@ void NcclCommunicator::sum(const std::vector<const void*>& sources, int group, v
                   .accumulate = reduction.accumulate});
 }
 
-void NcclCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
-                                      Reduction reduction, Tag tag) {
+void NcclCommunicator::do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                                         const Reduction& reduction, Tag tag) {
   NcclBuffer& mine = own(buffer, Op::reduce_scatter);
-  check_reduce_scatter(mine, ranges, reduction);
   const Call call = with_reduction(call_of(Op::reduce_scatter, mine, tag), reduction);
   Ranges own_ranges;
   for (const ReducedRange& range : ranges) own_ranges.push_back({range.first, range.count});
@@ -207,10 +205,9 @@ void NcclCommunicator::reduce_in_fixed_order(const NcclBuffer& buffer,
   }
 }
 
-void NcclCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
-                                  Reduction reduction, Tag tag) {
+void NcclCommunicator::do_all_reduce(Buffer& buffer, std::int64_t count, void* out,
+                                     const Reduction& reduction, Tag tag) {
   NcclBuffer& mine = own(buffer, Op::all_reduce);
-  check_all_reduce(mine, count, out, reduction);
   Call call = with_reduction(call_of(Op::all_reduce, mine, tag), reduction);
   call.bytes = bytes_of(count, reduction.in_dtype);
   mine.publish();

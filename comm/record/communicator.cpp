@@ -4,8 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/arguments.h"
-#include "comm/hosts/travelling.h"
+#include "comm/nodes/travelling.h"
 #include "comm/record/buffer.h"
 #include "comm/scratch.h"
 #include "engine/planned/backend.h"
@@ -38,141 +37,24 @@ RecordBuffer& recorded(Buffer& buffer, Op op) {
 
 }  // namespace
 
-std::shared_ptr<Buffer> RecordCommunicator::allocate(std::string_view name, std::size_t bytes,
-                                                     Sharing sharing) {
-  const int sharers = over_hosts() ? ranks_here() : world_.one_memory ? world_.size : 1;
-  return std::make_shared<RecordBuffer>(
-      world_.device, name, bytes, sharing,
-      HeldBlock(recorder_->held_memory(), share_of_buffer(bytes, sharing, sharers)));
-}
-
-void RecordCommunicator::acquire(Buffer& buffer, Tag /*tag*/) {
-  recorded(buffer, Op::acquire).acquire();
-}
-
-void RecordCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
-                                    Tag tag) {
-  RecordBuffer& mine = recorded(buffer, Op::all_gather);
-  const std::size_t bytes = check_all_gather(mine, ranges, size());
-  mine.publish();
-  if (over_hosts()) {
-    hold_scratch(hosts_gather_scratch(topology(), ranges), 1);
-  } else if (!world_.one_memory) {
-    reserve_scratch(nccl_all_gather_scratch(ranges, size()));
-  }
-  count(Op::all_gather, tag, gathered_bytes(ranges, size()));
-  log_call(Op::all_gather, tag, static_cast<double>(bytes));
-}
-
-void RecordCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
-                                        Reduction reduction, Tag tag) {
-  RecordBuffer& mine = recorded(buffer, Op::reduce_scatter);
-  check_reduce_scatter(mine, ranges, reduction);
-  mine.publish();
-  std::uint64_t bytes = 0;
-  std::vector<std::int64_t> counts;
-  for (const ReducedRange& range : ranges) {
-    counts.push_back(range.count);
-    bytes += static_cast<std::uint64_t>(range.count) * size_of(reduction.in_dtype);
-  }
-  if (over_hosts()) {
-    hold_scratch_of_hosts(reduction);
-  } else if (!world_.one_memory) {
-    reserve_scratch(nccl_reduce_scatter_scratch(counts, size(), reduction.in_dtype,
-                                                world_.fixed_order, reduction.wire));
-  }
-  mine.release();
-  count(Op::reduce_scatter, tag,
-        scattered_bytes(counts, size(), reduction.in_dtype, reduction.wire));
-  log_call(Op::reduce_scatter, tag, static_cast<double>(bytes) * size(), reduction);
-}
-
-// Data moves twice: to the rank that sums it, and the sums from there.
-void RecordCommunicator::all_reduce(Buffer& buffer, std::int64_t elements, void* out,
-                                    Reduction reduction, Tag tag) {
-  RecordBuffer& mine = recorded(buffer, Op::all_reduce);
-  check_all_reduce(mine, elements, out, reduction);
-  mine.publish();
-  const std::uint64_t bytes = static_cast<std::uint64_t>(elements) * size_of(reduction.in_dtype);
-  if (over_hosts()) hold_scratch_of_hosts(reduction);
-  reserve_scratch(over_hosts() ? hosts_sums_bytes
-                  : world_.one_memory
-                      ? shared_all_reduce_scratch(world_.device, size(), bytes, reduction)
-                      : nccl_all_reduce_scratch(elements, size(), reduction.in_dtype,
-                                                world_.fixed_order, reduction.wire));
-  mine.release();
-  count(Op::all_reduce, tag,
-        all_reduced_bytes(elements, size(), reduction.in_dtype, reduction.wire));
-  log_call(Op::all_reduce, tag, static_cast<double>(bytes), reduction);
-}
-
-void RecordCommunicator::send(const void* /*memory*/, std::size_t bytes, int to, Tag tag) {
-  (void)call_of_message("record", rank(), to, size(), bytes, false, tag);
-  count(Op::send, tag, 0);
-}
-
-void RecordCommunicator::receive(void* /*memory*/, std::size_t bytes, int from, Tag tag) {
-  (void)call_of_message("record", rank(), from, size(), bytes, true, tag);
-  count(Op::send, tag, bytes);
-}
-
-void RecordCommunicator::broadcast(void* /*memory*/, std::size_t bytes, int root, Tag tag) {
-  check_broadcast("record", root, size());
-  count(Op::broadcast, tag, rank() == root ? 0 : bytes);
-  log_call(Op::broadcast, tag, static_cast<double>(bytes));
-}
-
-std::vector<std::string> RecordCommunicator::exchange(std::string_view message, Tag tag) {
-  count(Op::exchange, tag, message.size() * static_cast<std::size_t>(size() - 1));
-  log_call(Op::exchange, tag, static_cast<double>(message.size()) * size());
+std::vector<std::string> RecordGroup::exchange(const Call& call, std::string_view message) {
+  const Tag tag{call.step, call.unit, call.phase};
+  const bool from_root = call.root >= 0;
+  const std::size_t received = !from_root ? message.size() * static_cast<std::size_t>(size() - 1)
+                               : rank() == call.root ? 0
+                                                     : message.size();
+  count(call.op, tag, received);
+  log_call(call.op, tag, static_cast<double>(message.size()) * (from_root ? 1 : size()));
   return std::vector<std::string>(static_cast<std::size_t>(size()), std::string(message));
 }
 
-std::string RecordCommunicator::broadcast(std::string_view message, int root, Tag tag) {
-  check_broadcast("record", root, size());
-  count(Op::broadcast, tag, rank() == root ? 0 : message.size());
-  log_call(Op::broadcast, tag, static_cast<double>(message.size()));
-  return std::string(message);
-}
-
-void RecordCommunicator::barrier(Tag tag) {
-  count(Op::barrier, tag, 0);
-  log_call(Op::barrier, tag, 0);
-}
-
-std::shared_ptr<Communicator> RecordCommunicator::split(int /*color*/, int /*key*/,
-                                                        std::string_view name) {
-  TESSERA_REQUIRE(size() == 1,
-                  "split into '{}': a plan runs one rank and cannot know the others' colours; use "
-                  "split_blocks or split_across_blocks",
-                  name);
-  return part(0, 1, 1);
-}
-
-std::shared_ptr<Communicator> RecordCommunicator::split_blocks(int ranks, std::string_view name) {
-  TESSERA_REQUIRE(ranks > 0 && size() % ranks == 0, "split into '{}': {} ranks in blocks of {}",
-                  name, size(), ranks);
-  return part(rank() % ranks, ranks, 1);
-}
-
-std::shared_ptr<Communicator> RecordCommunicator::split_across_blocks(int ranks,
-                                                                      std::string_view name) {
-  TESSERA_REQUIRE(ranks > 0 && size() % ranks == 0, "split into '{}': {} ranks in blocks of {}",
-                  name, size(), ranks);
-  return part(rank() / ranks, size() / ranks, ranks);
-}
-
-std::shared_ptr<Communicator> RecordCommunicator::duplicate(std::string_view /*name*/) {
-  return part(rank(), size(), 1);
-}
-
 // With one rank nothing moves: the local work of real communicators is not communication.
-void RecordCommunicator::count(Op op, Tag tag, std::uint64_t bytes) {
+void RecordGroup::count(Op op, Tag tag, std::uint64_t received) {
   if (size() == 1) return;
-  recorder_->count({tag.phase, op, tag.unit, size()}, bytes);
+  recorder_->count({tag.phase, op, tag.unit, size()}, received);
 }
 
-void RecordCommunicator::log_call(Op op, Tag tag, double bytes, Reduction reduction) {
+void RecordGroup::log_call(Op op, Tag tag, double bytes, Reduction reduction) {
   if (size() == 1) return;
   recorder_->note({.phase = tag.phase,
                    .op = op,
@@ -186,7 +68,109 @@ void RecordCommunicator::log_call(Op op, Tag tag, double bytes, Reduction reduct
                   world_.device);
 }
 
-bool RecordCommunicator::over_hosts() const {
+std::shared_ptr<Buffer> RecordCommunicator::allocate(std::string_view name, std::size_t bytes,
+                                                     Sharing sharing) {
+  const int sharers = over_nodes() ? ranks_here() : world_.one_memory ? world_.size : 1;
+  return std::make_shared<RecordBuffer>(
+      world_.device, name, bytes, sharing,
+      HeldBlock(recorder_->held_memory(), share_of_buffer(bytes, sharing, sharers)));
+}
+
+void RecordCommunicator::acquire(Buffer& buffer, Tag /*tag*/) {
+  recorded(buffer, Op::acquire).acquire();
+}
+
+void RecordCommunicator::do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                       Tag tag) {
+  RecordBuffer& mine = recorded(buffer, Op::all_gather);
+  const std::size_t bytes = total_bytes(ranges);
+  mine.publish();
+  if (over_nodes()) {
+    hold_scratch(nodes_gather_scratch(topology(), ranges), 1);
+  } else if (!world_.one_memory) {
+    reserve_scratch(nccl_all_gather_scratch(ranges, size()));
+  }
+  group_.count(Op::all_gather, tag, gathered_bytes(ranges, size()));
+  group_.log_call(Op::all_gather, tag, static_cast<double>(bytes));
+}
+
+void RecordCommunicator::do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                                           const Reduction& reduction, Tag tag) {
+  RecordBuffer& mine = recorded(buffer, Op::reduce_scatter);
+  mine.publish();
+  std::uint64_t bytes = 0;
+  std::vector<std::int64_t> counts;
+  for (const ReducedRange& range : ranges) {
+    counts.push_back(range.count);
+    bytes += static_cast<std::uint64_t>(range.count) * size_of(reduction.in_dtype);
+  }
+  if (over_nodes()) {
+    hold_scratch_of_nodes(reduction);
+  } else if (!world_.one_memory) {
+    reserve_scratch(nccl_reduce_scatter_scratch(counts, size(), reduction.in_dtype,
+                                                world_.fixed_order, reduction.wire));
+  }
+  mine.release();
+  group_.count(Op::reduce_scatter, tag,
+               scattered_bytes(counts, size(), reduction.in_dtype, reduction.wire));
+  group_.log_call(Op::reduce_scatter, tag, static_cast<double>(bytes) * size(), reduction);
+}
+
+// Data moves twice: to the rank that sums it, and the sums from there.
+void RecordCommunicator::do_all_reduce(Buffer& buffer, std::int64_t elements, void* /*out*/,
+                                       const Reduction& reduction, Tag tag) {
+  RecordBuffer& mine = recorded(buffer, Op::all_reduce);
+  mine.publish();
+  const std::uint64_t bytes = static_cast<std::uint64_t>(elements) * size_of(reduction.in_dtype);
+  if (over_nodes()) hold_scratch_of_nodes(reduction);
+  reserve_scratch(over_nodes() ? nodes_sums_bytes
+                  : world_.one_memory
+                      ? shared_all_reduce_scratch(world_.device, size(), bytes, reduction)
+                      : nccl_all_reduce_scratch(elements, size(), reduction.in_dtype,
+                                                world_.fixed_order, reduction.wire));
+  mine.release();
+  group_.count(Op::all_reduce, tag,
+               all_reduced_bytes(elements, size(), reduction.in_dtype, reduction.wire));
+  group_.log_call(Op::all_reduce, tag, static_cast<double>(bytes), reduction);
+}
+
+void RecordCommunicator::do_send(const void* /*memory*/, std::size_t /*bytes*/, int /*to*/,
+                                 Tag tag) {
+  group_.count(Op::send, tag, 0);
+}
+
+void RecordCommunicator::do_receive(void* /*memory*/, std::size_t bytes, int /*from*/, Tag tag) {
+  group_.count(Op::send, tag, bytes);
+}
+
+void RecordCommunicator::do_broadcast(void* /*memory*/, std::size_t bytes, int root, Tag tag) {
+  group_.count(Op::broadcast, tag, rank() == root ? 0 : bytes);
+  group_.log_call(Op::broadcast, tag, static_cast<double>(bytes));
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::split(int /*color*/, int /*key*/,
+                                                        std::string_view name) {
+  TESSERA_REQUIRE(size() == 1,
+                  "split into '{}': a plan runs one rank and cannot know the others' colours; use "
+                  "split_blocks or split_across_blocks",
+                  name);
+  return duplicate(name);
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::do_split_evenly(int /*color*/, Part part,
+                                                                  std::string_view /*name*/) {
+  RecordedWorld world = world_;
+  world.rank = part.rank;
+  world.size = part.size;
+  world.stride = world_.stride * part.stride;
+  return connect_record(world, recorder_);
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::duplicate(std::string_view /*name*/) {
+  return connect_record(world_, recorder_);
+}
+
+bool RecordCommunicator::over_nodes() const {
   return world_.ranks_per_host > 0 && world_.size > 1 &&
          (world_.size - 1) * world_.stride >= world_.ranks_per_host;
 }
@@ -197,18 +181,18 @@ int RecordCommunicator::ranks_here() const {
 }
 
 Topology RecordCommunicator::topology() const {
-  std::vector<int> hosts;
+  std::vector<int> nodes;
   for (int rank = 0; rank < size(); ++rank) {
-    hosts.push_back(rank * world_.stride / world_.ranks_per_host);
+    nodes.push_back(rank * world_.stride / world_.ranks_per_host);
   }
-  return Topology(hosts, rank());
+  return Topology(nodes, rank());
 }
 
-void RecordCommunicator::hold_scratch_of_hosts(const Reduction& reduction) {
-  const Topology hosts = topology();
-  const SumOverHosts plan =
-      sum_over_hosts(hosts, reduction.group, {reduction.in_dtype, reduction.wire});
-  hold_scratch(reduction_scratch(hosts, plan).bytes(), 1);
+void RecordCommunicator::hold_scratch_of_nodes(const Reduction& reduction) {
+  const Topology nodes = topology();
+  const SumOverNodes plan =
+      sum_over_nodes(nodes, reduction.group, {reduction.in_dtype, reduction.wire});
+  hold_scratch(reduction_scratch(nodes, plan).bytes(), 1);
 }
 
 // Grows to the largest size that was needed.
@@ -222,19 +206,11 @@ void RecordCommunicator::hold_scratch(std::size_t bytes, int sharers) {
 
 // In one memory the scratch is a buffer that the ranks share.
 void RecordCommunicator::reserve_scratch(std::size_t bytes) {
-  if (!over_hosts()) return hold_scratch(bytes, world_.one_memory ? size() : 1);
+  if (!over_nodes()) return hold_scratch(bytes, world_.one_memory ? size() : 1);
   if (bytes == 0 || has_sums_) return;
   has_sums_ = true;
   sums_ = HeldBlock(recorder_->held_memory(),
-                    share_of_buffer(hosts_sums_bytes, Sharing::one_copy, ranks_here()));
-}
-
-std::shared_ptr<Communicator> RecordCommunicator::part(int rank, int size, int stride) const {
-  RecordedWorld world = world_;
-  world.rank = rank;
-  world.size = size;
-  world.stride = world_.stride * stride;
-  return connect_record(world, recorder_);
+                    share_of_buffer(nodes_sums_bytes, Sharing::one_copy, ranks_here()));
 }
 
 std::shared_ptr<Communicator> connect_record(const RecordedWorld& world,

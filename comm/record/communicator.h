@@ -29,17 +29,41 @@ struct RecordedWorld {
   bool fixed_order = false;  // as in ConnectOptions, for `nccl`
 };
 
-class RecordCommunicator final : public Communicator {
+// Counts small messages, and notes all calls in the recorder. Exchanges return this rank's message
+// for every rank.
+class RecordGroup final : public ControlGroup {
  public:
-  RecordCommunicator(const RecordedWorld& world, std::shared_ptr<Recorder> recorder)
+  RecordGroup(const RecordedWorld& world, std::shared_ptr<Recorder> recorder)
       : world_(world), recorder_(std::move(recorder)) {}
 
   [[nodiscard]] int rank() const override { return world_.rank; }
   [[nodiscard]] int size() const override { return world_.size; }
-  [[nodiscard]] std::string_view backend() const override { return "record"; }
+  [[nodiscard]] const std::string& name() const override { return name_; }
+  using ControlGroup::exchange;
+  std::vector<std::string> exchange(const Call& call, std::string_view message) override;
+  void abort(std::string_view /*reason*/) noexcept override {}
+  void note(Activity /*activity*/) noexcept override {}
+
+  // `received` bytes reach this rank; `bytes` as in RecordedCollective, where the call is one.
+  void count(Op op, Tag tag, std::uint64_t received);
+  void log_call(Op op, Tag tag, double bytes, Reduction reduction = {});
+
+ private:
+  RecordedWorld world_;
+  std::shared_ptr<Recorder> recorder_;
+  std::string name_ = "record";
+};
+
+class RecordCommunicator final : public Communicator {
+ public:
+  RecordCommunicator(const RecordedWorld& world, std::shared_ptr<Recorder> recorder)
+      : world_(world), recorder_(std::move(recorder)), group_(world, recorder_) {}
+
+  [[nodiscard]] ControlGroup& control() const override { return group_; }
+  [[nodiscard]] std::string_view backend() const override { return group_.name(); }
   [[nodiscard]] Device device() const override { return world_.device; }
   [[nodiscard]] bool one_memory() const override { return world_.one_memory; }
-  [[nodiscard]] int ranks_per_host() const override { return over_hosts() ? ranks_here() : 0; }
+  [[nodiscard]] int ranks_per_host() const override { return over_nodes() ? ranks_here() : 0; }
   [[nodiscard]] bool fixed_order() const override {
     return world_.one_memory || world_.fixed_order;
   }
@@ -47,43 +71,36 @@ class RecordCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
   void acquire(Buffer& buffer, Tag tag) override;
-  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
-  void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
-                      Tag tag) override;
-  void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
-                  Tag tag) override;
   void reserve_scratch(std::size_t bytes) override;
-  void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
-  void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
-  void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
-  // Returns this rank's message for every rank.
-  std::vector<std::string> exchange(std::string_view message, Tag tag) override;
-  std::string broadcast(std::string_view message, int root, Tag tag) override;
-  void barrier(Tag tag) override;
   // A logic_error with more than one rank: this rank does not know the choices of the others.
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
-  std::shared_ptr<Communicator> split_blocks(int ranks, std::string_view name) override;
-  std::shared_ptr<Communicator> split_across_blocks(int ranks, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   [[nodiscard]] std::size_t held_bytes() const override {
     return recorder_->held_memory()->bytes();
   }
-  void abort(std::string_view /*reason*/) noexcept override {}
 
  private:
+  void do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
+  void do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                         const Reduction& reduction, Tag tag) override;
+  void do_all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
+                     Tag tag) override;
+  void do_send(const void* memory, std::size_t bytes, int to, Tag tag) override;
+  void do_receive(void* memory, std::size_t bytes, int from, Tag tag) override;
+  void do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
+  std::shared_ptr<Communicator> do_split_evenly(int color, Part part,
+                                                std::string_view name) override;
+
   // The ranks are on several nodes; ranks_here() of them on this rank's node.
-  [[nodiscard]] bool over_hosts() const;
+  [[nodiscard]] bool over_nodes() const;
   [[nodiscard]] int ranks_here() const;
   [[nodiscard]] Topology topology() const;
-  void hold_scratch_of_hosts(const Reduction& reduction);
+  void hold_scratch_of_nodes(const Reduction& reduction);
   void hold_scratch(std::size_t bytes, int sharers);
-  void count(Op op, Tag tag, std::uint64_t bytes);
-  // `bytes` as in RecordedCollective.
-  void log_call(Op op, Tag tag, double bytes, Reduction reduction = {});
-  [[nodiscard]] std::shared_ptr<Communicator> part(int rank, int size, int stride) const;
 
   RecordedWorld world_;
   std::shared_ptr<Recorder> recorder_;
+  mutable RecordGroup group_;
   HeldBlock scratch_;
   HeldBlock sums_;  // of all_reduce over nodes
   bool has_sums_ = false;

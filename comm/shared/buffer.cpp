@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/home_process.h"
 #include "comm/outcome.h"
-#include "comm/shared/messages.h"
 
 namespace tessera::comm {
 namespace {
@@ -71,7 +70,7 @@ std::uint64_t agree_on_range(Group& group, const Call& call, const Layout& layou
       message = encode_error(error);
     }
   }
-  return decode_result(broadcast_message(group, message, 0, call));
+  return decode_result(group.exchange(call, message).front());
 }
 
 }  // namespace
@@ -106,7 +105,7 @@ std::shared_ptr<SharedBuffer> SharedBuffer::allocate(const std::shared_ptr<Group
   }
   // Either all ranks get the buffer or none does: a rank without memory must not leave the others
   // waiting.
-  for (const std::string& result : exchange_messages(*group, outcome, call)) decode_result(result);
+  for (const std::string& result : group->exchange(call, outcome)) decode_result(result);
   // A rank reads only parts of the other ranks' regions, whose owners have already faulted in the
   // pages: mapping all of them here would count each rank's buffers as memory of every rank.
   const Part used = sharing == Sharing::per_rank

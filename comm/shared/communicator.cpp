@@ -9,10 +9,8 @@
 
 #include "base/error.h"
 #include "base/home_process.h"
-#include "comm/arguments.h"
 #include "comm/outcome.h"
 #include "comm/scratch.h"
-#include "comm/shared/messages.h"
 #include "engine/device/launch.h"
 #include "engine/device/queue.h"
 
@@ -42,11 +40,11 @@ void SharedCommunicator::acquire(Buffer& buffer, Tag tag) {
   own(buffer, Op::acquire).acquire(tag);
 }
 
-void SharedCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
-                                    Tag tag) {
+void SharedCommunicator::do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                       Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_gather);
   Call call = shared.call(Op::all_gather, tag);
-  call.bytes = check_all_gather(shared, ranges, size());
+  call.bytes = total_bytes(ranges);
   shared.publish(Op::all_gather);
   group_->meet_with_queues(call);
 }
@@ -71,10 +69,9 @@ void SharedCommunicator::reduce(const SharedBuffer& buffer, std::int64_t first, 
                   .accumulate = reduction.accumulate});
 }
 
-void SharedCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
-                                        Reduction reduction, Tag tag) {
+void SharedCommunicator::do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                                           const Reduction& reduction, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::reduce_scatter);
-  check_reduce_scatter(shared, ranges, reduction);
   shared.publish(Op::reduce_scatter);
   group_->meet_with_queues(with_reduction(shared.call(Op::reduce_scatter, tag), reduction));
   for (const ReducedRange& range : ranges) {
@@ -83,10 +80,9 @@ void SharedCommunicator::reduce_scatter(Buffer& buffer, const std::vector<Reduce
   shared.release();
 }
 
-void SharedCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
-                                    Reduction reduction, Tag tag) {
+void SharedCommunicator::do_all_reduce(Buffer& buffer, std::int64_t count, void* out,
+                                       const Reduction& reduction, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_reduce);
-  check_all_reduce(shared, count, out, reduction);
   Call call = with_reduction(shared.call(Op::all_reduce, tag), reduction);
   call.bytes = static_cast<std::uint64_t>(count) * size_of(reduction.in_dtype);
   const bool direct = sums_for_itself(size(), call.bytes, reduction);
@@ -153,19 +149,6 @@ void SharedCommunicator::all_reduce_in_chunks(SharedBuffer& buffer, std::int64_t
   }
 }
 
-std::vector<std::string> SharedCommunicator::exchange(std::string_view message, Tag tag) {
-  return exchange_messages(*group_, message, Call(Op::exchange, tag));
-}
-
-std::string SharedCommunicator::broadcast(std::string_view message, int root, Tag tag) {
-  check_broadcast(group_->name(), root, size());
-  return broadcast_message(*group_, message, root, Call(Op::broadcast, tag));
-}
-
-void SharedCommunicator::barrier(Tag tag) {
-  group_->meet_with_queues(Call(Op::barrier, tag));
-}
-
 std::shared_ptr<Communicator> SharedCommunicator::make_group(const std::vector<int>& members,
                                                              std::string_view name,
                                                              const Call& call) {
@@ -178,7 +161,7 @@ std::shared_ptr<Communicator> SharedCommunicator::make_group(const std::vector<i
       outcome = encode_error(error);
     }
   }
-  const std::vector<std::string> outcomes = exchange_messages(*group_, outcome, call);
+  const std::vector<std::string> outcomes = group_->exchange(call, outcome);
   for (const std::string& text : outcomes)
     decode_result(text);  // either all groups are made, or none
   const std::uint64_t where = decode_result(outcomes[static_cast<std::size_t>(members.front())]);
@@ -192,8 +175,7 @@ std::shared_ptr<Communicator> SharedCommunicator::make_group(const std::vector<i
 
 std::shared_ptr<Communicator> SharedCommunicator::split(int color, int key, std::string_view name) {
   Call call(Op::split, {.phase = Phase::setup});
-  const std::vector<std::string> answers =
-      exchange_messages(*group_, fmt::format("{} {}", color, key), call);
+  const std::vector<std::string> answers = group_->exchange(call, fmt::format("{} {}", color, key));
   std::vector<std::tuple<int, int>> ordered;  // (key, rank) of this rank's colour
   for (int rank = 0; rank < size(); ++rank) {
     const std::string& answer = answers[static_cast<std::size_t>(rank)];
@@ -215,15 +197,6 @@ std::shared_ptr<Communicator> SharedCommunicator::duplicate(std::string_view nam
   std::vector<int> members(static_cast<std::size_t>(size()));
   for (int rank = 0; rank < size(); ++rank) members[static_cast<std::size_t>(rank)] = rank;
   return make_group(members, name, call);
-}
-
-void SharedCommunicator::abort(std::string_view reason) noexcept {
-  group_->job()->abort(reason);
-  group_->wake();
-}
-
-void SharedCommunicator::note(Activity activity) noexcept {
-  group_->job()->standstill().note(activity);
 }
 
 }  // namespace tessera::comm

@@ -20,8 +20,7 @@ class SharedCommunicator final : public Communicator {
   SharedCommunicator(const SharedCommunicator&) = delete;
   SharedCommunicator& operator=(const SharedCommunicator&) = delete;
 
-  [[nodiscard]] int rank() const override { return group_->rank(); }
-  [[nodiscard]] int size() const override { return group_->size(); }
+  [[nodiscard]] ControlGroup& control() const override { return *group_; }
   [[nodiscard]] std::string_view backend() const override { return group_->job()->backend(); }
 
   [[nodiscard]] Device device() const override { return group_->job()->device(); }
@@ -29,29 +28,25 @@ class SharedCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
   void acquire(Buffer& buffer, Tag tag) override;
-  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
-  void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
-                      Tag tag) override;
-  void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
-                  Tag tag) override;
   void reserve_scratch(std::size_t bytes) override;
-  void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
-  void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
-  void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
-  std::vector<std::string> exchange(std::string_view message, Tag tag) override;
-  std::string broadcast(std::string_view message, int root, Tag tag) override;
-  void barrier(Tag tag) override;
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   [[nodiscard]] std::size_t held_bytes() const override {
     return group_->job()->held_memory()->bytes();
   }
-  void abort(std::string_view reason) noexcept override;
-  void note(Activity activity) noexcept override;
 
   [[nodiscard]] Group& group() const { return *group_; }
 
  private:
+  void do_all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
+  void do_reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                         const Reduction& reduction, Tag tag) override;
+  void do_all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
+                     Tag tag) override;
+  void do_send(const void* memory, std::size_t bytes, int to, Tag tag) override;
+  void do_receive(void* memory, std::size_t bytes, int from, Tag tag) override;
+  void do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
+
   SharedBuffer& own(Buffer& buffer, Op op) const;
   void reduce(const SharedBuffer& buffer, std::int64_t first, std::int64_t count, void* out,
               const Reduction& reduction);

@@ -129,6 +129,34 @@ std::string_view Group::mailbox(int rank) const {
   return {mailbox_of(rank, round_), mailbox_bytes};
 }
 
+std::vector<std::string> Group::exchange(const Call& call, std::string_view message) {
+  if (call.op == Op::barrier) {
+    meet_with_queues(call);
+    return {};
+  }
+  if (call.root >= 0 && call.root != rank_) message = {};
+  std::vector<std::string> messages(members_.size());
+  Call round = call;
+  std::size_t longest = message.size();
+  for (std::size_t begin = 0; begin == 0 || begin < longest; begin += mailbox_bytes) {
+    meet(round, message.substr(std::min(begin, message.size()), mailbox_bytes), message.size());
+    for (int rank = 0; rank < size(); ++rank) {
+      const std::size_t bytes = message_bytes(rank);
+      longest = std::max(longest, bytes);
+      if (begin >= bytes) continue;
+      messages[static_cast<std::size_t>(rank)] +=
+          mailbox(rank).substr(0, std::min(mailbox_bytes, bytes - begin));
+    }
+    ++round.part;
+  }
+  return messages;
+}
+
+void Group::abort(std::string_view reason) noexcept {
+  job_->abort(reason);
+  wake();
+}
+
 void Group::compare_calls(const Call& call) const {
   for (int rank = 1; rank < size(); ++rank) {
     const Call& first = place(0).posts[round_ & 1].call;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/call.h"
+#include "comm/control_group.h"
 #include "comm/shared/arena.h"
 #include "comm/shared/device_parts.h"
 #include "comm/shared/job.h"
@@ -57,7 +58,7 @@ struct alignas(64) GroupBlock : SegmentHeader {
   static GroupBlock* create(std::byte* memory, int size);
 };
 
-class Group {
+class Group final : public ControlGroup {
  public:
   // `members` are the job's ranks in this group's order; `block` is the memory at `where` that
   // GroupBlock::create prepared.
@@ -68,9 +69,9 @@ class Group {
   // Makes a range for a group of `size` ranks, ready for each member's Group; one member calls it.
   static std::uint64_t reserve_block(Arena& arena, int size);
 
-  [[nodiscard]] int rank() const { return rank_; }
-  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
-  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
+  [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] const std::vector<int>& members() const { return members_; }
   [[nodiscard]] const std::shared_ptr<Job>& job() const { return job_; }
 
@@ -81,9 +82,11 @@ class Group {
   // A round of ranks and, on a GPU, of their current queues: work that any of the ranks has put
   // into its queue comes before the work that this thread puts into its own from now on.
   void meet_with_queues(const Call& call);
-  // The post of `rank` in the last round.
-  [[nodiscard]] std::uint64_t message_bytes(int rank) const;
-  [[nodiscard]] std::string_view mailbox(int rank) const;
+  // In as many rounds as the longest message needs. A barrier is a round of the queues as well.
+  using ControlGroup::exchange;
+  std::vector<std::string> exchange(const Call& call, std::string_view message) override;
+  void abort(std::string_view reason) noexcept override;
+  void note(Activity activity) noexcept override { job_->standstill().note(activity); }
 
   [[nodiscard]] GroupOutbox& outbox(int rank) const;
 
@@ -105,6 +108,9 @@ class Group {
     return *reinterpret_cast<GroupBlock*>(segment_->memory());
   }
   [[nodiscard]] GroupRank& place(int rank) const;
+  // The post of `rank` in the last round.
+  [[nodiscard]] std::uint64_t message_bytes(int rank) const;
+  [[nodiscard]] std::string_view mailbox(int rank) const;
   [[nodiscard]] char* mailbox_of(int rank, std::uint64_t round) const;
   void compare_calls(const Call& call) const;
   void look_after_peers(const Call& call, const std::function<bool(int)>& awaited, Watch& watch);

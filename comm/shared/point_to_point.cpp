@@ -5,10 +5,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "comm/arguments.h"
 #include "comm/outcome.h"
 #include "comm/shared/communicator.h"
-#include "comm/shared/messages.h"
 #include "engine/device/queue.h"
 
 namespace tessera::comm {
@@ -64,8 +62,8 @@ void take_from_range(Arena& arena, Device device, std::uint64_t where, void* mem
 
 }  // namespace
 
-void SharedCommunicator::send(const void* memory, std::size_t bytes, int to, Tag tag) {
-  const Call call = call_of_message(group_->name(), rank(), to, size(), bytes, false, tag);
+void SharedCommunicator::do_send(const void* memory, std::size_t bytes, int to, Tag tag) {
+  const Call call = call_of_message(bytes, to, tag);
   group_->check(call);
   GroupOutbox& outbox = group_->outbox(rank());
   // Waits for a rank that has not taken the last message.
@@ -79,8 +77,8 @@ void SharedCommunicator::send(const void* memory, std::size_t bytes, int to, Tag
   group_->wake();
 }
 
-void SharedCommunicator::receive(void* memory, std::size_t bytes, int from, Tag tag) {
-  const Call call = call_of_message(group_->name(), rank(), from, size(), bytes, true, tag);
+void SharedCommunicator::do_receive(void* memory, std::size_t bytes, int from, Tag tag) {
+  const Call call = call_of_message(bytes, rank(), tag);
   group_->check(call);
   GroupOutbox& outbox = group_->outbox(from);
   group_->wait(call, [&](int other) {
@@ -104,10 +102,10 @@ void SharedCommunicator::receive(void* memory, std::size_t bytes, int from, Tag 
   group_->wake();
 }
 
-void SharedCommunicator::broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
-  check_broadcast(group_->name(), root, size());
+void SharedCommunicator::do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
   Call call(Op::broadcast, tag);
   call.bytes = bytes;
+  call.root = root;
   Arena& arena = *group_->job()->arena();
   std::string outcome;
   if (rank() == root) {
@@ -117,9 +115,9 @@ void SharedCommunicator::broadcast(void* memory, std::size_t bytes, int root, Ta
       outcome = encode_error(error);
     }
   }
-  const std::uint64_t where = decode_result(broadcast_message(*group_, outcome, root, call));
+  const std::uint64_t where =
+      decode_result(group_->exchange(call, outcome)[static_cast<std::size_t>(root)]);
   if (bytes > 0 && rank() != root) take_from_range(arena, device(), where, memory, bytes);
-  call.root = root;
   call.part = 1;
   group_->meet(call);  // all ranks have read
   if (bytes > 0 && rank() == root) arena.discard(where, round_up(bytes, page_bytes));

@@ -1,7 +1,4 @@
-// The cuda* functions for devices, versions, attributes of kernels and the profiler.
-#include <cuda_profiler_api.h>
-#include <fmt/format.h>
-
+// The cuda* functions for devices, versions and attributes of kernels.
 #include <algorithm>
 #include <cstring>
 
@@ -62,58 +59,6 @@ void describe(cudaDeviceProp& properties) {
   properties.hostRegisterSupported = 1;
 }
 
-// The attributes that Tessera's code reads; others are refused rather than guessed.
-int attribute_of(cudaDeviceAttr attribute) {
-  switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock:
-      return threads_of_a_block;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      return shared_of_a_block;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      return shared_of_a_block_if_asked_for;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      return shared_of_a_multiprocessor;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-      return threads_of_a_multiprocessor;
-    case cudaDevAttrMaxRegistersPerBlock:
-    case cudaDevAttrMaxRegistersPerMultiprocessor:
-      return registers;
-    case cudaDevAttrWarpSize:
-      return 32;
-    case cudaDevAttrMultiProcessorCount:
-      return multiprocessors;
-    case cudaDevAttrL2CacheSize:
-      return level_2_cache;
-    case cudaDevAttrComputeCapabilityMajor:
-      return 9;
-    case cudaDevAttrComputeCapabilityMinor:
-    case cudaDevAttrIntegrated:
-    case cudaDevAttrCooperativeLaunch:
-    case cudaDevAttrManagedMemory:
-    case cudaDevAttrConcurrentManagedAccess:
-    case cudaDevAttrPageableMemoryAccess:
-      return 0;
-    case cudaDevAttrMemoryPoolsSupported:
-    case cudaDevAttrUnifiedAddressing:
-    case cudaDevAttrConcurrentKernels:
-    case cudaDevAttrStreamPrioritiesSupported:
-    case cudaDevAttrCanMapHostMemory:
-    case cudaDevAttrHostRegisterSupported:
-      return 1;
-    case cudaDevAttrAsyncEngineCount:
-      return 3;
-    case cudaDevAttrClockRate:
-      return 1'980'000;  // kHz
-    case cudaDevAttrMemoryClockRate:
-      return 2'619'000;
-    case cudaDevAttrGlobalMemoryBusWidth:
-      return 5120;
-    default:
-      api::fail(cudaErrorNotSupported, "the emulator has no value for attribute {}",
-                static_cast<int>(attribute));
-  }
-}
-
 }  // namespace
 
 extern "C" {
@@ -144,23 +89,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   });
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  return api::call("cudaDeviceGetAttribute", [&] {
-    require_device(device);
-    *value = attribute_of(attribute);
-  });
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
-  return api::call("cudaDeviceGetPCIBusId", [&] {
-    require_device(device);
-    const std::string id = fmt::format("0000:{:02x}:00.0", device + 1);
-    api::require(static_cast<int>(id.size()) < length, cudaErrorInvalidValue, "{} characters",
-                 length);
-    std::strncpy(text, id.c_str(), static_cast<std::size_t>(length));
-  });
-}
-
 cudaError_t cudaDeviceSynchronize() {
   return api::call("cudaDeviceSynchronize", [&] {
     runtime().synchronize(api::this_thread().device);
@@ -179,31 +107,8 @@ cudaError_t cudaDeviceReset() {
   });
 }
 
-cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  return api::call("cudaDeviceCanAccessPeer", [&] {
-    require_device(device);
-    require_device(peer);
-    *can = device != peer ? 1 : 0;
-  });
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
-  return api::call("cudaDeviceEnablePeerAccess", [&] {
-    require_device(peer);
-    api::require(flags == 0, cudaErrorInvalidValue, "flags {:#x}", flags);
-    if (peer == api::this_thread().device) throw api::Failure{cudaErrorInvalidDevice};
-    if (!runtime().enable_peer_access(api::this_thread().device, peer)) {
-      throw api::Failure{cudaErrorPeerAccessAlreadyEnabled};
-    }
-  });
-}
-
 cudaError_t cudaDriverGetVersion(int* version) {
   return api::call_anywhere("cudaDriverGetVersion", [&] { *version = CUDART_VERSION; });
-}
-
-cudaError_t cudaRuntimeGetVersion(int* version) {
-  return api::call_anywhere("cudaRuntimeGetVersion", [&] { *version = CUDART_VERSION; });
 }
 
 // The emulator's kernels may always use the maximum that a block can opt in to.
@@ -224,26 +129,6 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
                   static_cast<int>(attribute));
     }
   });
-}
-
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
-  return api::call("cudaFuncGetAttributes", [&] {
-    if (kernel == nullptr) throw api::Failure{cudaErrorInvalidDeviceFunction};
-    *attributes = {};
-    attributes->maxThreadsPerBlock = threads_of_a_block;
-    attributes->maxDynamicSharedSizeBytes = shared_of_a_block_if_asked_for;
-    attributes->numRegs = 32;  // a plausible value: the emulator has no registers
-    attributes->ptxVersion = 90;
-    attributes->binaryVersion = 90;
-  });
-}
-
-// There is no profiler, so both do nothing.
-cudaError_t cudaProfilerStart() {
-  return cudaSuccess;
-}
-cudaError_t cudaProfilerStop() {
-  return cudaSuccess;
 }
 
 }  // extern "C"

@@ -21,7 +21,6 @@ constexpr std::array error_texts{
     ErrorText{cudaErrorCudartUnloading, "cudaErrorCudartUnloading", "driver shutting down"},
     ErrorText{cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
               "invalid configuration argument"},
-    ErrorText{cudaErrorInvalidPitchValue, "cudaErrorInvalidPitchValue", "invalid pitch argument"},
     ErrorText{cudaErrorInvalidSymbol, "cudaErrorInvalidSymbol", "invalid device symbol"},
     ErrorText{cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection",
               "invalid copy direction for memcpy"},
@@ -40,14 +39,6 @@ constexpr std::array error_texts{
               "an illegal memory access was encountered"},
     ErrorText{cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
               "too many resources requested for launch"},
-    ErrorText{cudaErrorPeerAccessAlreadyEnabled, "cudaErrorPeerAccessAlreadyEnabled",
-              "peer access is already enabled"},
-    ErrorText{cudaErrorPeerAccessNotEnabled, "cudaErrorPeerAccessNotEnabled",
-              "peer access has not been enabled"},
-    ErrorText{cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
-              "part or all of the requested memory range is already mapped"},
-    ErrorText{cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered",
-              "pointer does not correspond to a registered memory region"},
     ErrorText{cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     ErrorText{cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
     ErrorText{cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
@@ -79,10 +70,6 @@ const char* cudaGetErrorString(cudaError_t error) {
 // such an error comes back.
 cudaError_t cudaGetLastError() {
   return std::exchange(api::this_thread().last_error, cudaSuccess);
-}
-
-cudaError_t cudaPeekAtLastError() {
-  return api::this_thread().last_error;
 }
 
 }  // extern "C"

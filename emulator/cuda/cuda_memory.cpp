@@ -1,4 +1,4 @@
-// The cuda* functions that allocate, free, pin and query memory.
+// The cuda* functions that allocate and free memory and report how much is free.
 #include "emulator/cuda/api.h"
 #include "emulator/runtime/settings.h"
 
@@ -93,52 +93,6 @@ cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
 
 cudaError_t cudaFreeHost(void* memory) {
   return api::call("cudaFreeHost", [&] { release(memory, MemoryKind::pinned, "pinned"); });
-}
-
-cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned flags) {
-  return api::call("cudaHostRegister", [&] {
-    constexpr unsigned known =
-        cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly;
-    api::require(memory != nullptr && bytes > 0, cudaErrorInvalidValue, "no memory");
-    api::require((flags & ~known) == 0, cudaErrorNotSupported, "flags {:#x}", flags);
-    api::require(runtime().memory().register_host(memory, bytes, api::this_thread().device),
-                 cudaErrorHostMemoryAlreadyRegistered, "[{}, +{}) overlaps pinned memory", memory,
-                 bytes);
-    runtime().checker().forget(memory, bytes);
-  });
-}
-
-cudaError_t cudaHostUnregister(void* memory) {
-  return api::call("cudaHostUnregister", [&] {
-    const std::optional<Allocation> found = runtime().memory().find_start(memory);
-    api::require(found && found->kind == MemoryKind::registered, cudaErrorHostMemoryNotRegistered,
-                 "{} is not the start of registered memory", memory);
-    release(memory, MemoryKind::registered, "registered");
-  });
-}
-
-cudaError_t cudaHostGetDevicePointer(void** device_pointer, void* memory, unsigned flags) {
-  return api::call("cudaHostGetDevicePointer", [&] {
-    const std::optional<Allocation> found = runtime().memory().find(memory, 1);
-    api::require(flags == 0 && found && found->kind != MemoryKind::device, cudaErrorInvalidValue,
-                 "{} is not in pinned memory", memory);
-    *device_pointer = memory;
-  });
-}
-
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
-  return api::call("cudaPointerGetAttributes", [&] {
-    *attributes = {};
-    const std::optional<Allocation> found = runtime().memory().find(memory, 1);
-    attributes->type = !found                              ? cudaMemoryTypeUnregistered
-                       : found->kind == MemoryKind::device ? cudaMemoryTypeDevice
-                                                           : cudaMemoryTypeHost;
-    attributes->device = found ? found->device : cudaInvalidDeviceId;
-    if (found) attributes->devicePointer = const_cast<void*>(memory);
-    if (!found || found->kind != MemoryKind::device) {
-      attributes->hostPointer = const_cast<void*>(memory);
-    }
-  });
 }
 
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total) {

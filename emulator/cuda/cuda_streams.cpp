@@ -16,40 +16,16 @@ void run_host_function(cudaHostFn_t function, void* argument) {
   inside = false;
 }
 
-cudaError_t create(const char* function, cudaStream_t* stream, unsigned flags, int priority) {
-  return api::call(function, [&] {
-    api::require(stream != nullptr, cudaErrorInvalidValue, "null");
-    api::require(flags == cudaStreamDefault || flags == cudaStreamNonBlocking,
-                 cudaErrorInvalidValue, "flags {:#x}", flags);
-    *stream = runtime().create_stream({api::this_thread().device, flags, priority});
-  });
-}
-
 }  // namespace
 
 extern "C" {
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  return create("cudaStreamCreate", stream, cudaStreamDefault, 0);
-}
-
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return create("cudaStreamCreateWithFlags", stream, flags, 0);
-}
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-  int least = 0;
-  int greatest = 0;
-  (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
-  // As in CUDA, a priority outside the range is clamped.
-  return create("cudaStreamCreateWithPriority", stream, flags,
-                std::min(std::max(priority, greatest), least));
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  return api::call("cudaDeviceGetStreamPriorityRange", [&] {
-    if (least != nullptr) *least = 0;
-    if (greatest != nullptr) *greatest = -5;
+  return api::call("cudaStreamCreateWithFlags", [&] {
+    api::require(stream != nullptr, cudaErrorInvalidValue, "null");
+    api::require(flags == cudaStreamDefault || flags == cudaStreamNonBlocking,
+                 cudaErrorInvalidValue, "flags {:#x}", flags);
+    *stream = runtime().create_stream({api::this_thread().device, flags});
   });
 }
 
@@ -60,31 +36,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   });
 }
 
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
-  return api::call("cudaStreamGetFlags", [&] { *flags = api::stream_of(stream)->options().flags; });
-}
-
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  return api::call("cudaStreamGetPriority",
-                   [&] { *priority = api::stream_of(stream)->options().priority; });
-}
-
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return api::call("cudaStreamSynchronize", [&] {
     const std::shared_ptr<Stream> stream = api::stream_of(handle);
     runtime().wait(stream->record());
     api::require_working_device();  // earlier work may have failed
-  });
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  return api::call("cudaStreamQuery", [&] {
-    const std::shared_ptr<Stream> stream = api::stream_of(handle);
-    if (!stream->is_idle()) {
-      runtime().executor().poll();
-      throw api::Failure{cudaErrorNotReady};
-    }
-    runtime().wait(stream->record());  // the host now knows the stream's work
   });
 }
 

@@ -53,52 +53,18 @@ inline __half atomicAdd(__half* address, __half value) {
     return __float2half_rn(__half2float(old) + __half2float(value));
   });
 }
-template <tessera::emulator::OneOf<int, unsigned> T>
-T atomicSub(T* address, std::type_identity_t<T> value) {
-  return tessera::emulator::atomically(address, [&](T old) {
-    return static_cast<T>(static_cast<unsigned>(old) - static_cast<unsigned>(value));
-  });
-}
-
-template <tessera::emulator::OneOf<int, unsigned, unsigned long long, float> T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-  return tessera::emulator::atomically(address, [&](T) { return value; });
-}
 template <tessera::emulator::OneOf<int, unsigned, unsigned long long, unsigned short> T>
 T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
   return tessera::emulator::atomically(address,
                                        [&](T old) { return old == expected ? value : old; });
 }
 
-template <tessera::emulator::OneOf<int, unsigned, long long, unsigned long long> T>
-T atomicMin(T* address, std::type_identity_t<T> value) {
-  return tessera::emulator::atomically(address, [&](T old) { return value < old ? value : old; });
-}
-template <tessera::emulator::OneOf<int, unsigned, long long, unsigned long long> T>
-T atomicMax(T* address, std::type_identity_t<T> value) {
-  return tessera::emulator::atomically(address, [&](T old) { return value > old ? value : old; });
-}
-
-template <tessera::emulator::OneOf<int, unsigned, unsigned long long> T>
-T atomicAnd(T* address, std::type_identity_t<T> value) {
-  return tessera::emulator::atomically(address, [&](T old) { return old & value; });
-}
 template <tessera::emulator::OneOf<int, unsigned, unsigned long long> T>
 T atomicOr(T* address, std::type_identity_t<T> value) {
   return tessera::emulator::atomically(address, [&](T old) { return old | value; });
 }
-template <tessera::emulator::OneOf<int, unsigned, unsigned long long> T>
-T atomicXor(T* address, std::type_identity_t<T> value) {
-  return tessera::emulator::atomically(address, [&](T old) { return old ^ value; });
-}
-
-// atomicInc adds one and wraps from `last` to zero. atomicDec subtracts one and wraps from zero, or
-// from beyond `last`, to `last`.
+// Adds one and wraps from `last` to zero.
 inline unsigned atomicInc(unsigned* address, unsigned last) {
   return tessera::emulator::atomically(address,
                                        [&](unsigned old) { return old >= last ? 0u : old + 1; });
-}
-inline unsigned atomicDec(unsigned* address, unsigned last) {
-  return tessera::emulator::atomically(
-      address, [&](unsigned old) { return old == 0 || old > last ? last : old - 1; });
 }

@@ -11,11 +11,9 @@
 
 #include "emulator/device/asynchronous_copy.h"
 #include "emulator/device/atomics.h"
-#include "emulator/device/bits.h"
 #include "emulator/device/block.h"
+#include "emulator/device/intrinsics.h"
 #include "emulator/device/language.h"
-#include "emulator/device/math.h"
-#include "emulator/device/memory.h"
 #include "emulator/device/shared_memory.h"
 #include "emulator/device/tensor_core.h"
 #include "emulator/device/warp.h"

@@ -1,12 +1,10 @@
-// Operations between the lanes of a warp: barrier, shuffles, votes, reductions, matches.
+// Operations between the lanes of a warp: barrier, shuffles, votes, matches.
 // All lanes that the mask names must reach the operation with the same mask, and the mask must name
 // the caller. Only __syncwarp orders memory.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 
 #include "emulator/device/language.h"
 #include "emulator/scheduler/thread_operations.h"
@@ -43,36 +41,6 @@ T shuffle(unsigned mask, T value, int source, const Operation& operation) {
 inline int first_of_segment(int lane, int width) {
   return lane & ~(width - 1);
 }
-
-// combine(combine(first lane's, second lane's), ...) over the lanes of the mask.
-template <class Combine, class T>
-T reduce(unsigned mask, T value, const Operation& operation) {
-  return from_bits<T>(reduce_bits(
-      mask, to_bits(value),
-      [](std::uint64_t a, std::uint64_t b) {
-        return to_bits<T>(Combine{}(from_bits<T>(a), from_bits<T>(b)));
-      },
-      operation));
-}
-
-struct WrappingSum {
-  template <class T>
-  T operator()(T a, T b) const {
-    return static_cast<T>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
-  }
-};
-struct Smaller {
-  template <class T>
-  T operator()(T a, T b) const {
-    return b < a ? b : a;
-  }
-};
-struct Greater {
-  template <class T>
-  T operator()(T a, T b) const {
-    return b > a ? b : a;
-  }
-};
 
 }  // namespace tessera::emulator
 
@@ -127,28 +95,6 @@ inline unsigned __ballot_sync(unsigned mask, int predicate,
                               tessera::emulator::Place place = tessera::emulator::Place::here()) {
   return tessera::emulator::ballot(mask, predicate != 0, {"__ballot_sync", place});
 }
-inline int __any_sync(unsigned mask, int predicate,
-                      tessera::emulator::Place place = tessera::emulator::Place::here()) {
-  return tessera::emulator::ballot(mask, predicate != 0, {"__any_sync", place}) != 0 ? 1 : 0;
-}
-inline int __all_sync(unsigned mask, int predicate,
-                      tessera::emulator::Place place = tessera::emulator::Place::here()) {
-  return tessera::emulator::ballot(mask, predicate != 0, {"__all_sync", place}) == mask ? 1 : 0;
-}
-
-#define TESSERA_WARP_REDUCTION(name, Combine, ...)                            \
-  template <tessera::emulator::OneOf<__VA_ARGS__> T>                          \
-  T name(unsigned mask, T value,                                              \
-         tessera::emulator::Place place = tessera::emulator::Place::here()) { \
-    return tessera::emulator::reduce<Combine>(mask, value, {#name, place});   \
-  }
-TESSERA_WARP_REDUCTION(__reduce_add_sync, tessera::emulator::WrappingSum, int, unsigned)
-TESSERA_WARP_REDUCTION(__reduce_min_sync, tessera::emulator::Smaller, int, unsigned)
-TESSERA_WARP_REDUCTION(__reduce_max_sync, tessera::emulator::Greater, int, unsigned)
-TESSERA_WARP_REDUCTION(__reduce_and_sync, std::bit_and<>, unsigned)
-TESSERA_WARP_REDUCTION(__reduce_or_sync, std::bit_or<>, unsigned)
-TESSERA_WARP_REDUCTION(__reduce_xor_sync, std::bit_xor<>, unsigned)
-#undef TESSERA_WARP_REDUCTION
 
 // The lanes of the mask whose value has the same bits.
 template <tessera::emulator::OneOf<int, unsigned, long, unsigned long, long long,

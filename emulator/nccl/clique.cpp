@@ -2,7 +2,6 @@
 #include "emulator/nccl/clique.h"
 
 #include <algorithm>
-#include <array>
 #include <tuple>
 
 #include "emulator/nccl/kernels.h"

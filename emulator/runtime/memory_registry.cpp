@@ -31,9 +31,7 @@ void PendingRelease::operator()() {
 }
 
 MemoryRegistry::~MemoryRegistry() {
-  for (const auto& [address, allocation] : allocations_) {
-    if (allocation.kind != MemoryKind::registered) std::free(allocation.memory);
-  }
+  for (const auto& [address, allocation] : allocations_) std::free(allocation.memory);
 }
 
 void* MemoryRegistry::allocate(MemoryKind kind, int device, std::size_t bytes) {
@@ -48,13 +46,6 @@ void* MemoryRegistry::allocate(MemoryKind kind, int device, std::size_t bytes) {
   if (on_device) used_[device] += bytes;
   allocations_[address_of(memory)] = {memory, bytes, kind, device};
   return memory;
-}
-
-bool MemoryRegistry::register_host(void* memory, std::size_t bytes, int device) {
-  const std::lock_guard lock(mutex_);
-  if (overlapping(address_of(memory), bytes) != allocations_.end()) return false;
-  allocations_[address_of(memory)] = {memory, bytes, MemoryKind::registered, device};
-  return true;
 }
 
 std::optional<Allocation> MemoryRegistry::find_start(const void* memory) const {
@@ -94,7 +85,7 @@ void MemoryRegistry::release(const void* memory) {
   const Allocation allocation = found->second;
   allocations_.erase(found);
   if (allocation.kind == MemoryKind::device) used_[allocation.device] -= allocation.bytes;
-  if (allocation.kind != MemoryKind::registered) std::free(allocation.memory);
+  std::free(allocation.memory);
 }
 
 PendingRelease& MemoryRegistry::release_later(const void* memory) {

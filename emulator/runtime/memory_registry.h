@@ -1,4 +1,4 @@
-// The live allocations: of the devices, pinned on the host, and registered host memory.
+// The live allocations: of the devices, and pinned on the host.
 #pragma once
 
 #include <atomic>
@@ -11,13 +11,13 @@
 
 namespace tessera::emulator {
 
-enum class MemoryKind { device, pinned, registered };
+enum class MemoryKind { device, pinned };
 
 struct Allocation {
   void* memory = nullptr;
   std::size_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
-  int device = 0;  // of pinned and registered memory: the current device at that time
+  int device = 0;  // of pinned memory: the current device at that time
 };
 
 // Memory that is freed in the order of a stream. The thread that runs the stream calls this once.
@@ -48,8 +48,6 @@ class MemoryRegistry {
 
   // Null: out of memory (for a device: the limit). bytes > 0.
   void* allocate(MemoryKind kind, int device, std::size_t bytes);
-  // False: it overlaps an allocation.
-  bool register_host(void* memory, std::size_t bytes, int device);
 
   // The allocation of one of these kinds that begins at `memory`.
   [[nodiscard]] std::optional<Allocation> find_start(const void* memory) const;
@@ -58,7 +56,7 @@ class MemoryRegistry {
   // The allocation that contains some of the bytes.
   [[nodiscard]] std::optional<Allocation> find_any(const void* memory, std::size_t bytes) const;
 
-  // Frees the allocation that begins at `memory` (registered memory stays the caller's).
+  // Frees the allocation that begins at `memory`.
   void release(const void* memory);
   // find() no longer finds the memory. A call of the returned object frees it.
   PendingRelease& release_later(const void* memory);

@@ -69,7 +69,7 @@ std::shared_ptr<Stream> Runtime::default_stream(int device) {
   }
   const std::lock_guard lock(streams_mutex_);
   std::shared_ptr<Stream>& stream = devices_[device].default_stream;
-  if (!stream) stream = make_stream({device, cudaStreamDefault, 0}, intern("default"));
+  if (!stream) stream = make_stream({device, cudaStreamDefault}, intern("default"));
   return stream;
 }
 
@@ -161,11 +161,6 @@ void Runtime::synchronize(int device) {
 void Runtime::wait(const MarkReference& mark) {
   executor_->wait(*mark);
   checker_.host_waited(mark->known);
-}
-
-bool Runtime::enable_peer_access(int device, int peer) {
-  const std::lock_guard lock(streams_mutex_);
-  return peers_.emplace(device, peer).second;
 }
 
 const std::string* Runtime::intern(const std::string& text) {

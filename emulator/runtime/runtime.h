@@ -11,7 +11,6 @@
 #include <set>
 #include <shared_mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "emulator/runtime/access_checker.h"
@@ -48,10 +47,6 @@ class Runtime {
   [[nodiscard]] cudaError_t failure(int device) const;
   void set_failure(int device, cudaError_t error);
 
-  // Copies and kernels can access every device's memory here; enabling access twice is an error as
-  // in CUDA. False: it is already enabled.
-  bool enable_peer_access(int device, int peer);
-
   // Returns the same address for the same text, always.
   const std::string* intern(const std::string& text);
 
@@ -84,7 +79,6 @@ class Runtime {
   std::vector<std::shared_ptr<Stream>> retired_;
   std::vector<std::unique_ptr<MarkPool>> retired_marks_;
   int streams_named_ = 0;
-  std::set<std::pair<int, int>> peers_;
   std::mutex names_mutex_;
   std::set<std::string> names_;
 };

@@ -3,7 +3,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <limits>
 #include <string_view>
 
 #include "emulator/runtime/report.h"

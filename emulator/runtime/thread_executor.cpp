@@ -1,5 +1,4 @@
 // One thread per stream: independent operations run at the same time.
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>

@@ -278,7 +278,7 @@ void Multiprocessor::finish_current_thread() {
 
 // ---- barriers
 
-int Multiprocessor::block_barrier(bool predicate, const Operation& operation) {
+void Multiprocessor::block_barrier(const Operation& operation) {
   if (alive_ != thread_count_) {
     fail("threads of the block have exited without coming to this barrier", operation);
   }
@@ -289,18 +289,15 @@ int Multiprocessor::block_barrier(bool predicate, const Operation& operation) {
   }
   const bool turn = barrier_.turn;
   sanitizer::release(shared_memory_.ordering(barrier_ordering(turn)));
-  barrier_.predicates += predicate ? 1 : 0;
   threads_[current_].state = ThreadState::at_barrier;
   threads_[current_].waiting_at = operation;
   if (++barrier_.arrived == thread_count_) release_barrier();
   hand_over();
   sanitizer::acquire(shared_memory_.ordering(barrier_ordering(turn)));
-  return barrier_.result;
 }
 
 void Multiprocessor::release_barrier() {
-  barrier_.result = barrier_.predicates;
-  barrier_.arrived = barrier_.predicates = 0;
+  barrier_.arrived = 0;
   barrier_.turn = !barrier_.turn;
   if (work_->schedule.order == Schedule::Order::random) {
     order_warps();

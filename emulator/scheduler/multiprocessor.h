@@ -66,7 +66,7 @@ class Multiprocessor {
 
   // Called on the block's threads; thread_operations.h describes them.
   [[noreturn]] void fail(const char* what, const Operation& operation);
-  int block_barrier(bool predicate, const Operation& operation);
+  void block_barrier(const Operation& operation);
   void warp_meeting(unsigned mask, void* argument, void (*perform)(const LaneArguments&),
                     bool orders_memory, const Operation& operation);
   [[nodiscard]] int lane() const { return current_ % lanes_of_a_warp; }
@@ -85,8 +85,6 @@ class Multiprocessor {
   };
   struct Barrier {
     int arrived = 0;
-    int predicates = 0;
-    int result = 0;
     bool turn = false;
     Operation operation{};
   };

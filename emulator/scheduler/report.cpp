@@ -1,5 +1,4 @@
 // Reports of wrong kernels: the error, the place, and the waiting threads.
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>

@@ -30,8 +30,8 @@ void fail(const char* what, const Operation& operation) {
   multiprocessor(operation.name).fail(what, operation);
 }
 
-int block_barrier(bool predicate, const Operation& operation) {
-  return multiprocessor(operation.name).block_barrier(predicate, operation);
+void block_barrier(const Operation& operation) {
+  multiprocessor(operation.name).block_barrier(operation);
 }
 
 void fence() {

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "emulator/scheduler/place.h"
 
@@ -18,9 +17,9 @@ inline constexpr int lanes_of_a_warp = 32;
 
 // ---- threads of a block
 
-// Waits until all threads of the block have come to the same place, and returns how many of them
-// came with a true predicate. Orders memory. All threads must come: an exited thread is an error.
-int block_barrier(bool predicate, const Operation& operation);
+// Waits until all threads of the block have come to the same place. Orders memory. All threads must
+// come: an exited thread is an error.
+void block_barrier(const Operation& operation);
 
 // Orders the thread's earlier writes before its later atomic operations.
 void fence();

@@ -1,4 +1,4 @@
-// Shuffles, votes and reductions. The last lane of a warp computes them for the whole warp.
+// Shuffles, votes and matches. The last lane of a warp computes them for the whole warp.
 #include "emulator/scheduler/warp_operations.h"
 
 #include <bit>
@@ -23,11 +23,6 @@ struct Vote {
   bool predicate;
   unsigned result;
 };
-struct Reduction {
-  std::uint64_t bits;
-  std::uint64_t (*combine)(std::uint64_t, std::uint64_t);
-  std::uint64_t result;
-};
 struct Match {
   std::uint64_t bits;
   unsigned result;
@@ -46,16 +41,6 @@ void perform_vote(const LaneArguments& lanes) {
   for_each_lane(lanes.mask,
                 [&](int lane) { result |= (lanes.at<Vote>(lane).predicate ? 1u : 0u) << lane; });
   for_each_lane(lanes.mask, [&](int lane) { lanes.at<Vote>(lane).result = result; });
-}
-
-void perform_reduction(const LaneArguments& lanes) {
-  const int first = std::countr_zero(lanes.mask);
-  std::uint64_t result = lanes.at<Reduction>(first).bits;
-  for_each_lane(lanes.mask & (lanes.mask - 1), [&](int lane) {
-    const auto& mine = lanes.at<Reduction>(lane);
-    result = mine.combine(result, mine.bits);
-  });
-  for_each_lane(lanes.mask, [&](int lane) { lanes.at<Reduction>(lane).result = result; });
 }
 
 void perform_match(const LaneArguments& lanes) {
@@ -81,14 +66,6 @@ std::uint64_t shuffle_bits(unsigned mask, std::uint64_t bits, int source,
 unsigned ballot(unsigned mask, bool predicate, const Operation& operation) {
   Vote mine{predicate, 0};
   warp_meeting(mask, &mine, perform_vote, operation);
-  return mine.result;
-}
-
-std::uint64_t reduce_bits(unsigned mask, std::uint64_t bits,
-                          std::uint64_t (*combine)(std::uint64_t, std::uint64_t),
-                          const Operation& operation) {
-  Reduction mine{bits, combine, 0};
-  warp_meeting(mask, &mine, perform_reduction, operation);
   return mine.result;
 }
 

@@ -16,11 +16,6 @@ std::uint64_t shuffle_bits(unsigned mask, std::uint64_t bits, int source,
 // The lanes of the mask that came with a true predicate.
 unsigned ballot(unsigned mask, bool predicate, const Operation& operation);
 
-// Combines all lanes' bits in the order of the lanes.
-std::uint64_t reduce_bits(unsigned mask, std::uint64_t bits,
-                          std::uint64_t (*combine)(std::uint64_t, std::uint64_t),
-                          const Operation& operation);
-
 // The lanes of the mask that have the same bits.
 unsigned match_bits(unsigned mask, std::uint64_t bits, const Operation& operation);
 

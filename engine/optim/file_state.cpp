@@ -56,14 +56,14 @@ std::int64_t bytes_of(std::int64_t elements, DType dtype) {
 
 void Optimizer::make_state_files(const std::vector<std::string>& names) {
   for (const Segment& segment : segments_) {
-    const auto& folder = segment.storage->state_folder();
+    const auto& folder = segment.storage->shard().state_folder;
     const bool known = std::any_of(state_files_.begin(), state_files_.end(),
                                    [&](const StateFiles& f) { return f.folder == folder; });
     if (!folder || known) continue;
     std::size_t bytes = 0, largest = 0;
     for (const Segment& other : segments_) {
       const bool trains = parameters_[other.parameters.front()].tensor.requires_grad();
-      if (other.storage->state_folder() != folder || !trains) continue;
+      if (other.storage->shard().state_folder != folder || !trains) continue;
       bytes += StateFile::round_up(state_bytes_of(other));
       largest = std::max(largest, state_bytes_of(other));
     }
@@ -79,10 +79,10 @@ void Optimizer::make_state_files(const std::vector<std::string>& names) {
 
 Tensor Optimizer::make_state(std::size_t segment, std::size_t which) {
   const Segment& whole = segments_[segment];
-  const auto& folder = whole.storage->state_folder();
+  const auto& folder = whole.storage->shard().state_folder;
   if (!folder) {
     const MemoryScope kind(MemoryKind::optimizer);
-    if (const auto& link = whole.storage->host_link()) {
+    if (const auto& link = whole.storage->shard().host_link) {
       const std::size_t bytes = static_cast<std::size_t>(whole.count) * size_of(whole.dtype);
       return Tensor::view_of(link->make_state(bytes), 0, {whole.count}, whole.dtype);
     }

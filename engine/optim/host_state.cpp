@@ -114,14 +114,14 @@ class Passage {
 }  // namespace
 
 bool Optimizer::passes_host_link(std::size_t segment) const {
-  const auto& link = segments_[segment].storage->host_link();
+  const auto& link = segments_[segment].storage->shard().host_link;
   return link && (link->parameters() != nullptr || link->gradients() != nullptr);
 }
 
 void Optimizer::step_over_host_link(std::size_t segment, const std::vector<GradientRun>& runs) {
   const Segment& whole = segments_[segment];
   const GradientRun& run = runs.front();
-  HostLink& link = *whole.storage->host_link();
+  HostLink& link = *whole.storage->shard().host_link;
   const std::size_t element = size_of(whole.dtype), gradient_element = size_of(run.dtype);
   std::byte* const parameter = whole.data();
   std::byte* const gradient = run.storage->data() + (run.at - run.range.first) *

@@ -107,7 +107,7 @@ void Optimizer::step(std::size_t segment) {
   const std::vector<GradientRun> runs = runs_of(segment);
   if (runs.empty()) return;  // this rank has no elements of them
   const Storage& storage = *segments_[segment].storage;
-  if (storage.file() || storage.state_folder() || runs.front().storage->file()) {
+  if (storage.file() || storage.shard().state_folder || runs.front().storage->file()) {
     return step_through_files(segment, runs);
   }
   if (passes_host_link(segment)) return step_over_host_link(segment, runs);
@@ -163,7 +163,7 @@ void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementR
   what.count = part.count;
   what.dtype = segments_[segment].dtype;
   what.gradient_dtype = run.dtype;
-  what.gradient_scale = run.storage->pending_factor();
+  what.gradient_scale = run.storage->shard().pending_factor;
   const std::size_t parameter = segments_[segment].parameters[run.first];
   what.step = steps_[parameter];
   if (const ParameterGroup* const group = group_of(parameter)) {

@@ -23,7 +23,7 @@ std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parame
     const Tensor& tensor = parameters[i].tensor;
     const Storage* storage = tensor.storage().get();
     const auto found = known.find(storage);
-    if (storage->padded_to() == 0 || found == known.end()) {
+    if (storage->shard().padded_to == 0 || found == known.end()) {
       known[storage] = together.size();
       together.push_back({i});
     } else {
@@ -41,8 +41,8 @@ std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parame
       const std::int64_t first = first_element(tensor);
       const bool begins =
           segments.size() == of_storage || segments.back().dtype != tensor.dtype() ||
-          (tensor.elements() > 0 &&
-           first - segments.back().first - segments.back().count >= tensor.storage()->padded_to());
+          (tensor.elements() > 0 && first - segments.back().first - segments.back().count >=
+                                        tensor.storage()->shard().padded_to);
       if (begins) segments.push_back({tensor.storage(), tensor.dtype(), first, 0, {}, {}});
       Segment& segment = segments.back();
       segment.parameters.push_back(i);

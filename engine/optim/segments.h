@@ -11,9 +11,9 @@
 
 namespace tessera::optim {
 
-// A run of parameters in a storage that declares its padding (Storage::padded_to), or a single
-// parameter. Padding between the parameters belongs to none of them; its gradient and state are
-// zero.
+// A run of parameters in a storage that declares its padding (ShardMetadata::padded_to), or a
+// single parameter. Padding between the parameters belongs to none of them; its gradient and state
+// are zero.
 struct Segment {
   std::shared_ptr<Storage> storage;
   DType dtype = DType::float32;

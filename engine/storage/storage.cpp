@@ -9,6 +9,8 @@
 
 namespace tessera {
 
+constinit const ShardMetadata Storage::no_shard;
+
 std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   auto storage = std::shared_ptr<Storage>(new Storage(bytes, device));  // private constructor
   if (device.is_meta()) return storage;
@@ -38,7 +40,7 @@ std::shared_ptr<Storage> Storage::pinned(std::size_t bytes, Device device) {
 
 std::shared_ptr<Storage> Storage::part_of(const std::shared_ptr<Storage>& whole, std::size_t offset,
                                           std::size_t bytes) {
-  TESSERA_REQUIRE(!whole->is_lent(), "a part of {}, which is lent", whole->name_);
+  TESSERA_REQUIRE(!whole->is_lent(), "a part of {}, which is lent", whole->lender_->name);
   TESSERA_REQUIRE(offset <= whole->bytes_ && bytes <= whole->bytes_ - offset,
                   "bytes {} to {} of a storage of {}", offset, offset + bytes, whole->bytes_);
   auto storage = std::shared_ptr<Storage>(new Storage(bytes, whole->device_));
@@ -51,7 +53,7 @@ std::shared_ptr<Storage> Storage::part_of(const std::shared_ptr<Storage>& whole,
 
 std::shared_ptr<Storage> Storage::lent(std::size_t bytes, Device device, std::string name) {
   auto storage = std::shared_ptr<Storage>(new Storage(bytes, device));
-  storage->name_ = std::move(name);
+  storage->lender_ = std::make_unique<Lender>(Lender{std::move(name), {}});
   return storage;
 }
 
@@ -78,15 +80,15 @@ std::byte* Storage::data() const {
     current_queue(device_).zero(data_, bytes_);
     return data_;
   }
-  if (on_missing_) {
-    on_missing_();
+  if (observer_ && observer_->on_missing) {
+    observer_->on_missing();
     if (data_ != nullptr) return data_;
   }
   fail_missing();
 }
 
 void Storage::will_write(Write how) const {
-  if (on_write_) on_write_(how);
+  if (is_watched()) observer_->on_write(how);
   if (file_) file_.file->await_holders();
 }
 
@@ -123,16 +125,13 @@ void Storage::restore() const {
 
 void Storage::fail_missing() const {
   if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
-  if (!why_missing_.empty()) misuse("{} {}", name_, why_missing_);
+  const std::string name = lender_ ? lender_->name : "";
+  if (has_ended()) misuse("{} {}", name, lender_->why_missing);
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "
       "or within an unsharded(model) scope; a module whose forward reads another's parameter must "
       "declare it in its constructor, by reads_parameter(tensor)",
-      name_);
-}
-
-void Storage::attach(std::byte* data) {
-  data_ = data;
+      name);
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 // A tensor's memory: owned, or lent by an owner that can withdraw it and provide it again
-// (sharding).
+// (sharding). Sharding's callbacks and the optimizers' data of a shard are behind a pointer each.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +20,50 @@ struct TensorData;
 
 class HostLink;
 
+// Functions that follow what happens to tensors in a memory (sharding). Empty ones are skipped.
+struct StorageObserver {
+  enum class Write : std::uint8_t {
+    now,
+    by_pointer,  // a pointer is given out: the values may change now and at any time later
+  };
+  // data() finds no memory: it must attach some, or throw.
+  std::function<void()> on_missing = {};
+  // The values change (by optimizers, loaders): copies of them become stale.
+  std::function<void(Write)> on_write = {};
+  // A step of an optimizer over the tensors begins, with or without gradients; it may throw.
+  std::function<void()> on_step = {};
+  // The gradient of a tensor is dropped (Tensor::zero_grad).
+  std::function<void(const detail::TensorData&)> on_zero_grad = {};
+  // requires_grad of a tensor is about to change; it may throw.
+  std::function<void(const detail::TensorData&)> on_requires_grad = {};
+};
+
+// What optimizers have to know of a shard's memory.
+struct ShardMetadata {
+  // The folder in which optimizers keep the state for this memory; null: in memory.
+  std::shared_ptr<const StateFolder> state_folder;
+  // The link through which optimizers work on state that is partly on a GPU and partly on the host.
+  // Null: all is in one memory (or in files).
+  std::shared_ptr<HostLink> host_link;
+  // Tensors in this memory have one dtype and begin at multiples of this many elements. The space
+  // between two neighbours is padding, so element-wise work may run over it. 0: unknown.
+  std::int64_t padded_to = 0;
+  // A factor that is not applied yet: the true values are the stored ones times this. Clipping
+  // leaves it to the optimizer's pass over the gradients; Tensor::grad() applies it.
+  float pending_factor = 1.0f;
+};
+
 class Storage {
  public:
+  using Write = StorageObserver::Write;
+
   // Owned memory from the thread's pool; none on `meta`.
   static std::shared_ptr<Storage> allocate(std::size_t bytes, Device device);
   // Zeros in page-locked host memory, for transfers with `device`, whose pool counts it. On the CPU
   // it is ordinary memory.
   static std::shared_ptr<Storage> pinned(std::size_t bytes, Device device);
-  // A part of another storage's owned memory; the memory lives as long as either storage. Settings
-  // (write callbacks, padding, a pending factor) apply only to this part.
+  // A part of another storage's owned memory; the memory lives as long as either storage. Its
+  // observer and its metadata are its own.
   static std::shared_ptr<Storage> part_of(const std::shared_ptr<Storage>& whole, std::size_t offset,
                                           std::size_t bytes);
   // Memory comes later, through attach(). `name` names its owner in errors.
@@ -60,71 +95,49 @@ class Storage {
   // The values are still being copied into owned memory: the next data() calls `wait` first.
   void set_arrival(std::function<void()> wait);
 
-  // The folder in which optimizers keep the state for this memory; null: in memory.
-  [[nodiscard]] const std::shared_ptr<const StateFolder>& state_folder() const {
-    return state_folder_;
-  }
-  void set_state_folder(std::shared_ptr<const StateFolder> folder) {
-    state_folder_ = std::move(folder);
-  }
-  // The link through which optimizers work on state that is partly on a GPU and partly on the host.
-  // Null: all is in one memory (or in files).
-  [[nodiscard]] const std::shared_ptr<HostLink>& host_link() const { return host_link_; }
-  void set_host_link(std::shared_ptr<HostLink> link) { host_link_ = std::move(link); }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  [[nodiscard]] bool is_lent() const { return !name_.empty(); }
+  [[nodiscard]] bool is_lent() const { return lender_ != nullptr; }
   [[nodiscard]] Device device() const { return device_; }
 
-  void attach(std::byte* data);
+  void attach(std::byte* data) { data_ = data; }
   void detach() { data_ = nullptr; }
 
   // The error text for missing lent memory; empty: "the module is sharded".
-  void set_why_missing(std::string why) { why_missing_ = std::move(why); }
+  void set_why_missing(std::string why) { lender_->why_missing = std::move(why); }
   // True if set_why_missing() was called: the memory will not come back.
-  [[nodiscard]] bool has_ended() const { return !why_missing_.empty(); }
-  // Called by data() if memory is missing; it must attach some, or throw.
-  void set_on_missing(std::function<void()> callback) { on_missing_ = std::move(callback); }
-  // Announces a change of the values (by optimizers, loaders), so that holders of copies can drop
-  // them. Waits while a checkpoint reads the file that holds them.
-  enum class Write : std::uint8_t {
-    now,
-    by_pointer,  // a pointer is given out: the values may change now and at any time later
-  };
+  [[nodiscard]] bool has_ended() const { return lender_ && !lender_->why_missing.empty(); }
+
+  // Replaces the observer; a default one observes nothing.
+  void set_observer(StorageObserver observer) {
+    observer_ = std::make_unique<const StorageObserver>(std::move(observer));
+  }
+  [[nodiscard]] bool is_watched() const { return observer_ && observer_->on_write; }
+  // Announces a change of the values. Waits while a checkpoint reads the file that holds them.
   void will_write(Write how = Write::now) const;
-  void set_on_write(std::function<void(Write)> callback) { on_write_ = std::move(callback); }
-  [[nodiscard]] bool is_watched() const { return static_cast<bool>(on_write_); }
-  // An optimizer calls it at the start of a step over tensors in this memory, with or without
-  // gradients; it may throw.
   void will_step() const {
-    if (on_step_) on_step_();
+    if (observer_ && observer_->on_step) observer_->on_step();
   }
-  void set_on_step(std::function<void()> callback) { on_step_ = std::move(callback); }
-  // Called when the gradient of a tensor in this memory is dropped (Tensor::zero_grad).
   void will_zero_grad(const detail::TensorData& tensor) const {
-    if (on_zero_grad_) on_zero_grad_(tensor);
+    if (observer_ && observer_->on_zero_grad) observer_->on_zero_grad(tensor);
   }
-  void set_on_zero_grad(std::function<void(const detail::TensorData&)> callback) {
-    on_zero_grad_ = std::move(callback);
-  }
-  // Called before requires_grad of a tensor in this memory changes; it may throw.
   void will_set_requires_grad(const detail::TensorData& tensor) const {
-    if (on_requires_grad_) on_requires_grad_(tensor);
-  }
-  void set_on_requires_grad(std::function<void(const detail::TensorData&)> callback) {
-    on_requires_grad_ = std::move(callback);
+    if (observer_ && observer_->on_requires_grad) observer_->on_requires_grad(tensor);
   }
 
-  // Tensors in this memory have one dtype and begin at multiples of this many elements. The space
-  // between two neighbours is padding, so element-wise work may run over it. 0: unknown.
-  [[nodiscard]] std::int64_t padded_to() const { return padded_to_; }
-  void set_padded_to(std::int64_t elements) { padded_to_ = elements; }
-
-  // A factor that is not applied yet: the true values are the stored ones times this. Clipping
-  // leaves it to the optimizer's pass over the gradients; Tensor::grad() applies it.
-  [[nodiscard]] float pending_factor() const { return pending_factor_; }
-  void set_pending_factor(float factor) { pending_factor_ = factor; }
+  // Defaults, unless edit_shard() was called.
+  [[nodiscard]] const ShardMetadata& shard() const { return shard_ ? *shard_ : no_shard; }
+  [[nodiscard]] ShardMetadata& edit_shard() {
+    if (!shard_) shard_ = std::make_unique<ShardMetadata>();
+    return *shard_;
+  }
 
  private:
+  struct Lender {
+    std::string name;
+    std::string why_missing;
+  };
+  static constinit const ShardMetadata no_shard;
+
   Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(device) {}
   [[noreturn]] void fail_missing() const;
 
@@ -135,21 +148,13 @@ class Storage {
   mutable std::byte* data_ = nullptr;
   mutable std::unique_ptr<MemoryPool::Aside> aside_;  // if set, the two above are null
   FilePlace file_;
-  std::shared_ptr<const StateFolder> state_folder_;
-  std::shared_ptr<HostLink> host_link_;
   mutable std::function<void()> arrival_;  // if set, data_ is null
   std::size_t bytes_;
   Device device_;
-  std::string name_;
-  std::string why_missing_;
-  std::function<void()> on_missing_;
-  std::function<void(Write)> on_write_;
-  std::function<void()> on_step_;
-  std::function<void(const detail::TensorData&)> on_zero_grad_;
-  std::function<void(const detail::TensorData&)> on_requires_grad_;
-  std::int64_t padded_to_ = 0;
-  float pending_factor_ = 1.0f;
-  bool part_ = false;  // part of another storage's block
+  bool part_ = false;               // part of another storage's block
+  std::unique_ptr<Lender> lender_;  // null: the memory is not lent
+  std::unique_ptr<const StorageObserver> observer_;
+  std::unique_ptr<ShardMetadata> shard_;
 };
 
 }  // namespace tessera

@@ -1,10 +1,7 @@
 // BERT's layers.
 #include "models/bert/bert.h"
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
-
-#include "base/error.h"
 
 namespace tessera::models {
 namespace {
@@ -57,56 +54,48 @@ Tensor BertEncoderImpl::forward(const Tensor& x, const Sequences& sequences) con
   return states;
 }
 
-BertModel::BertModel(BertConfig config) : config_(std::move(config)) {
-  embeddings_ = register_module("embeddings", BertEmbeddings(config_));
-  encoder_ = register_module("encoder", BertEncoder(config_));
-}
-
-Tensor BertModel::forward(const TokenRows& tokens) {
-  TESSERA_REQUIRE(tokens.sequences.longest <= positions(),
-                  "BERT takes sequences of at most {} tokens, given {}", positions(),
-                  tokens.sequences.longest);
-  return encoder_(embeddings_(tokens), tokens.sequences);
-}
+BertModel::BertModel(BertConfig config) : BertLikeModel(std::move(config), "BERT") {}
 
 TokenRows BertModel::rows_of(const TokenBatch& tokens) const {
   return numbered_rows(tokens, 0, positions());
+}
+
+HuggingFaceNames bert_like_names(const std::string& prefix, const std::vector<std::string>& unused,
+                                 const std::string& head_prefix,
+                                 const std::vector<std::string>& head) {
+  HuggingFaceNames names;
+  names.aliases = [prefix](const std::string& name) {
+    std::vector<std::string> aliases{name};
+    for (const auto& [now, before] :
+         {std::pair{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}) {
+      const std::string_view ending = now;
+      if (!name.ends_with(ending)) continue;
+      aliases.push_back(name.substr(0, name.size() - ending.size()) + before);
+    }
+    for (std::size_t i = 0, n = aliases.size(); i < n; ++i) aliases.push_back(prefix + aliases[i]);
+    return aliases;
+  };
+  names.ignored = unused;
+  for (const std::string& name : unused) names.ignored.push_back(prefix + name);
+  for (const std::string& name : head) names.ignored.push_back(head_prefix + name);
+  return names;
 }
 
 nlohmann::json BertModel::config(DType weights) const {
   return config_.to_json(weights);
 }
 
-std::vector<std::string> encoder_aliases(const std::string& name, const std::string& prefix) {
-  std::vector<std::string> aliases{name};
-  for (const auto& [now, before] :
-       {std::pair{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}) {
-    const std::string_view ending = now;
-    if (!name.ends_with(ending)) continue;
-    aliases.push_back(name.substr(0, name.size() - ending.size()) + before);
-  }
-  for (std::size_t i = 0, n = aliases.size(); i < n; ++i) aliases.push_back(prefix + aliases[i]);
-  return aliases;
-}
-
 HuggingFaceNames BertModel::hugging_face_names() const {
-  HuggingFaceNames names;
-  names.aliases = [](const std::string& name) { return encoder_aliases(name, "bert."); };
-  for (const char* prefix : {"", "bert."}) {
-    for (const char* name : {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids",
-                             "embeddings.token_type_ids"}) {
-      names.ignored.push_back(fmt::format("{}{}", prefix, name));
-    }
-  }
-  for (const char* name :
-       {"predictions.bias", "predictions.decoder.weight", "predictions.decoder.bias",
-        "predictions.transform.dense.weight", "predictions.transform.dense.bias",
-        "predictions.transform.LayerNorm.weight", "predictions.transform.LayerNorm.bias",
-        "predictions.transform.LayerNorm.gamma", "predictions.transform.LayerNorm.beta",
-        "seq_relationship.weight", "seq_relationship.bias"}) {
-    names.ignored.push_back(fmt::format("cls.{}", name));
-  }
-  return names;
+  return bert_like_names(
+      "bert.",
+      {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids",
+       "embeddings.token_type_ids"},
+      "cls.",
+      {"predictions.bias", "predictions.decoder.weight", "predictions.decoder.bias",
+       "predictions.transform.dense.weight", "predictions.transform.dense.bias",
+       "predictions.transform.LayerNorm.weight", "predictions.transform.LayerNorm.bias",
+       "predictions.transform.LayerNorm.gamma", "predictions.transform.LayerNorm.beta",
+       "seq_relationship.weight", "seq_relationship.bias"});
 }
 
 }  // namespace tessera::models

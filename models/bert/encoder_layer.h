@@ -7,7 +7,6 @@
 // computed again; the second's is the next layer's input.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "engine/nn/layers.h"

@@ -1,13 +1,9 @@
 // MPNet's layers.
 #include "models/mpnet/mpnet.h"
 
-#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-
-#include "base/error.h"
-#include "models/bert/bert.h"
 
 namespace tessera::models {
 namespace {
@@ -82,17 +78,7 @@ Tensor MPNetEncoderImpl::forward(const Tensor& x, const Sequences& sequences) co
   return states;
 }
 
-MPNetModel::MPNetModel(MPNetConfig config) : config_(std::move(config)) {
-  embeddings_ = register_module("embeddings", MPNetEmbeddings(config_));
-  encoder_ = register_module("encoder", MPNetEncoder(config_));
-}
-
-Tensor MPNetModel::forward(const TokenRows& tokens) {
-  TESSERA_REQUIRE(tokens.sequences.longest <= positions(),
-                  "MPNet takes sequences of at most {} tokens, given {}", positions(),
-                  tokens.sequences.longest);
-  return encoder_(embeddings_(tokens), tokens.sequences);
-}
+MPNetModel::MPNetModel(MPNetConfig config) : BertLikeModel(std::move(config), "MPNet") {}
 
 // A padding token has the position of padding and is not counted, wherever it is.
 TokenRows MPNetModel::rows_of(const TokenBatch& tokens) const {
@@ -104,19 +90,10 @@ nlohmann::json MPNetModel::config(DType weights) const {
 }
 
 HuggingFaceNames MPNetModel::hugging_face_names() const {
-  HuggingFaceNames names;
-  names.aliases = [](const std::string& name) { return encoder_aliases(name, "mpnet."); };
-  for (const char* prefix : {"", "mpnet."}) {
-    for (const char* name :
-         {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"}) {
-      names.ignored.push_back(fmt::format("{}{}", prefix, name));
-    }
-  }
-  for (const char* name : {"bias", "dense.weight", "dense.bias", "layer_norm.weight",
-                           "layer_norm.bias", "decoder.weight", "decoder.bias"}) {
-    names.ignored.push_back(fmt::format("lm_head.{}", name));
-  }
-  return names;
+  return bert_like_names(
+      "mpnet.", {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"}, "lm_head.",
+      {"bias", "dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias",
+       "decoder.weight", "decoder.bias"});
 }
 
 }  // namespace tessera::models

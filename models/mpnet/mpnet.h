@@ -8,9 +8,7 @@
 
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
-#include "models/bert/bert_config.h"
-#include "models/bert/encoder_layer.h"
-#include "models/text_encoder.h"
+#include "models/bert/bert.h"
 
 namespace tessera::models {
 
@@ -43,26 +41,14 @@ class MPNetEncoderImpl : public nn::Module {
 };
 TESSERA_MODULE(MPNetEncoder);
 
-class MPNetModel : public TextEncoder {
+class MPNetModel : public BertLikeModel<MPNetConfig, MPNetEmbeddings, MPNetEncoder> {
  public:
   explicit MPNetModel(MPNetConfig config);
-  using TextEncoder::forward;
-  Tensor forward(const TokenRows& tokens) override;
-  [[nodiscard]] TokenRows rows_of(const TokenBatch& tokens) const override;
-
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
+  [[nodiscard]] TokenRows rows_of(const TokenBatch& tokens) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
   [[nodiscard]] std::string layer_class() const override { return "MPNetLayer"; }
-  [[nodiscard]] std::int64_t vocabulary() const override { return config_.vocab_size; }
-  [[nodiscard]] std::int64_t positions() const override {
-    return config_.max_position_embeddings - 2;
-  }
-  [[nodiscard]] std::int64_t width() const override { return config_.hidden_size; }
-
- private:
-  MPNetConfig config_;
-  MPNetEmbeddings embeddings_;
-  MPNetEncoder encoder_;
+  [[nodiscard]] std::int64_t positions() const override { return BertLikeModel::positions() - 2; }
 };
 
 // The row of MPNet's table for a key `distance` places after the query: exact for near keys, then

@@ -10,9 +10,8 @@
 #include "models/config/config_reader.h"
 #include "models/config/config_table.h"
 #include "models/gpt2/gpt2.h"
+#include "models/llama/decoder_families.h"
 #include "models/llama/llama.h"
-#include "models/llama/mistral_config.h"
-#include "models/llama/qwen2_config.h"
 #include "models/mpnet/mpnet.h"
 
 namespace tessera::models {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "comm/hosts/travelling.h"
+#include "comm/nodes/travelling.h"
 #include "comm/scratch.h"
 #include "engine/storage/file_window.h"
 #include "engine/storage/host_link.h"
@@ -14,6 +14,7 @@
 #include "sharding/memory/reshard.h"
 #include "sharding/memory/unit_memory.h"
 #include "sharding/memory/wires.h"
+#include "sharding/policy/reshard_policy.h"
 
 namespace tessera {
 namespace {
@@ -42,7 +43,7 @@ std::size_t gradient_bytes(const UnitLayout& layout, DType dtype) {
 }
 
 std::size_t local_gradient_bytes(const UnitLayout& layout) {
-  return static_cast<std::size_t>(local_gradient_elements(layout)) * size_of(sum_dtype_of(layout));
+  return static_cast<std::size_t>(layout.local_gradient_elements()) * size_of(sum_dtype_of(layout));
 }
 
 ShardingOptions resolved(ShardingOptions options, DeviceType device) {
@@ -145,9 +146,7 @@ class Planner {
     const bool is_root = index == 0;
     if (layout.slots().empty()) return;
     std::size_t masters = 0;
-    for (const auto& segment : layout.segments()) {
-      masters += static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
-    }
+    for (const auto& segment : layout.segments()) masters += segment.master_bytes();
     add_in(options_.offload.parameters, BufferUse::masters, MemoryKind::parameters, index,
            "master shard of " + unit_title(unit.name), masters);
     if (shares_parameter_pool(layout, options_, unit.name)) {
@@ -219,7 +218,7 @@ class Planner {
     std::size_t largest = 0;
     int reduced = 0;
     for (const PlannedUnit& unit : units_) {
-      const auto elements = static_cast<std::size_t>(local_gradient_elements(*unit.layout));
+      const auto elements = static_cast<std::size_t>(unit.layout->local_gradient_elements());
       largest = std::max(largest, elements * size_of(sum_dtype_of(*unit.layout)));
       reduced += elements > 0 ? 1 : 0;
     }
@@ -281,14 +280,14 @@ class Planner {
                                                                   world_.fixed_order, wire));
     }
     if (replicas() == 1) return;
-    across = std::max(across, all_reduce_scratch(local_gradient_elements(layout),
+    across = std::max(across, all_reduce_scratch(layout.local_gradient_elements(),
                                                  sum_dtype_of(layout), WireFormat::same));
   }
 
   [[nodiscard]] std::size_t all_reduce_scratch(std::int64_t count, DType in_dtype,
                                                WireFormat wire) const {
     if (count == 0) return 0;
-    if (world_.over_hosts) return comm::hosts_sums_bytes;
+    if (world_.over_hosts) return comm::nodes_sums_bytes;
     if (world_.nccl) {
       return comm::nccl_all_reduce_scratch(count, replicas(), in_dtype, world_.fixed_order, wire);
     }
@@ -314,30 +313,28 @@ class Planner {
   BufferPlan plan_;
 };
 
+std::size_t sum_of(const std::vector<PlannedBuffer>& buffers, MemoryKind kind, bool in_file,
+                   bool on_host) {
+  std::size_t sum = 0;
+  for (const PlannedBuffer& buffer : buffers) {
+    if (buffer.kind == kind && buffer.in_file == in_file && buffer.on_host == on_host)
+      sum += buffer.total();
+  }
+  return sum;
+}
+
 }  // namespace
 
 std::size_t BufferPlan::bytes(MemoryKind kind) const {
-  std::size_t sum = 0;
-  for (const PlannedBuffer& buffer : buffers) {
-    if (buffer.kind == kind && !buffer.in_file && !buffer.on_host) sum += buffer.total();
-  }
-  return sum;
+  return sum_of(buffers, kind, false, false);
 }
 
 std::size_t BufferPlan::bytes_in_files(MemoryKind kind) const {
-  std::size_t sum = 0;
-  for (const PlannedBuffer& buffer : buffers) {
-    if (buffer.kind == kind && buffer.in_file) sum += buffer.total();
-  }
-  return sum;
+  return sum_of(buffers, kind, true, false);
 }
 
 std::size_t BufferPlan::bytes_on_host(MemoryKind kind) const {
-  std::size_t sum = 0;
-  for (const PlannedBuffer& buffer : buffers) {
-    if (buffer.kind == kind && buffer.on_host) sum += buffer.total();
-  }
-  return sum;
+  return sum_of(buffers, kind, false, true);
 }
 
 BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
@@ -351,8 +348,7 @@ FileNeeds file_needs(const std::vector<PlannedUnit>& units) {
     const UnitLayout& layout = *unit.layout;
     if (layout.slots().empty()) continue;
     for (const UnitLayout::Segment& segment : layout.segments()) {
-      const std::size_t bytes = StateFile::round_up(static_cast<std::size_t>(segment.share) *
-                                                    size_of(segment.master_dtype));
+      const std::size_t bytes = StateFile::round_up(segment.master_bytes());
       needs.masters += bytes;
       needs.largest_master = std::max(needs.largest_master, bytes);
       if (segment.trainable) needs.largest_trainable = std::max(needs.largest_trainable, bytes);

@@ -8,6 +8,15 @@
 
 namespace tessera {
 
+void copy_cast(Device device, const std::byte* in, std::int64_t count, DType dtype, std::byte* out,
+               DType out_dtype) {
+  if (dtype == out_dtype) {
+    current_queue(device).copy(out, in, static_cast<std::size_t>(count) * size_of(dtype));
+  } else {
+    TESSERA_LAUNCH(device, cast, {in, out, count, dtype, out_dtype, 1.0f, false});
+  }
+}
+
 std::size_t ParameterUploads::bytes_of_piece(std::size_t piece_bytes, std::size_t largest) {
   constexpr std::size_t unit = 256;
   return std::min(piece_bytes, (largest + unit - 1) / unit * unit);
@@ -42,11 +51,7 @@ void ParameterUploads::upload(const std::byte* from, std::int64_t count, DType d
     queue_->enqueue_copy_from_pinned(staged, from + static_cast<std::size_t>(done) * size_of(dtype),
                                      bytes);
     current.wait(queue_->record());
-    if (dtype == to_dtype) {
-      current.copy(out, staged, bytes);
-    } else {
-      TESSERA_LAUNCH(device_, cast, {staged, out, part, dtype, to_dtype, 1.0f, false});
-    }
+    copy_cast(device_, staged, part, dtype, out, to_dtype);
     writable_[piece] = current.record();
   }
 }

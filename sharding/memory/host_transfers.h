@@ -17,6 +17,10 @@
 
 namespace tessera {
 
+// Copies elements in memory of the device, cast, in the calling thread's current queue.
+void copy_cast(Device device, const std::byte* in, std::int64_t count, DType dtype, std::byte* out,
+               DType out_dtype);
+
 // Belongs to the gather stream.
 class ParameterUploads {
  public:

@@ -10,6 +10,8 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t share_alignment = 256;  // bytes of a shard's part of a segment
+// Elements at whose multiples a segment begins in buffers of gradients: 256 bytes at 16 bits.
+constexpr std::int64_t gradient_alignment = 128;
 
 template <class T>
 T round_up(T value, T unit) {
@@ -34,7 +36,7 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
                segment.master_dtype == spec.master_dtype && segment.trainable == spec.trainable;
       });
       if (found == segments_.end()) {
-        segments_.push_back({spec.compute_dtype, spec.master_dtype, trainable, 0, 0, 0, 0});
+        segments_.push_back({spec.compute_dtype, spec.master_dtype, trainable, 0, 0, 0, 0, 0});
         found = std::prev(segments_.end());
       }
       const std::int64_t first = round_up(found->elements, parameter_alignment);
@@ -54,6 +56,8 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
     if (!segment.trainable) continue;
     segment.gradient_offset = gradient_elements_;
     gradient_elements_ += round_up(segment.elements, gradient_alignment);
+    segment.local_gradient_offset = local_gradient_elements_;
+    local_gradient_elements_ += round_up(segment.share, gradient_alignment);
   }
   find_gaps();
 }

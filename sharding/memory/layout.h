@@ -25,9 +25,6 @@ namespace tessera {
 // kernels::SumOfSquares, so that no shard boundary cuts a block and a gradient's norm does not
 // depend on the cuts.
 inline constexpr std::int64_t parameter_alignment = 32;
-// In the buffer of gradients a segment begins at a multiple of this many elements: 256 bytes at 16
-// bits.
-inline constexpr std::int64_t gradient_alignment = 128;
 
 struct ParameterSpec {
   std::string name;
@@ -45,12 +42,16 @@ class UnitLayout {
   struct Segment {
     DType compute_dtype, master_dtype;
     bool trainable;
-    std::size_t byte_offset;       // in the flat buffer
-    std::int64_t elements;         // with the gaps between parameters and the padding at the end
-    std::int64_t share;            // elements of each shard
-    std::int64_t gradient_offset;  // in elements of the gradient buffer; trainable segments only
+    std::size_t byte_offset;  // in the flat buffer
+    std::int64_t elements;    // with the gaps between parameters and the padding at the end
+    std::int64_t share;       // elements of each shard
+    // Trainable segments only, in elements: in the gradient buffer, and in a shard's gradient.
+    std::int64_t gradient_offset, local_gradient_offset;
     [[nodiscard]] std::size_t bytes() const {
       return static_cast<std::size_t>(elements) * size_of(compute_dtype);
+    }
+    [[nodiscard]] std::size_t master_bytes() const {  // of each shard
+      return static_cast<std::size_t>(share) * size_of(master_dtype);
     }
   };
   struct Slot {
@@ -69,6 +70,8 @@ class UnitLayout {
     return bytes_ / static_cast<std::size_t>(shards_);
   }
   [[nodiscard]] std::int64_t gradient_elements() const { return gradient_elements_; }
+  // Elements of a shard's reduced gradient, with the gaps between its segments.
+  [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
   // A dtype that holds every trainable segment's compute dtype: the widest, fp32 for two 16-bit
   // types.
   [[nodiscard]] DType gradient_dtype() const;
@@ -87,7 +90,7 @@ class UnitLayout {
   std::vector<Segment> segments_;
   std::vector<Slot> slots_;
   std::size_t bytes_ = 0;
-  std::int64_t gradient_elements_ = 0;
+  std::int64_t gradient_elements_ = 0, local_gradient_elements_ = 0;
   std::vector<ElementRange> gradient_gaps_;
 };
 

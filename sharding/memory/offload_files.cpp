@@ -52,14 +52,6 @@ void OffloadFiles::finish() noexcept {
   downloads.reset();
 }
 
-Tensor OffloadFiles::make_gradient(std::int64_t elements, DType dtype) const {
-  const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(dtype);
-  const MemoryScope kind(MemoryKind::gradients);
-  if (downloads) return Tensor::view_of(Storage::pinned(bytes, device), 0, {elements}, dtype);
-  if (!gradients) return Tensor::zeros({elements}, dtype, device);
-  return Tensor::view_of(Storage::in_file(gradients, bytes), 0, {elements}, dtype);
-}
-
 std::size_t OffloadFiles::held_bytes(MemoryKind kind) const {
   if (kind == MemoryKind::parameters) {
     const std::size_t windows =

@@ -6,7 +6,6 @@
 
 #include "engine/storage/file_window.h"
 #include "engine/storage/host_link.h"
-#include "engine/tensor.h"
 #include "sharding/memory/buffer_plan.h"
 #include "sharding/memory/host_transfers.h"
 #include "sharding/policy/options.h"
@@ -19,8 +18,6 @@ struct OffloadFiles {
   // Reserves the files' space. Error(configuration) when the folder cannot be used or has no room.
   OffloadFiles(const OffloadOptions& options, const FileNeeds& needs, int rank, Device device);
 
-  // A zeroed tensor over the next bytes of the file, or over new memory of the host or the device.
-  [[nodiscard]] Tensor make_gradient(std::int64_t elements, DType dtype) const;
   // Called by a runtime that ends, after its streams: no copy to or from the host is under way any
   // more, and parameters and gradients may keep the host's memory.
   void finish() noexcept;

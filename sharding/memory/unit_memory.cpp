@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "sharding/memory/reshard.h"
+#include "sharding/policy/reshard_policy.h"
 
 namespace tessera {
 
@@ -44,15 +44,6 @@ bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& opti
 
 bool has_own_gradient(const ShardingOptions& options, bool is_root) {
   return is_root || row_of(options.strategy).reduce == ReduceAt::end_of_backward;
-}
-
-std::int64_t local_gradient_elements(const UnitLayout& layout) {
-  std::int64_t elements = 0;
-  for (const auto& segment : layout.segments()) {
-    if (!segment.trainable) continue;
-    elements += (segment.share + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
-  }
-  return elements;
 }
 
 }  // namespace tessera

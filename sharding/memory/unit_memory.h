@@ -2,7 +2,6 @@
 // runtime share these functions.
 #pragma once
 
-#include <cstdint>
 #include <string_view>
 
 #include "sharding/memory/layout.h"
@@ -24,7 +23,5 @@ bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& opti
                            std::string_view unit);
 // True when the gradient of the unit has its own buffer.
 bool has_own_gradient(const ShardingOptions& options, bool is_root);
-// Elements of a shard's reduced gradient, with the gaps between its segments.
-std::int64_t local_gradient_elements(const UnitLayout& layout);
 
 }  // namespace tessera

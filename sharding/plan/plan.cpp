@@ -16,7 +16,7 @@
 #include "engine/planned/work_log.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan/plan_time.h"
-#include "sharding/runtime/step_position.h"
+#include "sharding/profiler/step_position.h"
 
 namespace tessera {
 namespace {

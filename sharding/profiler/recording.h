@@ -88,6 +88,7 @@ class Recording {
   void pump();
   void keep(RawSpan&& span);
   void anchor();
+  [[nodiscard]] static std::int64_t time_of(const Moment& anchor, const QueuePoint& point);
   void work_up(Taken& taken);
   void resolve(const Taken& taken, RawSpan& raw) const;
   void keep_sums(const RawSpan& span);

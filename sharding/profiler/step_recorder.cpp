@@ -25,6 +25,8 @@ constexpr std::size_t most_spans_behind = std::size_t{1} << 14;
 constexpr std::size_t most_saves_behind = std::size_t{1} << 10;  // beside those of an evaluation
 // The clocks of the GPU and of the host drift apart by tens of microseconds in a second.
 constexpr std::int64_t anchored_nanoseconds = 1'000'000'000;
+constexpr std::int64_t narrow_anchor_nanoseconds = 50'000;
+constexpr int anchor_tries = 8;
 
 std::int64_t host_now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -106,6 +108,12 @@ Recording::Recording(Device device, std::function<Moment()> clock)
   states_.push_back({});
 }
 
+// The host's time of a point of the queue, once the queue has passed it.
+std::int64_t Recording::time_of(const Moment& anchor, const QueuePoint& point) {
+  point.synchronize();
+  return anchor.host + static_cast<std::int64_t>(point.seconds_since(*anchor.point) * 1e9);
+}
+
 Recording::Moment Recording::now() const {
   if (clock_) return clock_();
   Moment moment{host_now(), nullptr};
@@ -113,15 +121,30 @@ Recording::Moment Recording::now() const {
   return moment;
 }
 
-// A point of the queue at a time that the host knows, because the queue is empty.
+// A point of the queue at a time that the host knows, because the queue is empty. The thread may
+// lose its core between the point and the reading of the clock: of several tries, the narrowest
+// counts. No moment before the new point may come out later than a moment after it, so that steps
+// do not overlap where the two clocks have drifted apart.
 void Recording::anchor() {
   const bool is_young = anchor_.host != 0 && host_now() - anchor_.host < anchored_nanoseconds;
   if (device_.type != DeviceType::cuda || is_young) return;
   DeviceQueue& queue = current_queue(device_);
   queue.synchronize();
-  anchor_.point = queue.record_timed();
-  anchor_.point->synchronize();
-  anchor_.host = host_now();
+  Moment best;
+  std::int64_t narrowest = std::numeric_limits<std::int64_t>::max();
+  for (int i = 0; i < anchor_tries && narrowest > narrow_anchor_nanoseconds; ++i) {
+    const std::int64_t before = host_now();
+    Moment moment{before, queue.record_timed()};
+    moment.point->synchronize();
+    const std::int64_t width = host_now() - before;
+    if (width >= narrowest) continue;
+    narrowest = width;
+    moment.host += width / 2;
+    best = std::move(moment);
+  }
+  if (anchor_.point && since_.point)
+    best.host = std::max(best.host, time_of(anchor_, *since_.point));
+  anchor_ = std::move(best);
 }
 
 void Recording::begin_step(std::int64_t step) {
@@ -313,13 +336,8 @@ void Recording::pump() {
 // Converts a queue's points to moments.
 void Recording::resolve(const Taken& taken, RawSpan& raw) const {
   if (!raw.begin || !raw.end || !taken.anchor.point) return;
-  const auto moment = [&taken](const QueuePoint& point) {
-    point.synchronize();
-    return taken.anchor.host +
-           static_cast<std::int64_t>(point.seconds_since(*taken.anchor.point) * 1e9);
-  };
-  raw.span.begin = moment(*raw.begin);
-  raw.span.end = moment(*raw.end);
+  raw.span.begin = time_of(taken.anchor, *raw.begin);
+  raw.span.end = time_of(taken.anchor, *raw.end);
   raw.begin = raw.end = nullptr;
 }
 

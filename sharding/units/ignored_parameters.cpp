@@ -43,16 +43,16 @@ IgnoredParameters::IgnoredParameters(const std::vector<OwnedParameter>& paramete
     list_.push_back({parameter.name, tensor, tensor.shape()});
   }
   for (const nn::NamedParameter& parameter : list_) {
-    parameter.tensor.storage()->set_on_write([this](Storage::Write how) {
+    parameter.tensor.storage()->set_observer({.on_write = [this](Storage::Write how) {
       written_ = true;
       has_pointers_ = has_pointers_ || how == Storage::Write::by_pointer;
-    });
+    }});
   }
 }
 
 IgnoredParameters::~IgnoredParameters() {
   for (const nn::NamedParameter& parameter : list_) {
-    parameter.tensor.storage()->set_on_write(nullptr);
+    parameter.tensor.storage()->set_observer({});
   }
 }
 

@@ -45,13 +45,11 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
       shard_(shard),
       files_(files),
       device_(files.device) {
-  create_masters();
-  fill_masters(parameters);
+  create_masters(parameters);
   const auto& segments = layout_.segments();
-  computes_on_master_ =
-      !files_.masters && !files_.uploads && tessera::computes_on_master(layout_, {});
+  computes_on_master_ = tessera::computes_on_master(layout_, {.parameters = masters_->placement()});
   parameters_ = Storage::lent(layout_.bytes(), device_, unit_title(name_));
-  if (computes_on_master_) parameters_->attach(master_memory_.data());
+  if (computes_on_master_) parameters_->attach(masters(0).raw_data());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     const auto& segment = segments[static_cast<std::size_t>(slot.segment)];
@@ -67,63 +65,20 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
   create_local_tensors();
 }
 
-// Creates masters in one piece of memory (or of the host's), segment after segment: with one shard
-// and no cast this piece is the flat parameter.
-void Unit::create_masters() {
-  const MemoryScope kind(MemoryKind::parameters);
-  const auto bytes_of = [](const UnitLayout::Segment& segment) {
-    return static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
-  };
-  std::size_t bytes = 0;
-  for (const auto& segment : layout_.segments()) bytes += bytes_of(segment);
-  if (files_.uploads) {
-    master_memory_ = Tensor::view_of(Storage::pinned(bytes, device_), 0,
-                                     {static_cast<std::int64_t>(bytes)}, uint8);
-  } else if (!files_.masters) {
-    master_memory_ = Tensor::zeros({static_cast<std::int64_t>(bytes)}, uint8, device_);
-  }
-  std::size_t offset = 0;
+void Unit::create_masters(const std::vector<OwnedParameter>& parameters) {
+  masters_ = make_masters(files_, layout_);
   for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
-    const auto& segment = layout_.segments()[s];
-    const auto storage =
-        files_.masters ? Storage::in_file(files_.masters, bytes_of(segment))
-                       : Storage::part_of(master_memory_.storage(), offset, bytes_of(segment));
-    storage->set_padded_to(parameter_alignment);
-    masters_.push_back(Tensor::view_of(storage, 0, {segment.share}, segment.master_dtype));
-    if (files_.uploads) host_masters_.push_back(storage->data());
-    offset += bytes_of(segment);
-    if (!segment.trainable) continue;
-    storage->set_state_folder(files_.moments);
-    storage->set_host_link(files_.host_link);
-    local_segments_.push_back({static_cast<int>(s), layout_.local(static_cast<int>(s), shard_),
-                               local_gradient_elements_});
-    local_gradient_elements_ +=
-        (segment.share + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
-  }
-}
-
-// Masters in a file are filled one window piece at a time.
-void Unit::fill_masters(const std::vector<OwnedParameter>& parameters) {
-  for (std::size_t s = 0; s < masters_.size(); ++s) {
     const auto segment = static_cast<int>(s);
     const ElementRange local = layout_.local(segment, shard_);
-    if (local.count == 0) continue;
-    const FilePlace& place = masters_[s].storage()->file();
-    if (!place) {
-      fill_range(parameters, segment, local, masters_[s].data(), masters_[s].device());
-      continue;
-    }
-    const FileWindow& window = *place.file->window();
-    const std::size_t element = size_of(masters_[s].dtype());
-    const auto step = static_cast<std::int64_t>(window.piece_bytes() / element);
-    for (std::int64_t done = 0; done < local.count; done += step) {
-      const std::int64_t count = std::min(step, local.count - done);
-      const std::size_t bytes = StateFile::round_up(static_cast<std::size_t>(count) * element);
-      current_queue(device_).zero(window.piece(0), bytes);
-      fill_range(parameters, segment, {local.first + done, count}, window.piece(0), device_);
-      place.file->write(place.offset + static_cast<std::uint64_t>(done) * element, window.piece(0),
-                        bytes);
-    }
+    masters_->fill(s, [&](ElementRange range, std::byte* out, Device device) {
+      fill_range(parameters, segment, {local.first + range.first, range.count}, out, device);
+    });
+    Storage& storage = *masters(segment).storage();
+    storage.edit_shard().padded_to = parameter_alignment;
+    if (!layout_.segments()[s].trainable) continue;
+    storage.edit_shard().state_folder = files_.moments;
+    storage.edit_shard().host_link = files_.host_link;
+    local_segments_.push_back({segment, local, layout_.segments()[s].local_gradient_offset});
   }
 }
 
@@ -157,7 +112,7 @@ void Unit::create_local_tensors() {
   for (const auto& slot : layout_.slots()) {
     const ElementRange part = layout_.local_of(slot, shard_);
     const ElementRange local = layout_.local(slot.segment, shard_);
-    const Tensor& master = masters_[static_cast<std::size_t>(slot.segment)];
+    const Tensor& master = masters(slot.segment);
     const std::int64_t at = part.count == 0 ? 0 : slot.range.first + part.first - local.first;
     Tensor tensor = Tensor::view_of(master.storage(),
                                     static_cast<std::size_t>(at) * size_of(slot.spec.master_dtype),
@@ -170,52 +125,15 @@ void Unit::create_local_tensors() {
   optimizer_segments_ = optim::find_segments(local_);
 }
 
-std::size_t Unit::master_bytes() const {
-  return master_memory_ && !files_.uploads ? master_memory_.bytes() : 0;
-}
-
-std::size_t Unit::gradient_bytes() const {
-  const bool elsewhere =
-      !gradient_shard_ || gradient_shard_.storage()->file() || gradient_is_on_host();
-  return elsewhere ? 0 : gradient_shard_.bytes();
-}
-
 PointHandle Unit::write_share(std::byte* buffer, Part part) const {
-  for (std::size_t s = 0; s < masters_.size(); ++s) {
+  for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
     const auto& segment = layout_.segments()[s];
     if (part == Part::trainable && !segment.trainable) continue;
-    const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    std::byte* out = buffer + segment.byte_offset +
-                     static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
-    if (files_.uploads) {
-      files_.uploads->upload(host_masters_[s], range.count, segment.master_dtype, out,
-                             segment.compute_dtype);
-    } else if (const FilePlace& place = masters_[s].storage()->file()) {
-      const StreamedArray array{files_.gathers.get(), place.offset, size_of(segment.master_dtype)};
-      stream_arrays(std::span(&array, 1), {0, range.count}, 0,
-                    [&](ElementRange piece, std::span<std::byte* const> where) {
-                      write_part(s, where[0], piece.count,
-                                 out + static_cast<std::size_t>(piece.first) *
-                                           size_of(segment.compute_dtype));
-                    });
-    } else {
-      write_part(s, masters_[s].data(), range.count, out);
-    }
+    const auto first = static_cast<std::size_t>(layout_.local(static_cast<int>(s), shard_).first);
+    masters_->read(s, buffer + segment.byte_offset + first * size_of(segment.compute_dtype),
+                   segment.compute_dtype);
   }
-  return files_.uploads ? files_.uploads->read() : nullptr;
-}
-
-// Writes elements of a segment's masters, cast to the compute dtype.
-void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
-                      std::byte* out) const {
-  const auto& segment = layout_.segments()[segment_index];
-  if (segment.compute_dtype == segment.master_dtype) {
-    current_queue(device_).copy(out, in,
-                                static_cast<std::size_t>(count) * size_of(segment.master_dtype));
-  } else {
-    TESSERA_LAUNCH(device_, cast,
-                   {in, out, count, segment.master_dtype, segment.compute_dtype, 1.0f, false});
-  }
+  return masters_->reads_done();
 }
 
 void Unit::create_gradient_views(DType dtype) {
@@ -278,26 +196,24 @@ std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
   return ranges;
 }
 
-Tensor& Unit::gradient_shard() {
-  if (gradient_shard_) return gradient_shard_;
+const Tensor& Unit::gradient_shard() {
+  if (gradient_) return gradient_->tensors()[0];
   const DType dtype = sum_dtype_of(layout_);
-  gradient_shard_ = files_.make_gradient(local_gradient_elements_, dtype);
-  if (files_.downloads) host_gradient_ = gradient_shard_.data();
+  gradient_ = make_gradient(files_, local_gradient_elements(), dtype);
+  const Tensor& shard = gradient_->tensors()[0];
   for (std::size_t i = 0; i < local_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     if (!slot.spec.trainable) continue;
-    const auto local =
-        std::find_if(local_segments_.begin(), local_segments_.end(),
-                     [&](const LocalSegment& l) { return l.segment == slot.segment; });
-    const ElementRange part = layout_.local_of(slot, shard_);
-    const std::int64_t at =
-        part.count == 0 ? 0 : local->offset + slot.range.first + part.first - local->range.first;
-    local_[i].tensor.impl()->grad =
-        Tensor::view_of(gradient_shard_.storage(), static_cast<std::size_t>(at) * size_of(dtype),
-                        {part.count}, dtype)
-            .impl();
+    const auto& segment = layout_.segments()[static_cast<std::size_t>(slot.segment)];
+    const Tensor& part = local_[i].tensor;
+    const std::size_t at = part.elements() == 0
+                               ? 0
+                               : static_cast<std::size_t>(segment.local_gradient_offset) +
+                                     part.impl()->offset / size_of(segment.master_dtype);
+    part.impl()->grad =
+        Tensor::view_of(shard.storage(), at * size_of(dtype), {part.elements()}, dtype).impl();
   }
-  return gradient_shard_;
+  return shard;
 }
 
 bool Unit::gradient_is_set() const {
@@ -306,89 +222,40 @@ bool Unit::gradient_is_set() const {
 }
 
 void Unit::discard_unset_gradient() {
-  if (gradient_is_discarded_ || !gradient_shard_ || gradient_is_set()) return;
-  gradient_shard_.storage()->discard();
+  if (gradient_is_discarded_ || !gradient_ || gradient_is_set()) return;
+  gradient_shard().storage()->discard();
   gradient_is_discarded_ = true;
 }
 
 Unit::Carried Unit::prepare_to_accumulate() {
-  const Tensor& shard = gradient_shard();  // created here if missing
-  const auto& storage = shard.storage();
-  storage->restore();
+  Storage& storage = *gradient_shard().storage();  // created here if missing
+  storage.restore();
   gradient_is_discarded_ = false;
-  Carried carried;
-  carried.is_set = gradient_is_set();
-  if (!carried.is_set) {
-    storage->set_pending_factor(1.0f);
+  if (!gradient_is_set()) {
+    storage.edit_shard().pending_factor = 1.0f;
     gradient_is_unscaled_ = false;
-    return carried;
+    return {};
   }
   TESSERA_REQUIRE(!gradient_is_unscaled_,
                   "a backward after clip_grad_norm(max_norm, loss_scale) would add gradients of a "
                   "scaled loss to those of {}, which are divided already; clip after the last "
                   "backward, and zero_grad() before the next",
                   unit_title(name_));
-  // For a shard in a file or on the host, open_gradient() does the rest.
-  const bool when_opened = storage->file() || gradient_is_on_host();
-  if (when_opened) {
-    carried.factor = storage->pending_factor();
-    storage->set_pending_factor(1.0f);
-  } else {
-    shard.multiply_pending_factor();
-  }
+  std::vector<ElementRange> dropped;
   for (const auto& parameter : local_) {
     const auto& data = parameter.tensor.impl();
     if (!data->requires_grad || data->grad_ready) continue;
-    Tensor gradient(data->grad);
-    if (when_opened) {
-      carried.dropped.push_back(
-          {static_cast<std::int64_t>(data->grad->offset / size_of(gradient.dtype())),
-           gradient.elements()});
-    } else {
-      current_queue(device_).zero(gradient.data(), gradient.bytes());
-    }
+    const Tensor gradient(data->grad);
+    dropped.push_back({static_cast<std::int64_t>(data->grad->offset / size_of(gradient.dtype())),
+                       gradient.elements()});
   }
-  return carried;
-}
-
-bool Unit::gradient_shard_is_elsewhere() const {
-  return gradient_is_on_host() || static_cast<bool>(gradient_shard_.storage()->file());
-}
-
-std::byte* Unit::open_gradient(const Carried& carried) const {
-  const FilePlace& place = gradient_shard_.storage()->file();
-  if (!place && !gradient_is_on_host()) return gradient_shard_.raw_data();
-  std::byte* const sums =
-      place ? files_.reduced.data()
-            : files_.downloads->open(host_gradient_, gradient_shard_.bytes(), carried.is_set);
-  if (!carried.is_set) return sums;
-  const DType dtype = gradient_shard_.dtype();
-  if (place) place.file->read(place.offset, sums, StateFile::round_up(gradient_shard_.bytes()));
-  if (carried.factor != 1.0f) {
-    TESSERA_LAUNCH(device_, cast,
-                   {sums, sums, local_gradient_elements_, dtype, dtype, carried.factor, false});
-  }
-  for (const ElementRange& range : carried.dropped) {
-    current_queue(device_).zero(sums + static_cast<std::size_t>(range.first) * size_of(dtype),
-                                static_cast<std::size_t>(range.count) * size_of(dtype));
-  }
-  return sums;
-}
-
-PointHandle Unit::close_gradient() const {
-  if (gradient_is_on_host())
-    return files_.downloads->close(host_gradient_, gradient_shard_.bytes());
-  const FilePlace& place = gradient_shard_.storage()->file();
-  if (!place) return nullptr;
-  place.file->write(place.offset, files_.reduced.data(),
-                    StateFile::round_up(gradient_shard_.bytes()));
-  return nullptr;
+  return gradient_->carry(std::move(dropped));
 }
 
 void Unit::scale_gradient(float factor) {
   if (!gradient_is_set()) return;
-  const auto& storage = gradient_shard_.storage();
-  storage->set_pending_factor(storage->pending_factor() * factor);
+  Storage& storage = *gradient_shard().storage();
+  storage.edit_shard().pending_factor *= factor;
 }
 
 void Unit::unscale_gradient(float factor) {
@@ -399,7 +266,8 @@ void Unit::unscale_gradient(float factor) {
 
 std::uint64_t Unit::checksum_of_masters() const {
   std::uint64_t sum = 0;
-  for (const Tensor& master : masters_) sum = sum * 0x9e3779b97f4a7c15 + checksum_of(master);
+  for (const Tensor& master : masters_->tensors())
+    sum = sum * 0x9e3779b97f4a7c15 + checksum_of(master);
   return sum;
 }
 

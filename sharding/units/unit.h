@@ -1,5 +1,5 @@
 // One unit: its master shard, the views that the module computes with, and the gradients. The
-// schedule decides which memory the views point into, and when (sharding/runtime/unit_state.h).
+// schedule decides which memory the views point into, and when (sharding/runtime/schedule.h).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "sharding/memory/layout.h"
 #include "sharding/memory/offload_files.h"
 #include "sharding/policy/module_tree.h"
+#include "sharding/units/shard_storage.h"
 
 namespace tessera {
 
@@ -43,8 +44,10 @@ class Unit {
   }
   [[nodiscard]] const std::vector<Tensor>& views() const { return views_; }
   // Bytes of memory.
-  [[nodiscard]] std::size_t master_bytes() const;
-  [[nodiscard]] std::size_t gradient_bytes() const;
+  [[nodiscard]] std::size_t master_bytes() const { return masters_->device_bytes(); }
+  [[nodiscard]] std::size_t gradient_bytes() const {
+    return gradient_ ? gradient_->device_bytes() : 0;
+  }
 
   // True when the master shard itself serves as the gathered parameters and is never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
@@ -77,7 +80,7 @@ class Unit {
   void forget_gradient();
   // The destinations of this shard's sums.
   [[nodiscard]] std::vector<comm::ReducedRange> reduced_ranges(std::byte* out) const;
-  [[nodiscard]] Tensor& gradient_shard();  // fp32 (fp64), made by the first call
+  [[nodiscard]] const Tensor& gradient_shard();  // fp32 (fp64), made by the first call
   // True when the shard holds gradients since the last zero_grad.
   [[nodiscard]] bool gradient_is_set() const;
   // Frees the shard's memory while it holds no gradients, if the device supports that: a forward
@@ -87,21 +90,23 @@ class Unit {
   void mark_gradient_set();
   // Called before more is added, by the thread that owns the unit: zeroes the gradients of single
   // parameters that zero_grad has dropped, and multiplies a factor into the present gradients that
-  // must not apply to later ones. For a shard in a file, open_gradient() does both.
-  struct Carried {
-    bool is_set = false;
-    float factor = 1.0f;
-    std::vector<ElementRange> dropped;  // of the local gradient
-  };
+  // must not apply to later ones. For a shard elsewhere, open_gradient() does both.
+  using Carried = ShardStorage::Carried;
   [[nodiscard]] Carried prepare_to_accumulate();
   // Around a reduction, by the thread that does it: open_gradient() returns the memory of the
   // shard's sums, close_gradient() completes them. For a shard on the host it returns the point at
   // which they are there.
-  [[nodiscard]] std::byte* open_gradient(const Carried& carried) const;
-  PointHandle close_gradient() const;
-  [[nodiscard]] bool gradient_is_on_host() const { return host_gradient_ != nullptr; }
+  [[nodiscard]] std::byte* open_gradient(const Carried& carried) const {
+    return gradient_->open(carried);
+  }
+  PointHandle close_gradient() const { return gradient_->close(); }
+  [[nodiscard]] bool gradient_is_on_host() const {
+    return gradient_->placement() == Placement::host;
+  }
   // On the host or in a file: close_gradient() copies.
-  [[nodiscard]] bool gradient_shard_is_elsewhere() const;
+  [[nodiscard]] bool gradient_shard_is_elsewhere() const {
+    return gradient_->placement() != Placement::device;
+  }
   // Clipping: multiplies the shard's gradients when they are read.
   void scale_gradient(float factor);
   // The same with the reciprocal of a loss scale, only once until other gradients arrive.
@@ -110,10 +115,12 @@ class Unit {
   [[nodiscard]] std::uint64_t checksum_of_masters() const;
   // This rank's masters of a segment.
   [[nodiscard]] const Tensor& masters(int segment) const {
-    return masters_[static_cast<std::size_t>(segment)];
+    return masters_->tensors()[static_cast<std::size_t>(segment)];
   }
   // The number of elements of the local gradient, and the part of each trainable segment in it.
-  [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
+  [[nodiscard]] std::int64_t local_gradient_elements() const {
+    return layout_.local_gradient_elements();
+  }
   struct LocalSegment {
     int segment;
     ElementRange range;   // in the segment
@@ -122,13 +129,10 @@ class Unit {
   [[nodiscard]] const std::vector<LocalSegment>& local_segments() const { return local_segments_; }
 
  private:
-  void create_masters();
-  void fill_masters(const std::vector<OwnedParameter>& parameters);
+  void create_masters(const std::vector<OwnedParameter>& parameters);
   void fill_range(const std::vector<OwnedParameter>& parameters, int segment, ElementRange range,
                   std::byte* out, Device device) const;
   void create_local_tensors();
-  void write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
-                  std::byte* out) const;
 
   std::string name_;
   int index_;
@@ -137,9 +141,7 @@ class Unit {
   const OffloadFiles& files_;
   Device device_;
   bool computes_on_master_ = false;
-  Tensor master_memory_;
-  std::vector<Tensor> masters_;  // one for each segment: this shard's part, with its own storage
-  std::vector<const std::byte*> host_masters_;  // of masters on the host, for the gather stream
+  std::unique_ptr<ShardStorage> masters_;
   std::shared_ptr<Storage> parameters_;
   std::vector<Tensor> views_;
   std::vector<nn::NamedParameter> local_;
@@ -147,12 +149,10 @@ class Unit {
   std::shared_ptr<Storage> gradients_;
   DType gradient_dtype_ = DType::float32;
   std::vector<Tensor> gradient_views_;
-  Tensor gradient_shard_;
+  std::unique_ptr<ShardStorage> gradient_;  // made by the first gradient_shard()
   bool gradient_is_discarded_ = false;
   bool gradient_is_unscaled_ = false;
-  std::byte* host_gradient_ = nullptr;  // of a shard on the host, for the reduce stream
   std::vector<LocalSegment> local_segments_;
-  std::int64_t local_gradient_elements_ = 0;
 };
 
 }  // namespace tessera

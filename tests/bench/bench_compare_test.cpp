@@ -11,19 +11,20 @@ using testing::Compared;
 using testing::compared;
 using testing::TrainingFolder;
 
-BenchJson report_of(double median, double low, double high, double memory = 1e6) {
-  return {{"rows",
-           {{{"id", "a"},
-             {"name", "FULL_SHARD, 2 ranks, fp32"},
-             {"status", "measured"},
-             {"reason", ""},
-             {"samples_per_s",
-              {{"median", median}, {"low", low}, {"high", high}, {"rounds", {median}}}},
-             {"memory", {{"measured", memory}}}}}}};
+BenchReport report_of(double median, double low, double high, std::uint64_t memory = 1'000'000) {
+  RowResult row;
+  row.id = "a";
+  row.name = "FULL_SHARD, 2 ranks, fp32";
+  row.state = RowState::measured;
+  row.samples_per_s = {median, low, high, {median}};
+  row.memory.measured = memory;
+  BenchReport report;
+  report.rows.push_back(std::move(row));
+  return report;
 }
 
 TEST(BenchCompare, ChangesWithinBothSpreadsAreNoise) {
-  const BenchJson old = report_of(100, 98, 102);
+  const BenchReport old = report_of(100, 98, 102);
   EXPECT_TRUE(compare_reports(report_of(93, 91, 95), old, 1).regressions.empty());
   EXPECT_EQ(compare_reports(report_of(91, 89, 93), old, 1).regressions.size(), 1u);
   EXPECT_TRUE(compare_reports(report_of(120, 118, 122), old, 1).regressions.empty());
@@ -34,21 +35,21 @@ TEST(BenchCompare, ChangesWithinBothSpreadsAreNoise) {
 }
 
 TEST(BenchCompare, MemoryAndFailuresAreRegressions) {
-  const BenchJson old = report_of(100, 98, 102);
-  EXPECT_TRUE(compare_reports(report_of(100, 98, 102, 1.01e6), old, 1).regressions.empty());
-  const BenchComparison more = compare_reports(report_of(100, 98, 102, 1.1e6), old, 1);
+  const BenchReport old = report_of(100, 98, 102);
+  EXPECT_TRUE(compare_reports(report_of(100, 98, 102, 1'010'000), old, 1).regressions.empty());
+  const BenchComparison more = compare_reports(report_of(100, 98, 102, 1'100'000), old, 1);
   ASSERT_EQ(more.regressions.size(), 1u);
   EXPECT_NE(more.regressions[0].find("of memory"), std::string::npos);
-  BenchJson failed = report_of(100, 98, 102);
-  failed["rows"][0]["status"] = "failed";
-  failed["rows"][0]["reason"] = "no room";
+  BenchReport failed = report_of(100, 98, 102);
+  failed.rows[0].state = RowState::failed;
+  failed.rows[0].reason = "no room";
   ASSERT_EQ(compare_reports(failed, old, 1).regressions.size(), 1u);
   EXPECT_TRUE(compare_reports(old, failed, 1).regressions.empty());
 }
 
 TEST(BenchCompare, RowsThatOneSideLacksAreNamed) {
-  BenchJson other = report_of(100, 98, 102);
-  other["rows"][0]["id"] = "b";
+  BenchReport other = report_of(100, 98, 102);
+  other.rows[0].id = "b";
   const BenchComparison comparison = compare_reports(report_of(1, 1, 1), other, 1);
   EXPECT_TRUE(comparison.regressions.empty());
   ASSERT_EQ(comparison.lines.size(), 2u);
@@ -87,7 +88,7 @@ TEST(BenchCompare, ARegressionHasItsOwnCode) {
 }
 
 TEST(BenchCompare, SingleRoundsWithoutSpreadCountAsNoise) {
-  const BenchJson old = report_of(100, 100, 100);
+  const BenchReport old = report_of(100, 100, 100);
   EXPECT_TRUE(compare_reports(report_of(98.5, 98.5, 98.5), old, 1).regressions.empty());
   EXPECT_EQ(compare_reports(report_of(97.5, 97.5, 97.5), old, 1).regressions.size(), 1u);
   EXPECT_TRUE(compare_reports(report_of(50, 50, 50), old, 0).regressions.empty());  // not requested

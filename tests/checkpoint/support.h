@@ -229,8 +229,8 @@ inline void expect_version(const fs::path& step_folder, int version) {
   });
 }
 
-inline std::optional<Found> find_latest_alone(const fs::path& dir) {
-  std::optional<Found> found;
+inline std::optional<FoundCheckpoint> find_latest_alone(const fs::path& dir) {
+  std::optional<FoundCheckpoint> found;
   comm::run_local(1, [&](const auto& communicator) { found = find_latest(*communicator, dir); });
   return found;
 }

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/parallel.h"
-#include "comm/hosts/hosts_world.h"
+#include "comm/nodes/nodes_world.h"
 #include "comm/shared/process_world.h"
 #include "engine/device/stream.h"
 #include "sharding/context/context.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/hosts/hosts_world.h"
+#include "comm/nodes/nodes_world.h"
 #include "comm/world.h"
 #include "sharding/sharding_testing.h"
 #include "support/expect_parts.h"

@@ -2,7 +2,6 @@
 // stays small. It examines only calls, so every schedule of streams gives the same result.
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "emulator/access/access_history.h"
 #include "emulator/cuda/drop_waits.h"

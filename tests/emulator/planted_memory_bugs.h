@@ -2,8 +2,6 @@
 // range.
 #pragma once
 
-#include <cstdint>
-
 #include "emulator/planted_bug.h"
 
 namespace tessera::testing::memory {

@@ -93,10 +93,10 @@ TEST(Autograd, AGivenWideGradientIsWrittenByProducts) {
 TEST(Autograd, AFactorLeftByClippingAppliesOnlyToTheOldGradient) {
   Tensor x = fp32_leaf({1});
   sum(x * 8.0).backward();
-  x.impl()->grad->storage->set_pending_factor(0.5f);
+  x.impl()->grad->storage->edit_shard().pending_factor = 0.5f;
   sum(x * 3.0).backward();
   EXPECT_EQ(x.grad().to_vector(), (Numbers{7}));
-  x.impl()->grad->storage->set_pending_factor(0.5f);
+  x.impl()->grad->storage->edit_shard().pending_factor = 0.5f;
   EXPECT_EQ(x.grad().to_vector(), (Numbers{3.5}));
   EXPECT_EQ(x.grad().to_vector(), (Numbers{3.5}));  // once
 }

@@ -181,7 +181,7 @@ TEST(Optimizer, AppliesTheFactorThatClippingLeft) {
   scaled.give_gradients(1);
   plain.give_gradients(1);
   for (const auto& parameter : scaled.parameters)
-    parameter.tensor.impl()->grad->storage->set_pending_factor(0.25f);
+    parameter.tensor.impl()->grad->storage->edit_shard().pending_factor = 0.25f;
   for (const auto& parameter : plain.parameters) {
     Tensor gradient = parameter.tensor.grad();
     auto* const values = gradient.data_as<double>();
@@ -201,7 +201,7 @@ struct PackedCase {
     for (const Shape& shape : shapes) elements = (elements + 31) / 32 * 32 + shape.elements();
     memory = Tensor::zeros({elements}, float32);
     gradients = Tensor::zeros({elements}, float32);
-    memory.storage()->set_padded_to(32);
+    memory.storage()->edit_shard().padded_to = 32;
     std::int64_t at = 0;
     for (const Shape& shape : shapes) {
       at = (at + 31) / 32 * 32;
@@ -309,10 +309,10 @@ TEST(Optimizer, UpdatesRangesInOtherMemory) {
   optim::AdamW at_once(whole.parameters, options);
   optim::AdamW by_range(pieces.parameters, options);
   int writes = 0;
-  pieces.memory.storage()->set_on_write([&](Storage::Write) { ++writes; });
+  pieces.memory.storage()->set_observer({.on_write = [&](Storage::Write) { ++writes; }});
   for (int step = 0; step < 2; ++step) {
-    whole.gradients.storage()->set_pending_factor(0.5f);
-    pieces.gradients.storage()->set_pending_factor(0.5f);
+    whole.gradients.storage()->edit_shard().pending_factor = 0.5f;
+    pieces.gradients.storage()->edit_shard().pending_factor = 0.5f;
     at_once.step();
     ASSERT_TRUE(by_range.begin_step(0));
     const std::int64_t count = by_range.segments()[0].count;

@@ -117,11 +117,12 @@ TEST(Storage, RequestsMissingMemoryAndReportsWrites) {
   const Tensor source = Tensor::full({2}, 3);
   int asked = 0;
   int written = 0;
-  storage->set_on_missing([&] {
-    ++asked;
-    storage->attach(source.raw_data());
-  });
-  storage->set_on_write([&](Storage::Write) { ++written; });
+  storage->set_observer({.on_missing =
+                             [&] {
+                               ++asked;
+                               storage->attach(source.raw_data());
+                             },
+                         .on_write = [&](Storage::Write) { ++written; }});
   Tensor x = Tensor::view_of(storage, 0, {2}, float32);
   EXPECT_EQ((x * 2.0).to_vector(), (Numbers{6, 6}));
   EXPECT_EQ(x.to_vector(), (Numbers{3, 3}));
@@ -139,7 +140,7 @@ TEST(Storage, RequestsMissingMemoryAndReportsWrites) {
 TEST(Storage, ReadingDoesNotRequestMemory) {
   const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
   int asked = 0;
-  storage->set_on_missing([&] { ++asked; });
+  storage->set_observer({.on_missing = [&] { ++asked; }});
   const Tensor x = Tensor::view_of(storage, 0, {2}, float32);
   Tensor other = Tensor::zeros({2});
   EXPECT_THROW((void)x.to_vector(), std::logic_error);
@@ -156,7 +157,7 @@ TEST(Storage, HasPartsWithIndependentLifetimes) {
   const auto back = Storage::part_of(whole.storage(), 2 * sizeof(float), 4 * sizeof(float));
   EXPECT_THROW((void)Storage::part_of(whole.storage(), 8, 5 * sizeof(float)), std::logic_error);
   int written = 0;
-  front->set_on_write([&](Storage::Write) { ++written; });
+  front->set_observer({.on_write = [&](Storage::Write) { ++written; }});
   Tensor x = Tensor::view_of(back, 0, {4}, float32);
   x.copy_from(Tensor::full({4}, 9));
   EXPECT_EQ(written, 0);
@@ -169,10 +170,10 @@ TEST(Storage, HasPartsWithIndependentLifetimes) {
 TEST(Storage, ReportsChangesOfRequiresGrad) {
   const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
   const detail::TensorData* told = nullptr;
-  storage->set_on_requires_grad([&](const detail::TensorData& tensor) {
+  storage->set_observer({.on_requires_grad = [&](const detail::TensorData& tensor) {
     told = &tensor;
     if (tensor.requires_grad) throw std::logic_error("frozen");
-  });
+  }});
   Tensor x = Tensor::view_of(storage, 0, {2}, float32);
   x.set_requires_grad(false);
   EXPECT_EQ(told, nullptr);  // no change

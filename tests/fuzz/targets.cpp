@@ -14,10 +14,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/formats/dcp/dcp.h"
 #include "checkpoint/formats/dcp/dcp_metadata.h"
-#include "checkpoint/formats/deepspeed/deepspeed.h"
-#include "checkpoint/formats/torch/torch.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/torch/torch_archive.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"

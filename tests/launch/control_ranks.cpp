@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
         world, {std::chrono::seconds(60), collective_timeout({}), standstill_timeout()});
     std::vector<std::int32_t> members;
     for (int rank = 0; rank < world.size; ++rank) members.push_back(rank);
-    control::ControlGroup group(plane.control, members, 1, "world");
+    control::HubGroup group(plane.control, members, 1, "world");
     const std::string message(std::strtoull(argv[3], nullptr, 10), static_cast<char>(world.rank));
     const std::uint64_t rounds = std::strtoull(argv[1], nullptr, 10);
     for (std::uint64_t step = 1; step <= rounds; ++step) {

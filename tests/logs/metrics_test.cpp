@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "logs/progress.h"
 #include "tests/cli/training_testing.h"
+#include "tests/support/errors.h"
 
 namespace tessera::cli {
 namespace {
@@ -97,12 +98,8 @@ TEST(Metrics, OtherFilesAreLeftAlone) {
   std::ofstream(folder / "recipe.yaml") << "train: {steps: 1}\n";
   EXPECT_THROW(MetricsWriter(folder / "recipe.yaml", 0), Error);
   EXPECT_EQ(read_text(folder / "recipe.yaml"), "train: {steps: 1}\n");
-  try {
-    MetricsWriter(folder / "recipe.yaml/metrics.jsonl", 0);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::configuration);
-  }
+  testing::error_of([&] { MetricsWriter(folder / "recipe.yaml/metrics.jsonl", 0); },
+                    ErrorCode::configuration);
   EXPECT_THROW(MetricsWriter("/dev/full", 0).write(step(1)), Error);
 }
 

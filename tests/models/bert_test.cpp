@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "models/encoder_testing.h"
 #include "models/model_testing.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -85,16 +86,11 @@ TEST(Bert, ConfigIsReadAndWritten) {
 }
 
 TEST(Bert, RefusesUnsupportedConfigurations) {
-  const auto refusal = [](const char* key, const json& value) -> std::string {
+  const auto refusal = [](const char* key, const json& value) {
     json config = testing::tiny_encoder("bert");
     config[key] = value;
-    try {
-      (void)models::make_text_encoder(config, "config.json");
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::configuration);
-      return error.what();
-    }
-    return "no error";
+    return testing::error_of([&] { (void)models::make_text_encoder(config, "config.json"); },
+                             ErrorCode::configuration);
   };
   EXPECT_NE(refusal("position_embedding_type", "relative_key").find("position_embedding_type"),
             std::string::npos);

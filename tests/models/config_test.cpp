@@ -6,6 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "models/config/config_reader.h"
 #include "models/model_testing.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -26,17 +27,14 @@ json llama_config() {
 // Building must fail with the code and a message that contains all of `parts`.
 void expect_refused(const json& config, const std::vector<std::string>& parts) {
   const DeviceGuard meta(Device::meta());
-  try {
-    (void)models::make_language_model(config, "folder/config.json");
-    FAIL() << "accepted: " << config.dump();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::configuration);
-    const std::string message = error.what();
-    EXPECT_EQ(message.find("folder/config.json: "), 0u) << message;
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    for (const std::string& part : parts) {
-      EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
-    }
+  SCOPED_TRACE(config.dump());
+  const std::string message =
+      testing::error_of([&] { (void)models::make_language_model(config, "folder/config.json"); },
+                        ErrorCode::configuration);
+  EXPECT_EQ(message.find("folder/config.json: "), 0u) << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  for (const std::string& part : parts) {
+    EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
   }
 }
 
@@ -146,15 +144,11 @@ TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
 TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
   const DeviceGuard meta(Device::meta());
   EXPECT_EQ(models::make_model(gpt2_config())->config()["model_type"], "gpt2");
-  try {
-    (void)models::make_text_encoder(gpt2_config(), "folder/config.json");
-    FAIL() << "a decoder was accepted as an encoder";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::configuration);
-    EXPECT_STREQ(error.what(),
-                 "folder/config.json: model_type \"gpt2\" is a language model; an encoder of "
-                 "texts is required here");
-  }
+  EXPECT_EQ(testing::error_of(
+                [] { (void)models::make_text_encoder(gpt2_config(), "folder/config.json"); },
+                ErrorCode::configuration),
+            "folder/config.json: model_type \"gpt2\" is a language model; an encoder of "
+            "texts is required here");
 }
 
 TEST(ModelConfig, KeepsUnusedKeys) {

@@ -2,7 +2,6 @@
 // sharding.
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 

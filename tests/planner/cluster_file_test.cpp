@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "tests/support/errors.h"
 
 namespace tessera::cli {
 namespace {
@@ -18,14 +19,7 @@ const std::string good_cluster =
     "memory_rate: 3.35 TB/s\nlaunch: 5us\ninside: {rate: 370 GB/s, latency: 3e-6}\n";
 
 std::string cluster_refusal(const std::string& text) {
-  try {
-    (void)parse_cluster(text, "c.yaml");
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::configuration);
-    return error.what();
-  }
-  ADD_FAILURE() << "was taken: " << text;
-  return {};
+  return testing::error_of([&] { return parse_cluster(text, "c.yaml"); }, ErrorCode::configuration);
 }
 
 // `good_cluster` with one line instead of the one that begins with `key`.
@@ -101,12 +95,9 @@ TEST(ClusterFile, HasTheNodesThatItNames) {
     EXPECT_EQ(cluster.per_node, 8) << name;
     EXPECT_TRUE(cluster.memory && cluster.across && cluster.host_link) << name;
   }
-  try {
-    (void)find_cluster("h10");
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("did you mean h100?"), std::string::npos);
-  }
+  EXPECT_NE(testing::error_of([] { return find_cluster("h10"); }, ErrorCode::configuration)
+                .find("did you mean h100?"),
+            std::string::npos);
 }
 
 // In shipped files a comment with the source follows every number.

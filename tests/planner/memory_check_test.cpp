@@ -4,12 +4,11 @@
 
 #include <sys/resource.h>
 
-#include <chrono>
-
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/text/byte_size.h"
 #include "tests/cli/training_testing.h"
+#include "tests/support/errors.h"
 #include "tests/support/processor_time.h"
 
 namespace tessera::cli {
@@ -204,14 +203,9 @@ TEST(MemorySizes, WithoutAUnitASmallNumberIsQuestioned) {
   EXPECT_EQ(read_memory_size("--device-memory", "80GB"), 80'000'000'000U);
   EXPECT_EQ(read_memory_size("--device-memory", "80B"), 80U);
   EXPECT_EQ(read_memory_size("--device-memory", "1e11"), 100'000'000'000U);
-  try {
-    (void)read_memory_size("--device-memory", "80");
-    FAIL() << "80 what?";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::usage);
-    EXPECT_STREQ(error.what(),
-                 "--device-memory 80: the unit is missing, as in 80GB or 80GiB; 80 bytes are 80B");
-  }
+  EXPECT_EQ(
+      testing::error_of([] { return read_memory_size("--device-memory", "80"); }, ErrorCode::usage),
+      "--device-memory 80: the unit is missing, as in 80GB or 80GiB; 80 bytes are 80B");
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
-#include <new>
 #include <thread>
 
 #include "base/error.h"

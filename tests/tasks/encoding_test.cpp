@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <map>
-#include <stdexcept>
 #include <thread>
 
 #include "base/error.h"

@@ -12,6 +12,7 @@
 #include "engine/autograd.h"
 #include "engine/random.h"
 #include "sharding/fully_shard.h"
+#include "support/errors.h"
 #include "support/one_thread.h"
 #include "tasks/encoding_testing.h"
 
@@ -189,12 +190,9 @@ TEST(Evaluators, NothingToEvaluateIsAnError) {
     const Encode encode = [](const models::TokenBatch&) { return Tensor{}; };
     EXPECT_THROW((void)evaluate_similarity({}, encode, {.tokens = byte_tokens()}, context), Error);
     SentencePairs empty_text{{"a", ""}, {"b", "c"}, {1, 2}};
-    try {
-      (void)evaluate_similarity(empty_text, encode, {.tokens = byte_tokens()}, context);
-      FAIL() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::data);
-    }
+    testing::error_of(
+        [&] { return evaluate_similarity(empty_text, encode, {.tokens = byte_tokens()}, context); },
+        ErrorCode::data);
   });
 }
 
@@ -210,12 +208,9 @@ TEST(Evaluators, NotANumberIsNotAScore) {
     for (const auto& [name, score] : evaluate_triplets(all.triplets, encode, options, context)) {
       EXPECT_TRUE(name == "samples" || std::isnan(score)) << name;
     }
-    try {
-      (void)evaluate_classification(all.pairs, encode, classify, options, context);
-      FAIL() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::numeric);
-    }
+    testing::error_of(
+        [&] { return evaluate_classification(all.pairs, encode, classify, options, context); },
+        ErrorCode::numeric);
   });
 }
 

@@ -8,7 +8,7 @@ ROOMS = {
     "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
                 "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/elementwise", "cuda/reductions"),
     "engine": ("device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "nn", "optim", "data"),
-    "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "hosts", "hosts/mpi", "hosts/tcp", "record",
+    "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "nodes", "nodes/mpi", "nodes/tcp", "record",
              "connect", "nccl"),
     # Only for tests: the emulated GPU.
     "emulator": ("access", "scheduler", "runtime", "cuda", "cublas", "device", "nccl", "include/nvtx3"),

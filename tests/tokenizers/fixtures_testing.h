@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "tests/support/errors.h"
 #include "tests/support/temporary_folder.h"
 #include "tokenizers/load.h"
 
@@ -43,15 +44,9 @@ inline std::string contents_of(const fs::path& path) {
 
 // Runs `body` and returns the one line of the Error that it must throw.
 inline std::string refusal_of(const std::function<void()>& body, ErrorCode code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no Error was thrown";
-  return {};
+  std::string line = tessera::testing::error_of(body, code);
+  EXPECT_EQ(line.find('\n'), std::string::npos) << line;
+  return line;
 }
 
 inline ::testing::AssertionResult says(const std::string& text, const std::string& part) {

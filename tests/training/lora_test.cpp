@@ -185,7 +185,7 @@ TEST_F(Lora, FrozenMatricesCauseNoWorkForTheirGradients) {
     for (const auto& [key, value] : small_adapter("bench", 1) + more) {
       overrides.push_back(key + "=" + value);
     }
-    return model_work(load_recipe(lora_recipe(), overrides)).flops_per_token();
+    return model_work(load_recipe(lora_recipe(), overrides)).flops_per_token;
   };
   const double whole = flops({{"model.lora.target_modules", "null"},
                               {"model.lora.r", "null"},

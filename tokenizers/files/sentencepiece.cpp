@@ -1,8 +1,6 @@
 // Reads SentencePiece's .model with the library itself.
 #include <sentencepiece_processor.h>
 
-#include <array>
-
 #include "base/error.h"
 #include "tokenizers/files/files.h"
 #include "tokenizers/text/json_fields.h"

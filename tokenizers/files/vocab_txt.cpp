@@ -1,6 +1,5 @@
 // vocab.txt of BERT: one token in each line; its id is the line's number from 0.
 // tokenizer_config.json beside it has the normalisation; BERT's own applies where it has none.
-#include <set>
 
 #include "base/error.h"
 #include "tokenizers/files/files.h"

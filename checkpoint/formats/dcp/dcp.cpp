@@ -1,7 +1,5 @@
 // Opens the folders of PyTorch Distributed Checkpoint. Each chunk of a tensor is a torch.save
 // archive of its own, somewhere in a file; .metadata has the places.
-#include "checkpoint/formats/dcp/dcp.h"
-
 #include <fmt/format.h>
 #include <algorithm>
 #include <memory>
@@ -10,6 +8,7 @@
 #include "base/error.h"
 #include "checkpoint/formats/dcp/dcp_metadata.h"
 #include "checkpoint/formats/dcp/dcp_sink.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/torch/torch_state.h"
 
 namespace tessera::checkpoint::formats {

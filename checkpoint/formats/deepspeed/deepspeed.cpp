@@ -1,11 +1,8 @@
 // DeepSpeed's folders. Every rank's optimizer file has its partition of the flat fp32 weights and
 // moments. The ranks' model files have the names and the order of the parameters in them.
-#include "checkpoint/formats/deepspeed/deepspeed.h"
-
 #include <fmt/format.h>
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -13,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/formats/deepspeed/zero_files.h"
 #include "checkpoint/formats/deepspeed/zero_partitions.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/torch/torch_state.h"
 #include "checkpoint/state/scalars_json.h"
 

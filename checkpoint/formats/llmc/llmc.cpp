@@ -1,15 +1,13 @@
 // llm.c's model files: 256 int32 of header, then the tensors grouped by kind over the layers. Each
 // product's matrix is [out, in] where Hugging Face's GPT-2 has [in, out].
-#include "checkpoint/formats/llmc/llmc.h"
-
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/llmc/llmc_layout.h"
 #include "checkpoint/io/file.h"
 

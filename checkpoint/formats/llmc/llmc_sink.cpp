@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
-#include <utility>
 
 #include "base/error.h"
 #include "checkpoint/formats/llmc/llmc_layout.h"

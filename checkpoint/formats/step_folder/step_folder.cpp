@@ -1,6 +1,4 @@
 // Reads step folders: places of tensors, verified reads, cost of damage.
-#include "checkpoint/formats/step_folder/step_folder.h"
-
 #include <fmt/format.h>
 #include <algorithm>
 #include <deque>
@@ -10,6 +8,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/step_folder/step_folder_sink.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/steps/manifest.h"

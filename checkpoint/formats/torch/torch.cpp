@@ -1,6 +1,4 @@
 // Opens torch.save's files, alone or in a folder, as a checkpoint, and writes such a file.
-#include "checkpoint/formats/torch/torch.h"
-
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/torch/torch_optimizer.h"
 #include "checkpoint/formats/torch/torch_state.h"
 #include "checkpoint/io/json.h"

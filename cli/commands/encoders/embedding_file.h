@@ -2,7 +2,6 @@
 // write one file; the rows come in any order, and their number is given at the end.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>

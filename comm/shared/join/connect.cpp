@@ -48,9 +48,9 @@ std::shared_ptr<std::byte> map_block(int descriptor, int size) {
 }
 
 void check_world(const World& world) {
-  TESSERA_CHECK(world.size <= max_ranks_on_host, ErrorCode::configuration,
+  TESSERA_CHECK(world.size <= max_ranks_on_node, ErrorCode::configuration,
                 "{} ranks on one host: shared memory takes at most {}", world.size,
-                max_ranks_on_host);
+                max_ranks_on_node);
 }
 
 // Rank 0 makes the memory, with the world's group in it, and hands it out.
@@ -94,9 +94,9 @@ JoinedJob join(const World& world, const ConnectOptions& options, std::chrono::m
 
 }  // namespace
 
-JoinedJob join_shared_job(const World& host, const ConnectOptions& options,
+JoinedJob join_shared_job(const World& node, const ConnectOptions& options,
                           std::chrono::milliseconds timeout, Surroundings around) {
-  return join(host, options, timeout, false, std::move(around));
+  return join(node, options, timeout, false, std::move(around));
 }
 
 std::shared_ptr<Communicator> connect_shared(const World& world, const ConnectOptions& options) {

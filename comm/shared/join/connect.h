@@ -20,7 +20,7 @@ struct JoinedJob {
   std::shared_ptr<Job> job;
   std::uint64_t world_group = 0;  // for make_world()
 };
-JoinedJob join_shared_job(const World& host, const ConnectOptions& options,
+JoinedJob join_shared_job(const World& node, const ConnectOptions& options,
                           std::chrono::milliseconds timeout, Surroundings around);
 
 }  // namespace tessera::comm

@@ -22,7 +22,7 @@ struct JobHandles {
 };
 
 // More handles than this do not fit into one message.
-inline constexpr int max_ranks_on_host = 250;
+inline constexpr int max_ranks_on_node = 250;
 
 // Rank 0: `memory` is the job's file; pids[r] is set for every rank before any other rank can see
 // it.

@@ -10,7 +10,6 @@
 #include "kernels/cpu/simd/simd-inl.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <span>
 #include <type_traits>

@@ -2,7 +2,7 @@
 //
 // nvcc compiles a .cu file for GPUs. Any other C++ compiler compiles the same file against the
 // emulator (emulator/device), which runs each GPU thread on the host. Kernels therefore use CUDA's
-// own names (threadIdx, __syncthreads, __shfl_xor_sync, atomicAdd, __ldg ...) and, for constructs
+// own names (threadIdx, __syncthreads, __shfl_xor_sync, atomicAdd, __stwb ...) and, for constructs
 // without a portable spelling, the functions below. Kernels do not use `__shared__`: shared memory
 // comes from shared_memory() and dynamic_shared_memory().
 #pragma once

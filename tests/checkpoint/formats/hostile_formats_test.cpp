@@ -4,10 +4,9 @@
 
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/formats/cover.h"
-#include "checkpoint/formats/deepspeed/deepspeed.h"
 #include "checkpoint/formats/formats_testing.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/pickle/pickle.h"
-#include "checkpoint/formats/torch/torch.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint {

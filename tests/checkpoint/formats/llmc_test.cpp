@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <functional>
-#include <map>
 
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/safetensors/safetensors.h"

@@ -2,12 +2,8 @@
 // is named. make_fixtures.py makes the fixtures.
 #include <gtest/gtest.h>
 
-#include <fstream>
-
-#include "checkpoint/formats/dcp/dcp.h"
-#include "checkpoint/formats/deepspeed/deepspeed.h"
 #include "checkpoint/formats/formats_testing.h"
-#include "checkpoint/formats/torch/torch.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/state/scalars_json.h"
 
 namespace tessera::checkpoint {

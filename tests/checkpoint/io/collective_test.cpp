@@ -29,7 +29,7 @@ std::vector<std::string> failures_of(const std::function<void()>& throws) {
   comm::run_local(2, [&](const auto& communicator) {
     std::string& mine = seen[static_cast<std::size_t>(communicator->rank())];
     try {
-      (void)together(*communicator, "saving", [&] {
+      (void)run_on_all_ranks(*communicator, "saving", [&] {
         if (communicator->rank() == 1) throws();
         return std::string("done");
       });
@@ -62,7 +62,7 @@ TEST(Together, FailuresKeepTheirKind) {
 TEST(Together, ReportsHowManyOtherRanksFailed) {
   comm::run_local(3, [&](const auto& communicator) {
     try {
-      (void)together(*communicator, "saving", [&]() -> std::string {
+      (void)run_on_all_ranks(*communicator, "saving", [&]() -> std::string {
         if (communicator->rank() > 0) fail(ErrorCode::runtime, "no room");
         return {};
       });

@@ -66,8 +66,8 @@ void turn_a_bit(const fs::path& step) {
 }
 
 // Loads the newest step on one rank and returns it; every element is that of `version`.
-Found load_newest(const fs::path& dir, int version, const Search& search = {}) {
-  std::optional<Found> found;
+FoundCheckpoint load_newest(const fs::path& dir, int version, const CheckpointQuery& search = {}) {
+  std::optional<FoundCheckpoint> found;
   comm::run_local(1, [&](const auto& communicator) {
     RankState own = make_state(0, 1, 0, whole_cut(), false);
     found = load_latest(*communicator, dir.string(), own.state, LoadParts::everything, search);
@@ -78,10 +78,10 @@ Found load_newest(const fs::path& dir, int version, const Search& search = {}) {
   return *found;
 }
 
-Start start_in(const fs::path& dir, const std::string& from = {}) {
-  Start start;
+RunStart start_in(const fs::path& dir, const std::string& from = {}) {
+  RunStart start;
   comm::run_local(2, [&](const auto& communicator) {
-    const Start mine = start_line(*communicator, dir.string(), from);
+    const RunStart mine = start_line(*communicator, dir.string(), from);
     if (communicator->rank() == 0) start = mine;
   });
   return start;
@@ -95,7 +95,7 @@ TEST(Lineage, ARunNeitherLoadsNorDeletesTheStepsOfAnother) {
   SavingRun fresh = SavingRun::anew(dir, 1);
   fresh.save_steps({5, 10});
   EXPECT_EQ(steps_in(dir), (Names{"step-10", "step-100", "step-80", "step-90"}));
-  const Found found = load_newest(dir, 10);
+  const FoundCheckpoint found = load_newest(dir, 10);
   EXPECT_EQ(found.step, 10);
   EXPECT_EQ(found.line.run, fresh.line().run);
   ASSERT_EQ(found.others.size(), 1u);
@@ -157,7 +157,7 @@ TEST(Lineage, DamagedStepsDoNotCountForRetention) {
   SavingRun before = SavingRun::anew(dir, 2);
   before.save_steps({250, 300});
   turn_a_bit(dir / "step-300");
-  const Found found = load_newest(dir, 250);
+  const FoundCheckpoint found = load_newest(dir, 250);
   ASSERT_EQ(found.skipped.size(), 1u);
   EXPECT_TRUE(has(found.skipped[0], "step-300: rank 0"));
   SavingRun after(dir, found.line, 2);
@@ -177,7 +177,7 @@ TEST(Lineage, FallBackReachesTheRunsOriginAndNoFurther) {
   const fs::path& dir = folder.path();
   SavingRun old = SavingRun::anew(dir);
   old.save_steps({1, 2, 3});
-  const Start fork = start_in(dir, dir / "step-2");
+  const RunStart fork = start_in(dir, dir / "step-2");
   EXPECT_NE(fork.line.run, old.line().run);
   ASSERT_EQ(fork.others.size(), 1u);
   SavingRun fresh(dir, fork.line);
@@ -198,7 +198,7 @@ TEST(Lineage, TheLastStepOfARunContinuesIt) {
   TemporaryFolder folder;
   SavingRun old = SavingRun::anew(folder.path() / "a");
   old.save_steps({1, 2});
-  const Start same = start_in(folder.path() / "a", folder.path() / "a/step-2");
+  const RunStart same = start_in(folder.path() / "a", folder.path() / "a/step-2");
   EXPECT_EQ(same.line.run, old.line().run);
   EXPECT_EQ(same.line.parent, old.line().parent);
   EXPECT_TRUE(same.others.empty());
@@ -236,7 +236,7 @@ TEST(Lineage, ManifestsWithoutLineageAreOneOldRun) {
     save_version(dir, step);
     make_old(dir / fmt::format("step-{}", step));
   }
-  const Found found = load_newest(dir, 10);
+  const FoundCheckpoint found = load_newest(dir, 10);
   EXPECT_EQ(found.line.run, unnamed_run);
   SavingRun next(dir, found.line, 2);
   next.save_steps({11});

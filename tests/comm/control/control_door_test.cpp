@@ -231,7 +231,7 @@ std::vector<std::string> run_disturbed(const std::function<void(int port)>& dist
       try {
         const ControlPlane plane =
             connect_control_plane(door_world(rank, 3, port), {30s, 60s, 2s}, the_key());
-        ControlGroup group(plane.control, {0, 1, 2}, 1, "world");
+        HubGroup group(plane.control, {0, 1, 2}, 1, "world");
         for (std::uint64_t step = 1;; ++step) {
           const std::string mine = rank == 0 && done ? "end" : "";
           const auto all = group.exchange(Call(Op::exchange, {.step = step}), mine);

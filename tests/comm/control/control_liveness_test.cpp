@@ -37,7 +37,7 @@ int port_of_test() {
 }
 
 // Connects and calls fn with the group of all ranks.
-void join(int rank, int size, int port, const std::function<void(ControlGroup&)>& fn) {
+void join(int rank, int size, int port, const std::function<void(HubGroup&)>& fn) {
   World world;
   world.rank = world.local_rank = rank;
   world.size = world.local_size = size;
@@ -46,7 +46,7 @@ void join(int rank, int size, int port, const std::function<void(ControlGroup&)>
   const ControlPlane plane = connect_control_plane(world, {30s, 60s, limit});
   std::vector<std::int32_t> members;
   for (int member = 0; member < size; ++member) members.push_back(member);
-  ControlGroup group(plane.control, members, 1, "world");
+  HubGroup group(plane.control, members, 1, "world");
   fn(group);
 }
 
@@ -57,7 +57,7 @@ Call step_call(std::uint64_t step) {
 void expect_a_stopped_rank_is_named(int stopped, const std::vector<const char*>& parts) {
   const int port = port_of_test();
   Processes processes(3, [port](int rank, std::atomic<int>& progress) {
-    join(rank, 3, port, [&](ControlGroup& world) {
+    join(rank, 3, port, [&](HubGroup& world) {
       for (std::uint64_t step = 1;; ++step) {
         (void)world.exchange(step_call(step), {});
         progress = static_cast<int>(step);
@@ -93,7 +93,7 @@ TEST(ControlLiveness, TheStoppedRankWithTheHubIsNamedByAllOthers) {
 }
 
 // Each rank's failure, "" for none.
-std::vector<std::string> run_threads(int size, const std::function<void(ControlGroup&)>& fn) {
+std::vector<std::string> run_threads(int size, const std::function<void(HubGroup&)>& fn) {
   const int port = port_of_test();
   std::vector<std::string> failures(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
@@ -113,7 +113,7 @@ std::vector<std::string> run_threads(int size, const std::function<void(ControlG
 // Rank 2 does not reach a call on the device; the others continue to a call that needs answers.
 TEST(ControlLiveness, ABlockedRankThatSkipsACallIsNamed) {
   std::latch ended(2);
-  const auto failures = run_threads(3, [&](ControlGroup& world) {
+  const auto failures = run_threads(3, [&](HubGroup& world) {
     (void)world.exchange(step_call(1), {});
     if (world.rank() == 2) {
       ended.wait();
@@ -139,8 +139,8 @@ TEST(ControlLiveness, ABlockedRankThatSkipsACallIsNamed) {
 // error does not blame only one of them.
 TEST(ControlLiveness, RanksThatWaitForEachOthersDeviceAndMessagesAreNamed) {
   std::latch ended(1);
-  const auto failures = run_threads(2, [&](ControlGroup& world) {
-    ControlGroup other = world.split(0, world.rank(), "other");
+  const auto failures = run_threads(2, [&](HubGroup& world) {
+    HubGroup other = world.split(0, world.rank(), "other");
     if (world.rank() == 0) {
       world.announce(step_call(2));
       ended.wait();
@@ -167,7 +167,7 @@ TEST(ControlLiveness, RanksThatWaitForEachOthersDeviceAndMessagesAreNamed) {
 TEST(ControlLiveness, ARankThatComputesOrReportsItsWaitIsNotBlamed) {
   const int port = port_of_test();
   Processes processes(3, [port](int rank, std::atomic<int>&) {
-    join(rank, 3, port, [](ControlGroup& world) {
+    join(rank, 3, port, [](HubGroup& world) {
       (void)world.exchange(step_call(1), {});
       if (world.rank() == 1) compute_for(3 * limit);
       world.announce(step_call(2));
@@ -187,7 +187,7 @@ TEST(ControlLiveness, ARankThatComputesOrReportsItsWaitIsNotBlamed) {
 TEST(ControlLiveness, AJobThatIsStoppedAsAWholeContinues) {
   const int port = port_of_test();
   Processes processes(2, [port](int rank, std::atomic<int>& progress) {
-    join(rank, 2, port, [&](ControlGroup& world) {
+    join(rank, 2, port, [&](HubGroup& world) {
       for (std::uint64_t step = 1; step < 400; ++step) {
         (void)world.exchange(step_call(step), {});
         progress = static_cast<int>(step);

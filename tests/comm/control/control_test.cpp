@@ -34,7 +34,7 @@ World world_of(int rank, int size, int port) {
   return world;
 }
 
-using Ranks = std::function<void(ControlGroup&)>;
+using Ranks = std::function<void(HubGroup&)>;
 
 // Each rank's failure, "" for none.
 std::vector<std::string> run(int size, const Ranks& fn, std::chrono::milliseconds collective = 60s,
@@ -49,7 +49,7 @@ std::vector<std::string> run(int size, const Ranks& fn, std::chrono::millisecond
             connect_control_plane(world_of(rank, size, port), {30s, collective, standstill});
         std::vector<std::int32_t> members;
         for (int member = 0; member < size; ++member) members.push_back(member);
-        ControlGroup world(plane.control, members, 1, "world");
+        HubGroup world(plane.control, members, 1, "world");
         fn(world);
       } catch (const std::exception& error) {
         failures[static_cast<std::size_t>(rank)] = error.what();
@@ -71,7 +71,7 @@ void expect_says(const std::string& failure, std::initializer_list<const char*> 
 }
 
 TEST(Control, MessagesOfAnySizeInRankOrder) {
-  const auto failures = run(3, [](ControlGroup& world) {
+  const auto failures = run(3, [](HubGroup& world) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{5}, std::size_t{3} << 20}) {
       const auto all = world.exchange(call_of(Op::exchange),
                                       std::string(size, static_cast<char>('a' + world.rank())));
@@ -85,8 +85,8 @@ TEST(Control, MessagesOfAnySizeInRankOrder) {
 }
 
 TEST(Control, GroupsByColourInTheOrderOfTheirKeys) {
-  const auto failures = run(4, [](ControlGroup& world) {
-    ControlGroup half = world.split(world.rank() % 2, -world.rank(), "half");
+  const auto failures = run(4, [](HubGroup& world) {
+    HubGroup half = world.split(world.rank() % 2, -world.rank(), "half");
     EXPECT_EQ(half.size(), 2);
     EXPECT_EQ(half.rank(), world.rank() < 2 ? 1 : 0);
     const auto all = half.exchange(call_of(Op::exchange), std::to_string(world.rank()));
@@ -97,7 +97,7 @@ TEST(Control, GroupsByColourInTheOrderOfTheirKeys) {
 }
 
 TEST(Control, CallsThatDifferNameBothRanks) {
-  const auto failures = run(2, [](ControlGroup& world) {
+  const auto failures = run(2, [](HubGroup& world) {
     world.announce(call_of(world.rank() == 0 ? Op::all_gather : Op::reduce_scatter, 4));
     (void)world.exchange(call_of(Op::barrier), {});
   });
@@ -108,7 +108,7 @@ TEST(Control, CallsThatDifferNameBothRanks) {
 }
 
 TEST(Control, ARankThatDiesIsNamed) {
-  const auto failures = run(3, [](ControlGroup& world) {
+  const auto failures = run(3, [](HubGroup& world) {
     (void)world.exchange(call_of(Op::barrier), {});
     if (world.rank() == 2) throw std::runtime_error("dies");  // its connection ends without a leave
     (void)world.exchange(call_of(Op::barrier, 9), {});
@@ -118,7 +118,7 @@ TEST(Control, ARankThatDiesIsNamed) {
 }
 
 TEST(Control, ARankThatLeavesWhileOthersWaitIsNamed) {
-  const auto failures = run(2, [](ControlGroup& world) {
+  const auto failures = run(2, [](HubGroup& world) {
     if (world.rank() == 0) (void)world.exchange(call_of(Op::barrier, 3), {});
   });
   expect_says(failures[0], {"rank 1", "has left", "barrier", "step 3"});
@@ -128,7 +128,7 @@ TEST(Control, ARankThatLeavesWhileOthersWaitIsNamed) {
 TEST(Control, ARankThatMissesACallIsNamed) {
   const auto failures = run(
       2,
-      [](ControlGroup& world) {
+      [](HubGroup& world) {
         if (world.rank() == 1) testing::compute_for(3s);
         (void)world.exchange(call_of(Op::barrier, 2), {});
       },
@@ -140,9 +140,9 @@ TEST(Control, ARankThatMissesACallIsNamed) {
 TEST(Control, RanksThatWaitForOneAnotherAreNamed) {
   const auto failures = run(
       2,
-      [](ControlGroup& world) {
-        ControlGroup one = world.split(0, world.rank(), "one");
-        ControlGroup other = world.split(0, world.rank(), "other");
+      [](HubGroup& world) {
+        HubGroup one = world.split(0, world.rank(), "one");
+        HubGroup other = world.split(0, world.rank(), "other");
         (void)(world.rank() == 0 ? one : other).exchange(call_of(Op::barrier), {});
       },
       300s);
@@ -208,7 +208,7 @@ TEST(Control, TheAddressTravelsByFile) {
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("tessera-bootstrap-" + std::to_string(getpid()));
   setenv("TESSERA_BOOTSTRAP", ("file:" + path.string()).c_str(), 1);
-  const auto failures = run(3, [](ControlGroup& world) {
+  const auto failures = run(3, [](HubGroup& world) {
     EXPECT_EQ(world.exchange(call_of(Op::exchange), "x").size(), 3u);
   });
   unsetenv("TESSERA_BOOTSTRAP");
@@ -218,7 +218,7 @@ TEST(Control, TheAddressTravelsByFile) {
 
 TEST(Control, AnUnknownMethodIsRefused) {
   setenv("TESSERA_BOOTSTRAP", "pigeon", 1);
-  const auto failures = run(1, [](ControlGroup&) {});
+  const auto failures = run(1, [](HubGroup&) {});
   unsetenv("TESSERA_BOOTSTRAP");
   expect_says(failures[0], {"TESSERA_BOOTSTRAP is 'pigeon'", "tcp, mpi or file:PATH"});
 }

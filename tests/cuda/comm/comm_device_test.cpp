@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>

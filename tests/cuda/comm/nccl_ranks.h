@@ -7,7 +7,6 @@
 #include <atomic>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "cuda/mirrored_array.h"

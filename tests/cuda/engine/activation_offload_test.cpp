@@ -3,7 +3,6 @@
 #include "engine/activation_offload.h"
 
 #include <optional>
-#include <string>
 
 #include "base/error.h"
 #include "cuda/sharding/offload_testing.h"

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "cuda/compared_array.h"

@@ -2,10 +2,8 @@
 // figures.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "cuda/comm/nccl_ranks.h"
 #include "engine/device/backend.h"

@@ -1,7 +1,6 @@
 // Recorded steps of ranks on a GPU: spans have the device's times, are in order, and add up.
 #include "sharding/profiler/step_recorder.h"
 
-#include <mutex>
 #include <vector>
 
 #include "cuda/device_under_test.h"

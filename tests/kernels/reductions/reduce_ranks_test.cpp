@@ -1,7 +1,6 @@
 // ReduceRanks compared bit for bit with the recursion of its contract.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <random>

@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "comm/hosts/hosts_world.h"
-#include "comm/hosts/topology.h"
-#include "comm/hosts/travelling.h"
+#include "comm/nodes/nodes_world.h"
+#include "comm/nodes/topology.h"
+#include "comm/nodes/travelling.h"
 #include "sharding/plan/plan.h"
 #include "sharding/sharding_testing.h"
 
@@ -108,10 +108,10 @@ TEST(HostsPlan, SumsAcrossCopiesHaveTheirMemoryFromTheStart) {
       const std::size_t before = communicator->held_bytes();
       ShardedModel model = fully_shard(net, context, sharding);
       const std::size_t made = communicator->held_bytes() - before;
-      EXPECT_GE(made, comm::hosts_sums_bytes / 2) << testing::describe(sharding);
-      EXPECT_GE(model.communication().buffer_bytes, comm::hosts_sums_bytes);
+      EXPECT_GE(made, comm::nodes_sums_bytes / 2) << testing::describe(sharding);
+      EXPECT_GE(model.communication().buffer_bytes, comm::nodes_sums_bytes);
       one_pass(sharding, net).loss(context.device()).backward();
-      EXPECT_LT(communicator->held_bytes() - before - made, comm::hosts_sums_bytes / 2);
+      EXPECT_LT(communicator->held_bytes() - before - made, comm::nodes_sums_bytes / 2);
     });
   }
 }

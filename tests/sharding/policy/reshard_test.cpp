@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "sharding/memory/layouts.h"
-#include "sharding/memory/reshard.h"
 #include "sharding/plan/planned_toy.h"
+#include "sharding/policy/reshard_policy.h"
 
 namespace tessera {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/memory/reshard.h"
 #include "sharding/plan/planned_toy.h"
+#include "sharding/policy/reshard_policy.h"
 #include "sharding/strategies/strategy_bits.h"
 
 namespace tessera {

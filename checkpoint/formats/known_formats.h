@@ -1,0 +1,26 @@
+// The formats of checkpoints, one function for each.
+#pragma once
+
+#include "checkpoint/formats/format.h"
+
+namespace tessera::checkpoint::formats {
+
+// Tessera's own step folders, with manifest and checksums.
+const Format& full_format();
+const Format& sharded_format();
+// Hugging Face's folders of safetensors, and a safetensors file alone.
+const Format& hugging_face_format();
+// Files of torch.save: state dicts alone, checkpoints with model and optimizer, and the folders
+// that Hugging Face (pytorch_model.bin, numbered files with an index) and Accelerate
+// (pytorch_model_fsdp.bin, optimizer.bin) make of them.
+const Format& torch_format();
+// PyTorch Distributed Checkpoint: folders of .metadata and *.distcp, and Accelerate's pairs of them
+// (pytorch_model_fsdp_0, optimizer_0).
+const Format& dcp_format();
+// DeepSpeed's ZeRO checkpoints (stages 1, 2 and 3), as documented by its zero_to_fp32.py; read
+// only.
+const Format& deepspeed_format();
+// llm.c's model files: GPT-2's weights in fp32 or bf16, one file.
+const Format& llmc_format();
+
+}  // namespace tessera::checkpoint::formats

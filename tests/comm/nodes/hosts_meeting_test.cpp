@@ -1,0 +1,141 @@
+// Connections between hosts: ranks recognise each other; unauthenticated connections are closed and
+// do not affect the ranks.
+#include "comm/nodes/tcp/meeting.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/nodes/tcp/own_address.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+World world_of(int rank) {
+  return {.rank = rank, .size = 2, .local_size = 1, .node_rank = rank};
+}
+
+Meeting::Peer peer_of(int rank, const Meeting& meeting) {
+  return {rank, meeting.contact(), "rank " + std::to_string(rank)};
+}
+
+FileDescriptor call_as_stranger(const Meeting& meeting) {
+  FileDescriptor socket(TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM, 0)));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(meeting.contact().port));
+  TESSERA_SYSTEM(
+      connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)));
+  return socket;
+}
+
+void say(const FileDescriptor& socket, const std::string& bytes) {
+  (void)send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
+// Expects that ranks 0 and 1 have the two ends of a connection and that bytes of one reach the
+// other.
+void expect_connection(Meeting& zero, Meeting& one, std::uint64_t channel) {
+  std::vector<FileDescriptor> ends(2);
+  std::thread other(
+      [&] { ends[1] = std::move(one.connect(channel, {peer_of(0, zero)}, 10s, [] {}).front()); });
+  ends[0] = std::move(zero.connect(channel, {peer_of(1, one)}, 10s, [] {}).front());
+  other.join();
+  ASSERT_EQ(send(ends[0].get(), "x", 1, 0), 1);
+  char heard = 0;
+  for (int i = 0; i < 500 && recv(ends[1].get(), &heard, 1, MSG_DONTWAIT) != 1; ++i) {
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_EQ(heard, 'x');
+}
+
+TEST(HostsMeeting, ConnectsThePairOnEveryChannel) {
+  Meeting zero(world_of(0)), one(world_of(1));
+  for (std::uint64_t channel = 1; channel < 5; ++channel) expect_connection(zero, one, channel);
+}
+
+TEST(HostsMeeting, UnauthenticatedConnectionsAreClosedAndDoNotAffectRanks) {
+  Meeting zero(world_of(0)), one(world_of(1));
+  std::mt19937 random(5);
+  std::vector<FileDescriptor> strangers;
+  for (int i = 0; i < 60; ++i) {
+    strangers.push_back(call_as_stranger(one));
+    std::string noise(static_cast<std::size_t>(random() % 200), '\0');
+    for (char& character : noise) character = static_cast<char>(random());
+    if (i % 3 != 0) say(strangers.back(), noise);  // every third one sends nothing
+    if (i % 5 == 0) strangers.pop_back();          // and every fifth one hangs up
+  }
+  expect_connection(zero, one, 1);
+}
+
+// A complete hello of a rank, except for the secret.
+TEST(HostsMeeting, ACallerWithoutTheSecretIsRejected) {
+  Meeting zero(world_of(0)), one(world_of(1));
+  const std::uint64_t words[] = {0x31617461646c7374, 1, std::uint64_t{1} << 32, 1, 2, 3, 4};
+  const FileDescriptor liar = call_as_stranger(one);
+  say(liar, {reinterpret_cast<const char*>(words), sizeof(words)});
+  EXPECT_THROW(one.connect(1, {peer_of(0, zero)}, 300ms, [] {}), Error);
+  char heard = 0;
+  EXPECT_EQ(recv(liar.get(), &heard, 1, 0), 0);  // the connection was closed
+  expect_connection(zero, one, 1);
+}
+
+// Another program listens on a rank's former port.
+TEST(HostsMeeting, AnAnswerWithoutTheSecretIsRejected) {
+  Meeting zero(world_of(0)), one(world_of(1));
+  Meeting::Peer impostor = peer_of(1, one);
+  impostor.contact.answer[0] ^= 1;
+  std::thread other([&] { (void)one.connect(1, {peer_of(0, zero)}, 10s, [] {}); });
+  EXPECT_THROW(zero.connect(1, {impostor}, 10s, [] {}), Error);
+  other.join();
+}
+
+TEST(HostsMeeting, AWaitEndsWhenTheJobHasFailed) {
+  Meeting zero(world_of(0)), one(world_of(1));
+  const auto look = [] { throw Error(ErrorCode::rank_failed, "rank 7 died"); };
+  try {
+    one.connect(1, {peer_of(0, zero)}, 60s, look);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {  // not that the time limit has passed
+    EXPECT_EQ(std::string(error.what()), "rank 7 died");
+  }
+}
+
+TEST(OwnAddress, NodeNumbersDistinguishHostsOnOneMachine) {
+  EXPECT_NE(own_node(world_of(0)), own_node(world_of(1)));
+  EXPECT_EQ(own_node(world_of(1)), own_node(world_of(1)));
+  EXPECT_FALSE(own_address("127.0.0.1").empty());
+}
+
+// Without node numbers from the launcher, rank
+// ranks-per-host would split the second of two hosts with two ranks and three.
+TEST(OwnAddress, WithoutNodeNumbersTheMachineIsTheHost) {
+  const auto rank_of_second = [](int rank) {
+    setenv("RANK", std::to_string(rank).c_str(), 1);
+    const World world = world_from_environment();
+    unsetenv("RANK");
+    return world;
+  };
+  setenv("WORLD_SIZE", "5", 1);
+  setenv("LOCAL_WORLD_SIZE", "3", 1);
+  EXPECT_EQ(own_node(rank_of_second(2)), own_node(rank_of_second(3)));
+  EXPECT_EQ(own_node(rank_of_second(2)), own_machine());
+  setenv("GROUP_RANK", "1", 1);
+  EXPECT_NE(own_node(rank_of_second(2)), own_machine());
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}) unsetenv(name);
+}
+
+}  // namespace
+}  // namespace tessera::comm
