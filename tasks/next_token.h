@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/data/tokenizer.h"
-#include "tasks/model_task.h"
+#include "tasks/task.h"
 
 namespace tessera::tasks {
 

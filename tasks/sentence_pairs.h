@@ -11,8 +11,8 @@
 
 #include "engine/data/tokenizer.h"
 #include "models/sentence_encoder/sentence_encoder.h"
-#include "tasks/model_task.h"
 #include "tasks/table.h"
+#include "tasks/task.h"
 
 namespace tessera::tasks {
 

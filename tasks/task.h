@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state/scalars.h"
 #include "engine/nn/module.h"
+#include "models/model.h"
 #include "sharding/context/context.h"
 
 namespace tessera::tasks {
@@ -80,6 +81,20 @@ class Task {
   // resumes. check_data() throws Error(data) or Error(configuration) that says what has changed.
   virtual void remember_data(Scalars& /*scalars*/) const {}
   virtual void check_data(const Scalars& /*scalars*/, const std::string& /*folder*/) const {}
+};
+
+// A task whose module is, or holds, a model that folders of transformers can hold.
+class ModelTask : public Task {
+ public:
+  // The model that folders hold: its configuration and the names of its tensors.
+  [[nodiscard]] virtual const models::Model& model() const = 0;
+  // Collective. Fills a pretrained model's tensors from a folder that transformers or Sentence
+  // Transformers saved. Tensors that are not read from the folder keep their initial values.
+  virtual void load_weights(const std::string& folder,
+                            std::vector<checkpoint::LogicalTensor>& tensors) const {
+    const models::HuggingFaceNames names = model().hugging_face_names();
+    checkpoint::load_hugging_face(folder, tensors, names.ignored, names.aliases);
+  }
 };
 
 }  // namespace tessera::tasks

@@ -1,4 +1,5 @@
 // What a training run does with files, as data: the calls of a Trainer that do it return these.
+// Rank 0 has all of them, the other ranks all but LittleRoom.
 #pragma once
 
 #include <cstdint>

@@ -36,13 +36,15 @@ struct FilesToCopy {
   std::function<std::map<std::string, std::string>()> read;
 };
 
+// The program's loop calls Trainer::save(): `every` says how often it will.
 struct CheckpointOptions {
   std::string dir = {};            // empty: no checkpoints
   std::int64_t every = 1000;       // steps between saves; 0: never, as without `dir`
   std::string resume = "auto";     // the newest step of `dir`, never, or a path
   bool async = false;              // training goes on while the copy is written
   std::string export_folder = {};  // for export_weights(); empty: it does nothing
-  // Of each save. The run sets the step, the line and the score, and adds scalars and files.
+  // Options of each save. The run sets the step, the line and the score, and adds scalars and
+  // files.
   SaveOptions save = {};
   std::vector<FilesToCopy> files = {};
   std::set<std::string> left_out = {};  // files that steps do not have
@@ -78,7 +80,7 @@ struct OptionNames {
 
 struct TrainerOptions {
   std::int64_t steps = 1000;    // of the whole run, to foresee the room that its checkpoints need
-  std::int64_t batch_size = 1;  // samples of a rank's micro-batch
+  std::int64_t batch_size = 1;  // samples of a rank's micro-batch, the same on every rank
   std::int64_t gradient_accumulation_steps = 1;
   bool sync_each_batch = true;  // false: gradients are reduced after the last micro-batch only
   double max_grad_norm = 1.0;   // 0: no clipping

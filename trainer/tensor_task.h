@@ -11,7 +11,8 @@
 
 namespace tessera::tasks {
 
-// The mean loss of a batch, on the rank's device.
+// The mean loss of a rank's batch, on the rank's device. Both tensors have the batch's samples in
+// their first dimension, and else the shape and dtype of the data set's.
 using TensorLoss = std::function<Tensor(const Tensor& inputs, const Tensor& targets)>;
 
 struct TensorTaskOptions {
@@ -19,7 +20,8 @@ struct TensorTaskOptions {
   std::uint64_t seed = 0;
 };
 
-// `module` must outlive the task.
+// `module` must outlive the task; `loss` calls it. The samples stay on the CPU. Throws
+// std::logic_error or Error(data) for samples that do not fit together (data::check_samples).
 std::unique_ptr<Task> make_tensor_task(nn::Module& module, data::TensorDataset samples,
                                        TensorLoss loss, const TensorTaskOptions& options = {});
 

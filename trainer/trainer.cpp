@@ -38,11 +38,11 @@ float unsigned_nan(float value) {
   return std::isnan(value) ? std::fabs(value) : value;
 }
 
-// The numbers that the ranks exchange once per step.
 // Seconds from a signal to the end of the run that gradient accumulation may add, as long as a
 // micro-batch takes less.
 constexpr double stop_delay = 0.5;
 
+// The numbers that the ranks exchange once per step.
 struct StepReport {
   double loss = 0;
   std::int64_t tokens = 0;
@@ -65,8 +65,8 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
       names_to_load_(options_.checkpoint.save.names) {
   TESSERA_CHECK(options_.batch_size > 0 && options_.gradient_accumulation_steps > 0,
                 ErrorCode::configuration,
-                "batch_size {} and gradient_accumulation_steps {} must be positive",
-                options_.batch_size, options_.gradient_accumulation_steps);
+                "{}: batch_size {} and gradient_accumulation_steps {} must be positive",
+                options_.names.source, options_.batch_size, options_.gradient_accumulation_steps);
   options_.data.samples = task_->samples_per_epoch();
   // A planned run has one endless data set.
   if (options_.data.samples.empty()) {

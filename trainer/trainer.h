@@ -3,8 +3,12 @@
 //   ts::Trainer trainer(ts::tasks::make_tensor_task(net, samples, loss), context,
 //                       {.batch_size = 32, .checkpoint = {.dir = "out"}});
 //   trainer.resume();
-//   while (trainer.position().steps < 1000) trainer.step();
+//   while (trainer.position().steps < 1000 && trainer.step()) {
+//   }
 //   trainer.save();
+//
+// Every rank makes the collective calls in the same order. An Error comes from options, data, files
+// or another rank; after one that a collective call has thrown, the run cannot go on.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +42,13 @@ struct TrainingPosition {
   tasks::DataPosition data;
 };
 
+// Neither copied nor moved; a function may return one that it makes.
 class Trainer {
  public:
-  // Collective. Shards the task's module and builds everything; reads no checkpoint yet. On a
-  // planned device (sharding/plan/plan.h) the run can take steps, and nothing else.
+  // Collective. Shards the task's module and builds everything; reads no checkpoint yet. The
+  // thread's seed (ts::manual_seed) decides initial values and dropout: set it before the module is
+  // made, to the same number on every rank. On a planned device (sharding/plan/plan.h) the run can
+  // take steps, and nothing else. Throws Error(configuration) for options that cannot work.
   Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOptions options);
 
   // Collective. Goes on from the step that checkpoint.resume names, if there is one. After a

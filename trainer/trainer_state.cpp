@@ -133,7 +133,7 @@ void Trainer::start_line(const std::string& from, RunEvents& events) {
 
 RunEvents Trainer::resume() {
   RunEvents events;
-  cli::LaunchOfRanks launch = cli::agree_on_launch(context_.communicator());
+  LaunchOfRanks launch = agree_on_launch(context_.communicator());
   line_.launch = std::move(launch.id);
   const InitialWeights& weights = options_.initial_weights;
   if (weights.under_steps) load_initial_weights();

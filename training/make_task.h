@@ -6,7 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "tasks/model_task.h"
+#include "tasks/task.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera::cli {

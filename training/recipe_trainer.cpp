@@ -233,12 +233,13 @@ void check_adapter(const RecipeRun& run, const Scalars& scalars, const std::stri
                 folder, scaling, own);
 }
 
-TrainerOptions trainer_options(const SharedRun& run, ShardingOptions sharding) {
+TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
+                               ShardingOptions sharding) {
   const Recipe& recipe = run->recipe;
   const TrainRecipe& train = recipe.train;
   TrainerOptions options;
   options.steps = train.steps;
-  options.batch_size = batch_size_per_rank(recipe, run->context.world_size());
+  options.batch_size = batch_size;
   options.gradient_accumulation_steps = train.gradient_accumulation_steps;
   options.sync_each_batch = train.sync_each_batch;
   options.max_grad_norm = train.max_grad_norm;
@@ -271,13 +272,14 @@ TrainerOptions trainer_options(const SharedRun& run, ShardingOptions sharding) {
 Trainer make_trainer(const Recipe& recipe, const Context& context) {
   const auto run =
       std::make_shared<RecipeRun>(RecipeRun{with_model_folder(recipe, context), context});
+  const std::int64_t batch_size = batch_size_per_rank(run->recipe, context.world_size());
   manual_seed(static_cast<std::uint64_t>(recipe.train.seed));
   std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, context.device().is_planned());
   run->task = task.get();
   run->adapter = adapter_of(run->recipe);
   ShardingOptions sharding = sharding_options(run->recipe, context, *task);
   freeze_ignored(run->recipe, task->module(), sharding);
-  return {std::move(task), context, trainer_options(run, std::move(sharding))};
+  return {std::move(task), context, trainer_options(run, batch_size, std::move(sharding))};
 }
 
 }  // namespace tessera::cli
