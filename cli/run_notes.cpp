@@ -13,7 +13,7 @@ namespace tessera::cli {
 namespace {
 
 struct NoteWriter {
-  const Recipe& recipe;
+  const training::Recipe& recipe;
 
   std::string operator()(const events::Resumed& event) const {
     if (event.has_data_position) return fmt::format("resumed from {}", event.folder);
@@ -68,11 +68,11 @@ struct NoteWriter {
 
 }  // namespace
 
-std::string note_of(const RunEvent& event, const Recipe& recipe) {
+std::string note_of(const RunEvent& event, const training::Recipe& recipe) {
   return std::visit(NoteWriter{recipe}, event);
 }
 
-std::string describe(const Trainer& training, const Recipe& recipe) {
+std::string describe(const Trainer& training, const training::Recipe& recipe) {
   const tasks::Task& task = training.task();
   const std::vector<std::int64_t> sets = task.samples_per_epoch();
   std::int64_t all = 0, trained = 0, ignored = 0;
@@ -84,15 +84,15 @@ std::string describe(const Trainer& training, const Recipe& recipe) {
     ignored += parameter.shape.elements();
   }
   const Context& context = training.context();
-  return fmt::format("{} parameters{}{}, {} over {}, batch {} a rank, {} an epoch, on {}", all,
-                     trained == all ? "" : fmt::format(", {} of them trained", trained),
-                     ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
-                     name_of(recipe.sharding.sharding_strategy),
-                     counted(context.world_size(), "rank"),
-                     task.describe_batch(batch_size_per_rank(recipe, context.world_size())),
-                     sets.size() == 1 ? counted(sets.front(), "sample")
-                                      : fmt::format("{} samples", fmt::join(sets, " + ")),
-                     describe_choice(recipe, context.device()));
+  return fmt::format(
+      "{} parameters{}{}, {} over {}, batch {} a rank, {} an epoch, on {}", all,
+      trained == all ? "" : fmt::format(", {} of them trained", trained),
+      ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
+      name_of(recipe.sharding.sharding_strategy), counted(context.world_size(), "rank"),
+      task.describe_batch(training::batch_size_per_rank(recipe, context.world_size())),
+      sets.size() == 1 ? counted(sets.front(), "sample")
+                       : fmt::format("{} samples", fmt::join(sets, " + ")),
+      training::describe_choice(recipe, context.device()));
 }
 
 }  // namespace tessera::cli

@@ -9,9 +9,9 @@
 
 namespace tessera::cli {
 
-std::string note_of(const RunEvent& event, const Recipe& recipe);
+std::string note_of(const RunEvent& event, const training::Recipe& recipe);
 
 // The run in one line: its parameters, ranks, batches and device.
-std::string describe(const Trainer& training, const Recipe& recipe);
+std::string describe(const Trainer& training, const training::Recipe& recipe);
 
 }  // namespace tessera::cli

@@ -18,7 +18,7 @@
 #include "base/write_failure.h"
 #include "engine/storage/output_file.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 void make_parent(const std::filesystem::path& path) {
@@ -185,4 +185,4 @@ void check_output_file(const std::string& key, const std::filesystem::path& path
   });
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

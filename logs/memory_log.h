@@ -12,7 +12,7 @@ namespace tessera {
 class Trainer;
 }
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 // Rank 0 writes it after its second step (after the only step of a run with one): by then all
 // lasting memory exists.
@@ -20,7 +20,7 @@ class MemoryLog {
  public:
   // Plans the run, which has done `steps_done` steps. Throws Error(configuration) if the file
   // cannot be written.
-  MemoryLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+  MemoryLog(const training::Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   // Writes the file when it is time. Returns a text for the user if plan and measurement differ: in
   // a kind that is planned to the byte, or by more than 2 % in total. Throws the errors of
@@ -39,4 +39,4 @@ class MemoryLog {
 std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured,
                                              bool at_most = false);
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -15,13 +15,13 @@
 #include "trainer/trainer.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 class RunLogs {
  public:
   // Opens all files before it changes any of them. Throws Error(configuration) if one cannot be
   // written, or has another format. Steps are recorded only if a log needs it.
-  RunLogs(const Recipe& recipe, Trainer& training);
+  RunLogs(const training::Recipe& recipe, Trainer& training);
   // Notes for the user about the files that existed already.
   [[nodiscard]] std::vector<std::string> notes() const;
 
@@ -44,4 +44,4 @@ class RunLogs {
   std::optional<RunSummary> summary_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -15,7 +15,7 @@
 #include "sharding/profiler/trace.h"
 #include "trainer/trainer.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 constexpr std::string_view summary_format = "tessera-run-summary";
@@ -85,7 +85,8 @@ std::size_t largest(const Reports& reports, const Value& value) {
 
 }  // namespace
 
-RunSummary::RunSummary(const Recipe& recipe, const Context& context, std::int64_t steps_done)
+RunSummary::RunSummary(const training::Recipe& recipe, const Context& context,
+                       std::int64_t steps_done)
     : path_(recipe.log.summary.value_or("")), writes_(context.is_main()), last_step_(steps_done) {
   const std::int64_t steps = std::max<std::int64_t>(recipe.train.steps - steps_done, 1);
   const std::int64_t warmup = steps > warmup_steps ? warmup_steps : 0;
@@ -234,4 +235,4 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
   return lines;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

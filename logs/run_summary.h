@@ -14,7 +14,7 @@ namespace tessera {
 class Trainer;
 }
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 // Keeps the newest values, up to `most`.
 template <class Value>
@@ -43,7 +43,7 @@ class LastValues {
 class RunSummary {
  public:
   // Throws Error(configuration) if rank 0 cannot write log.summary.
-  RunSummary(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+  RunSummary(const training::Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   // Call it when a step is recorded.
   void end_step(const StepRecord& record);
@@ -85,4 +85,4 @@ class RunSummary {
   std::vector<CollectiveTotal> collectives_;  // the last step's
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

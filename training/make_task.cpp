@@ -16,7 +16,7 @@
 #include "tasks/sentence_pairs.h"
 #include "tokenizers/load.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 nlohmann::json read_folder_config(const std::filesystem::path& path) {
@@ -208,4 +208,4 @@ std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned) 
   misuse("no code makes this task");
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

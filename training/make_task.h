@@ -9,7 +9,7 @@
 #include "tasks/task.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // The recipe's task. Its model is initialized from the thread's seed. A planned run reads no data.
 std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned);
@@ -21,4 +21,4 @@ std::map<std::string, std::string> tokenizer_files(const Recipe& recipe);
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
 nlohmann::json model_configuration(const Recipe& recipe);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -18,7 +18,7 @@
 #include "training/pretrained_folder.h"
 #include "training/recipe_difference.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 WrapPolicy wrap_policy(const Recipe& recipe, const tasks::ModelTask& task) {
@@ -282,4 +282,4 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   return {std::move(task), context, trainer_options(run, batch_size, std::move(sharding))};
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

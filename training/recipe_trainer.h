@@ -5,10 +5,10 @@
 #include "trainer/trainer.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // Collective. For a pretrained folder of steps it takes the newest complete step. On a planned
 // device (sharding/plan/plan.h) it reads no data.
 Trainer make_trainer(const Recipe& recipe, const Context& context);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

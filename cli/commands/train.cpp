@@ -20,6 +20,9 @@
 namespace tessera::cli {
 namespace {
 
+using logs::Progress;
+using training::Recipe;
+
 constexpr int signal_exit_base = 128;
 
 struct TrainCommand {
@@ -29,34 +32,35 @@ struct TrainCommand {
   std::string config_file;
 
   [[nodiscard]] int run() const {
-    const SignalThread signals;
+    const training::SignalThread signals;
     std::vector<std::string> settings = overrides;
     if (!device.empty()) settings.push_back("train.device=" + device);
-    const Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
-    const comm::World world = training_world();
-    validate(recipe, world.size);
-    return run_ranks(recipe, world,
-                     [&](const Context& context) { return run_rank(recipe, context); });
+    const Recipe recipe =
+        training::load_recipe(file, settings, training::chosen_config_file(config_file));
+    const comm::World world = training::training_world();
+    training::validate(recipe, world.size);
+    return training::run_ranks(recipe, world,
+                               [&](const Context& context) { return run_rank(recipe, context); });
   }
 
   [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
-    check_memory(recipe, context, ranks_of_process());
-    Trainer training = make_trainer(recipe, context);
+    planner::check_memory(recipe, context, training::ranks_of_process());
+    Trainer training = training::make_trainer(recipe, context);
     RunEvents events = training.resume();
     for (RunEvent& event : training.prepare_folder()) events.push_back(std::move(event));
-    const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(training)
-                                                                  : nullptr);
+    const training::InterruptionWatch watch(
+        context.world().local_rank == 0 ? consequence_of_signal(training) : nullptr);
     // Before the first note, so that an error is printed alone.
-    RunLogs logs(recipe, training);
+    logs::RunLogs logs(recipe, training);
 
     Progress progress({.first_step = training.position().steps,
                        .steps = recipe.train.steps,
                        .every = recipe.log.every,
                        .shown = context.is_main(),
                        .descriptor = 2,
-                       .animated = animated_by_default()});
+                       .animated = logs::animated_by_default()});
     progress.note(describe(training, recipe));
-    for (const std::string& note : configuration_notes(recipe, context.world_size()))
+    for (const std::string& note : training::configuration_notes(recipe, context.world_size()))
       progress.note(note);
     show(events, recipe, progress);
     for (const std::string& note : logs.notes()) progress.note(note);
@@ -94,7 +98,8 @@ struct TrainCommand {
         step, wanted == 1 ? "the 1 step" : fmt::format("all {} steps", wanted));
   }
 
-  static int loop(const Recipe& recipe, Trainer& training, Progress& progress, RunLogs& logs) {
+  static int loop(const Recipe& recipe, Trainer& training, Progress& progress,
+                  logs::RunLogs& logs) {
     const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
     const std::int64_t first_step = training.position().steps;
     std::int64_t saved_at = first_step;
@@ -170,7 +175,7 @@ struct TrainCommand {
   }
 
   static tasks::Evaluation evaluate(Trainer& training, std::int64_t step, Progress& progress,
-                                    RunLogs& logs) {
+                                    logs::RunLogs& logs) {
     tasks::Evaluation found = training.evaluate();
     logs.write_evaluation(step, found);
     std::string note;

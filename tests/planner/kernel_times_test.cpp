@@ -12,9 +12,10 @@
 #include "tests/cli/training_testing.h"
 #include "training/recipe_trainer.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
+using namespace training;
 using testing::TrainingFolder;
 
 struct WorkOfKernel {
@@ -81,4 +82,4 @@ TEST(KernelTimes, AreOfTheKernelsThatAPlanLogs) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::planner

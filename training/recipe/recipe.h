@@ -24,7 +24,7 @@
 #include "tasks/table.h"
 #include "training/recipe/yaml_tree.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 enum class OptimizerKind : std::uint8_t { adamw, sgd };
 enum class TaskKind : std::uint8_t { next_token, sentence_pairs };
@@ -264,4 +264,4 @@ nlohmann::json to_json(const Recipe& recipe);
 // The place of a key's value, for messages: "recipe.yaml:12", or the file alone for a default.
 std::string where(const Recipe& recipe, const std::string& key);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -6,7 +6,7 @@
 #include "training/recipe/reshard_keys.h"
 #include "training/recipe/schema_rows.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 #define TESSERA_KEY(section, member)                \
@@ -441,4 +441,4 @@ const std::vector<RecipeKey>& recipe_keys() {
   return keys;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

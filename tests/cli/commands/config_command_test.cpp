@@ -8,6 +8,7 @@
 namespace tessera::cli {
 namespace {
 
+using namespace training;
 using testing::Ended;
 using testing::example_recipe;
 using testing::read_text;

@@ -9,7 +9,7 @@
 #include "training/recipe/accelerate/config.h"
 #include "training/recipe/accelerate/keys.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 std::string source_file(const std::string& name) {
@@ -275,4 +275,4 @@ TEST(AccelerateConfig, ClassesBelongToTheirPolicy) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training
