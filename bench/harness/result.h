@@ -33,7 +33,8 @@ inline std::optional<RowState> row_state_named(std::string_view name) {
 template <class T>
 using NamedValues = std::vector<std::pair<std::string, T>>;
 
-// Of a rate or a time over rounds; without rounds it was not measured, and the file has null.
+// The spread of a rate or a time over rounds. Without rounds the value was not measured, and the
+// file has null.
 struct Spread {
   double median = 0, low = 0, high = 0;
   std::vector<double> rounds;

@@ -10,7 +10,7 @@
 #include "models/config/config_reader.h"
 #include "models/config/config_table.h"
 #include "models/gpt2/gpt2.h"
-#include "models/llama/decoder_families.h"
+#include "models/llama/decoder_families_config.h"
 #include "models/llama/llama.h"
 #include "models/mpnet/mpnet.h"
 

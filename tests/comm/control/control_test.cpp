@@ -208,9 +208,8 @@ TEST(Control, TheAddressTravelsByFile) {
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("tessera-bootstrap-" + std::to_string(getpid()));
   setenv("TESSERA_BOOTSTRAP", ("file:" + path.string()).c_str(), 1);
-  const auto failures = run(3, [](HubGroup& world) {
-    EXPECT_EQ(world.exchange(call_of(Op::exchange), "x").size(), 3u);
-  });
+  const auto failures = run(
+      3, [](HubGroup& world) { EXPECT_EQ(world.exchange(call_of(Op::exchange), "x").size(), 3u); });
   unsetenv("TESSERA_BOOTSTRAP");
   for (const std::string& failure : failures) EXPECT_EQ(failure, "");
   EXPECT_FALSE(std::filesystem::exists(path));

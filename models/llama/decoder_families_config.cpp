@@ -1,5 +1,5 @@
 // The config.json of the models of Llama's build.
-#include "models/llama/decoder_families.h"
+#include "models/llama/decoder_families_config.h"
 
 #include <nlohmann/json.hpp>
 
