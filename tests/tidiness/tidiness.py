@@ -34,8 +34,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|root|home|Users)" + r"/[\w.-]+
 # The only file that starts kernels: the access checker would not see launches elsewhere.
 LAUNCHER = os.path.join("kernels", "cuda", "device", "launch.h")
 # Headers above the engine must not contain these: headers and types of CUDA and NCCL, and our own headers with them.
-FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "trainer", "launch", "training", "planner", "logs",
-                       "cli")
+FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "trainer", "launch", "training",
+                       "planner", "logs", "cli")
 CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\w*\.h|nvtx3/.*"
                          r"|(?:kernels|engine)/cuda/.*)$")
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"

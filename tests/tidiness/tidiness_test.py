@@ -151,7 +151,7 @@ class Tidiness(unittest.TestCase):
         uses = ["#include " + name for name in includes]
         uses += ["cudaStream_t stream;", "std::vector<cudaEvent_t> events;", "struct ncclComm* a; ncclComm_t b;",
                  "CUstream stream;", "void f(const ncclUniqueId& id);", "__nv_bfloat16 x;"]
-        for floor in ("sharding", "checkpoint", "tokenizers", "models", "tasks", "cli"):
+        for floor in ("sharding", "checkpoint", "tokenizers", "models", "tasks", "trainer", "cli"):
             for use in uses:
                 self.write(f"{floor}/a.h", HEADER + use + "\n")
                 self.assert_one_error(f"{floor}/a.h:3:", "CUDA")
@@ -182,7 +182,7 @@ class Tidiness(unittest.TestCase):
         self.write("emulator/device/warp.h", HEADER + include + '#include "kernels/kernels.h"\n')
         self.assertEqual(self.errors(), [])
         for floor in ("kernels", "kernels/cuda", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks",
-                      "cli", "bench/harness"):
+                      "trainer", "cli", "bench/harness"):
             self.write(f"{floor}/user.cpp", "// A file.\n" + include)
             self.assert_one_error(f"{floor}/user.cpp:2:", "for tests")
             self.write(f"{floor}/user.cpp", "// A file.\n")
