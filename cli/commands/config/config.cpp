@@ -191,7 +191,7 @@ Command describe_config() {
       .run =
           [options](const std::vector<std::string>&) {
             if (!options->keys) return write_by_questions(options->file);
-            fmt::print("{}", training::accelerate_reference());
+            fmt::print("{}", accelerate_reference());
             return 0;
           },
       .footer = "Without a subcommand it asks questions and writes the answers.",
