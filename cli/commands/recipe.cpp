@@ -32,7 +32,7 @@ struct RecipeCommand {
     training::validate(recipe, world_size);
     for (const std::string& note : recipe.notes)
       fmt::print(stderr, "tessera: {}\n", printable(note));
-    fmt::print("{}\n", training::to_json(recipe).dump(2));
+    fmt::print("{}", training::to_text(recipe));
     return 0;
   }
 };
