@@ -1,5 +1,6 @@
 // The files of a run: pretrained weights, checkpoints, and the position in them.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -360,13 +361,15 @@ std::optional<std::string> TrainingRun::export_weights() {
   if (!recipe_.checkpoint.export_folder) return std::nullopt;
   const checkpoint::State state =
       checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::save);
-  checkpoint::export_model(context_.communicator(), *recipe_.checkpoint.export_folder, state.model,
-                           {.dtype = recipe_.checkpoint.dtype,
-                            .max_file_size = recipe_.checkpoint.max_file_size,
-                            .files = files_beside_weights(),
-                            .tensor_folders = task_->tensor_folders(),
-                            .stall_timeout = stall_timeout(recipe_)});
-  return "exported the weights to " + *recipe_.checkpoint.export_folder;
+  std::vector<std::string> lines = checkpoint::export_model(
+      context_.communicator(), *recipe_.checkpoint.export_folder, state.model,
+      {.dtype = recipe_.checkpoint.dtype,
+       .max_file_size = recipe_.checkpoint.max_file_size,
+       .files = files_beside_weights(),
+       .tensor_folders = task_->tensor_folders(),
+       .stall_timeout = stall_timeout(recipe_)});
+  lines.insert(lines.begin(), "exported the weights to " + *recipe_.checkpoint.export_folder);
+  return fmt::format("{}", fmt::join(lines, "; "));
 }
 
 }  // namespace tessera::cli

@@ -13,6 +13,7 @@
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
+#include "checkpoint/io/removal.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint {
@@ -72,7 +73,7 @@ PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uin
   check_place();
   create_folders(parent_);
   restore_old();
-  notes_ = clear_partials(target_);
+  for (std::string& line : clear_partials(target_)) notes_.push_back(std::move(line));
   const std::uint64_t available = free_bytes(parent_);
   TESSERA_CHECK(needed_bytes <= available, ErrorCode::checkpoint,
                 "the result needs {} bytes, '{}' has {} free; free some space or choose another "
@@ -96,7 +97,8 @@ void PendingTarget::restore_old() {
   aside += aside_suffix;
   if (!present(aside)) return;
   if (present(target_)) {
-    remove_tree(aside);
+    std::string kept = remove_leftover(aside);
+    if (!kept.empty()) notes_.push_back(std::move(kept));
     return;
   }
   rename_path(aside, target_);

@@ -12,8 +12,8 @@
 namespace tessera::checkpoint {
 
 // Owns TARGET.partial-<id>/, and removes it at its end if it was not published. The folder is
-// locked: the next conversion to the same target removes the remains of a dead conversion, but not
-// the folder of one that still runs.
+// locked: the next conversion to the same target removes the remains of a dead conversion of this
+// user, but not the folder of one that still runs.
 class PendingTarget {
  public:
   // Refuses an existing target unless `force` allows it to replace a checkpoint.

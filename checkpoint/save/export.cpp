@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
+#include "checkpoint/io/removal.h"
 #include "checkpoint/save/writer.h"
 
 namespace tessera::checkpoint {
@@ -77,7 +78,7 @@ class ExportDestination final : public Destination {
   void prepare(std::uint64_t needed_bytes) override {
     check_export_folder(folder_);
     create_folders(folder_above(folder_));
-    (void)clear_partials(folder_);
+    notes_ = clear_partials(folder_);
     check_free_bytes(folder_above(folder_), needed_bytes);
     create_folder(partial_);
     owns_partial_ = true;
@@ -96,12 +97,12 @@ class ExportDestination final : public Destination {
           exchange_folders(partial_, folder_, fs::path(partial_.string() + ".old"));
       sync_folder(above);
       remove_tree(old);
-      return {};
+    } else {
+      rename_path(partial_, folder_);
+      owns_partial_ = false;
+      sync_folder(above);
     }
-    rename_path(partial_, folder_);
-    owns_partial_ = false;
-    sync_folder(above);
-    return {};
+    return saved_line("", 0, notes_);
   }
 
   std::string roll_back() noexcept override {
@@ -118,6 +119,7 @@ class ExportDestination final : public Destination {
   fs::path folder_;
   fs::path partial_;
   bool owns_partial_ = false;
+  std::vector<std::string> notes_;    // about what dead exports left
   std::optional<LockedFolder> lock_;  // lets another export distinguish it from a dead one's
 };
 
@@ -161,8 +163,9 @@ void check_room_for_export(const std::string& folder, std::uint64_t bytes) {
   check_free_bytes(above, bytes);
 }
 
-void export_model(comm::Communicator& communicator, const std::string& folder,
-                  const std::vector<LogicalTensor>& model, const ExportOptions& options) {
+std::vector<std::string> export_model(comm::Communicator& communicator, const std::string& folder,
+                                      const std::vector<LogicalTensor>& model,
+                                      const ExportOptions& options) {
   const fs::path target = without_slash(folder);
   SaveJob job;
   job.target = target;
@@ -177,7 +180,7 @@ void export_model(comm::Communicator& communicator, const std::string& folder,
   job.destination = [target, partial = job.partial](const std::string& id) {
     return std::make_unique<ExportDestination>(target, partial(id));
   };
-  (void)run_save(communicator, std::move(job));
+  return run_save(communicator, std::move(job)).warnings;
 }
 
 std::map<std::string, std::string> read_model_files(const std::string& folder) {

@@ -24,9 +24,11 @@ struct ExportOptions {
 // Collective. Writes `model`'s tensors and `files` to `folder`, which AutoModel can open:
 // model.safetensors, or numbered files and their index. Afterwards the folder is complete, or
 // unchanged. An existing folder is replaced if it holds only what an export writes; otherwise it is
-// refused. The errors are those of save().
-void export_model(comm::Communicator& communicator, const std::string& folder,
-                  const std::vector<LogicalTensor>& model, const ExportOptions& options);
+// refused. The errors are those of save(). Returns a line for each leftover beside it that was
+// removed or stays.
+std::vector<std::string> export_model(comm::Communicator& communicator, const std::string& folder,
+                                      const std::vector<LogicalTensor>& model,
+                                      const ExportOptions& options);
 
 // Throws Error(checkpoint) if export_model would refuse the folder because of its contents.
 void check_export_folder(const std::string& folder);
