@@ -93,7 +93,9 @@ std::vector<std::string> TrainingRun::prepare_folder() {
             [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
   }
   on_main("data.tokenizer", [&] {
-    for (auto& [name, content] : tokenizer_files(recipe_)) model_files_[name] = content;
+    checkpoint::ModelFiles own = tokenizer_files(recipe_);
+    for (auto& [name, text] : own.contents) model_files_.contents[name] = std::move(text);
+    for (const auto& [name, mode] : own.modes) model_files_.modes[name] = mode;
   });
   return notes;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/save/async_save.h"
+#include "checkpoint/save/model_files.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "sharding/fully_shard.h"
@@ -162,8 +163,8 @@ class TrainingRun {
   checkpoint::Line line_;
   std::set<std::string> told_;  // warnings that were printed already
   std::int64_t peak_resident_ = 0;
-  std::map<std::string, std::string> model_files_;  // rank 0's: of a pretrained folder
-  std::unique_ptr<AsyncSaver> saver_;  // last, so that it is destroyed first: it may be writing
+  checkpoint::ModelFiles model_files_;  // rank 0's: of a pretrained folder
+  std::unique_ptr<AsyncSaver> saver_;   // last, so that it is destroyed first: it may be writing
   bool saver_ready_ = false;
 };
 

@@ -214,7 +214,7 @@ std::vector<std::string> TrainingRun::resume() {
 }
 
 std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
-  std::map<std::string, std::string> files = model_files_;
+  std::map<std::string, std::string> files = model_files_.contents;
   for (auto& [name, content] : task_->files(recipe_.checkpoint.dtype)) files[name] = content;
   return files;
 }
@@ -292,6 +292,7 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
         .set("loss_scale/skipped_steps", state.skipped_steps);
   }
   options.files = files_beside_weights();
+  options.file_modes = model_files_.modes;
   options.tensor_folders = task_->tensor_folders();
   remember_adapter(options);
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
@@ -366,6 +367,7 @@ std::optional<std::string> TrainingRun::export_weights() {
       {.dtype = recipe_.checkpoint.dtype,
        .max_file_size = recipe_.checkpoint.max_file_size,
        .files = files_beside_weights(),
+       .file_modes = model_files_.modes,
        .tensor_folders = task_->tensor_folders(),
        .stall_timeout = stall_timeout(recipe_)});
   lines.insert(lines.begin(), "exported the weights to " + *recipe_.checkpoint.export_folder);

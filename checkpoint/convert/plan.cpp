@@ -266,6 +266,9 @@ class Planner {
     nlohmann::json config = parse_config(given_);
     if (!config.is_object()) return;
     config[config.contains("dtype") ? "dtype" : "torch_dtype"] = name_of(*options_.dtype);
+    if (const auto file = given_.files.find("config.json"); file != given_.files.end()) {
+      plan_.contents.text_modes["config.json"] = File::open_for_reading(file->second).mode();
+    }
     plan_.contents.files.erase("config.json");
     plan_.contents.texts["config.json"] = config.dump(2) + '\n';
   }

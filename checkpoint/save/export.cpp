@@ -3,18 +3,17 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/printable.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
 #include "checkpoint/io/removal.h"
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/save/writer.h"
 
 namespace tessera::checkpoint {
@@ -22,36 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files that Hugging Face's tokenizers and generation need.
-constexpr std::array<std::string_view, 13> model_file_names = {"tokenizer.json",
-                                                               "tokenizer_config.json",
-                                                               "special_tokens_map.json",
-                                                               "added_tokens.json",
-                                                               "vocab.json",
-                                                               "vocab.txt",
-                                                               "merges.txt",
-                                                               "tokenizer.model",
-                                                               "spiece.model",
-                                                               "sentencepiece.bpe.model",
-                                                               "chat_template.jinja",
-                                                               "generation_config.json",
-                                                               "preprocessor_config.json"};
-// The largest tokenizers have tens of megabytes.
-constexpr std::uint64_t model_file_limit = std::uint64_t{256} << 20;
-
-// The folder of a module as Sentence Transformers names it: "1_Pooling".
-bool is_module_folder(const std::string& name) {
-  const auto digits = name.find_first_not_of("0123456789");
-  return digits != 0 && digits != std::string::npos && name[digits] == '_';
-}
-
 bool is_export_file(const std::string& name) {
-  return name == "config.json" || name == "modules.json" || name == "sentence_bert_config.json" ||
-         name == "config_sentence_transformers.json" || is_module_folder(name) ||
-         name == "model.safetensors.index.json" ||
-         (name.starts_with("model") && name.ends_with(".safetensors")) ||
-         std::find(model_file_names.begin(), model_file_names.end(), name) !=
-             model_file_names.end();
+  return is_model_file(name) || is_weights_file(name, "model");
 }
 
 fs::path folder_above(const fs::path& folder) {
@@ -138,22 +109,10 @@ void check_export_folder(const std::string& folder) {
   if (status.type() == fs::file_type::not_found) return;
   TESSERA_CHECK(fs::is_directory(status), ErrorCode::checkpoint,
                 "'{}' is not a folder; export to another place", path.string());
-  fs::directory_iterator entries(path, error);
-  TESSERA_CHECK(!error, ErrorCode::checkpoint, "cannot list '{}': {}", path.string(),
-                error.message());
-  for (const fs::directory_entry& entry : entries) {
-    const std::string name = entry.path().filename();
-    TESSERA_CHECK(is_export_file(name), ErrorCode::checkpoint,
-                  "'{}' holds '{}', which no export wrote; export to another folder", path.string(),
-                  name);
-    if (!is_module_folder(name) || !entry.is_directory(error)) continue;
-    for (const fs::directory_entry& inner : fs::directory_iterator(entry.path(), error)) {
-      const std::string file = inner.path().filename();
-      TESSERA_CHECK(file == "config.json" || file == "model.safetensors", ErrorCode::checkpoint,
-                    "'{}' holds '{}', which no export wrote; export to another folder",
-                    entry.path().string(), file);
-    }
-  }
+  const std::vector<std::string> unknown = unknown_files(path, is_export_file);
+  TESSERA_CHECK(unknown.empty(), ErrorCode::checkpoint,
+                "'{}' holds '{}', which no export wrote; export to another folder", path.string(),
+                printable(unknown.front()));
 }
 
 void check_room_for_export(const std::string& folder, std::uint64_t bytes) {
@@ -172,6 +131,7 @@ std::vector<std::string> export_model(comm::Communicator& communicator, const st
   job.state.model = model;
   job.options.model_dtype = options.dtype;
   job.options.files = options.files;
+  job.options.file_modes = options.file_modes;
   job.options.tensor_folders = options.tensor_folders;
   job.options.max_file_size = options.max_file_size;
   job.options.stall_timeout = options.stall_timeout;
@@ -181,17 +141,6 @@ std::vector<std::string> export_model(comm::Communicator& communicator, const st
     return std::make_unique<ExportDestination>(target, partial(id));
   };
   return run_save(communicator, std::move(job)).warnings;
-}
-
-std::map<std::string, std::string> read_model_files(const std::string& folder) {
-  std::map<std::string, std::string> files;
-  for (const std::string_view name : model_file_names) {
-    const fs::path path = fs::path(folder) / name;
-    std::error_code error;
-    if (!fs::exists(path, error)) continue;
-    files.emplace(name, read_file(path, model_file_limit));
-  }
-  return files;
 }
 
 }  // namespace tessera::checkpoint

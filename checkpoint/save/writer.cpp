@@ -268,7 +268,11 @@ std::string Save::prepare() {
     file.resize(planned.bytes);
     file.close();
   }
-  for (const auto& [name, contents] : job_.options.files) write_file(partial_ / name, contents);
+  for (const auto& [name, contents] : job_.options.files) {
+    const auto mode = job_.options.file_modes.find(name);
+    write_file(partial_ / name, contents,
+               mode == job_.options.file_modes.end() ? File::default_mode : mode->second);
+  }
   return {};
 }
 
