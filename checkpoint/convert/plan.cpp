@@ -330,7 +330,9 @@ std::optional<std::string> model_config_text(const Contents& contents) {
   }
   const auto file = contents.files.find("config.json");
   if (file == contents.files.end()) return std::nullopt;
-  return read_file(file->second, config_limit);
+  const std::filesystem::path& path = file->second;
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  return read_whole(open_member(folder, path.filename().string()), config_limit);
 }
 
 std::uint64_t bytes_of(const TensorInfo& tensor) {
