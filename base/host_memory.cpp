@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
@@ -163,4 +163,4 @@ std::int64_t peak_resident_bytes() {
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

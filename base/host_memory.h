@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace tessera::cli {
+namespace tessera {
 
 struct FreeMemory {
   std::uint64_t bytes = 0;
@@ -28,4 +28,4 @@ std::optional<FreeMemory> free_memory_of_rank(int ranks, int in_process,
 // The peak resident memory of this process so far.
 std::int64_t peak_resident_bytes();
 
-}  // namespace tessera::cli
+}  // namespace tessera

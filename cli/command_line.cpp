@@ -111,19 +111,19 @@ std::string full_name(const CLI::App& command) {
 
 // The recipe's key with this name, or the equivalent of another tool's key.
 std::string recipe_key_meant(std::string word) {
-  const OtherWord* const other = other_word("key", word);
+  const training::OtherWord* const other = training::other_word("key", word);
   if (other != nullptr && other->here.find('.') != std::string_view::npos) {
     return std::string(other->here);
   }
   std::replace(word.begin(), word.end(), '-', '_');
-  for (const RecipeKey& key : recipe_keys()) {
+  for (const training::RecipeKey& key : training::recipe_keys()) {
     if (key.name == word || key.name.ends_with("." + word)) return key.name;
   }
   return "";
 }
 
 // Where an option that starts ranks is given to a command that is one of them.
-std::string launch_option_meant(const std::string& word, const OtherWord* option) {
+std::string launch_option_meant(const std::string& word, const training::OtherWord* option) {
   const Command launch = describe_launch();
   const std::string name = option != nullptr ? std::string(option->here) : word;
   if (find_option(launch, name) == nullptr) return "";
@@ -137,11 +137,11 @@ std::string meant_option(const std::string& word, const std::vector<std::string>
     return std::find(names.begin(), names.end(), name) != names.end();
   };
   const std::string bare = word.substr(std::min(word.find_first_not_of('-'), word.size()));
-  const OtherWord* const option = other_word("option", bare);
-  if (option != nullptr && is_option(option->here)) return other_option(word);
+  const training::OtherWord* const option = training::other_word("option", bare);
+  if (option != nullptr && is_option(option->here)) return training::other_option(word);
   const std::string key = is_option("--set") ? recipe_key_meant(bare) : "";
   if (!key.empty()) return fmt::format("; it is a key of the recipe: --set {}=VALUE", key);
-  if (option != nullptr && option->here.empty()) return other_option(word);
+  if (option != nullptr && option->here.empty()) return training::other_option(word);
   if (std::string start = launch_option_meant(word, option); !start.empty()) return start;
   return did_you_mean(word, names);
 }

@@ -34,7 +34,7 @@ file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/shipped_clusters.cpp @ONLY CONTENT [
 // Made from clusters/*.yaml.
 #include "planner/cluster_file.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 const std::vector<ShippedCluster>& shipped_clusters() {
   static const std::vector<ShippedCluster> clusters = {
@@ -42,7 +42,7 @@ const std::vector<ShippedCluster>& shipped_clusters() {
   return clusters;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner
 ]])
 list(APPEND tessera_planner_sources ${PROJECT_BINARY_DIR}/shipped_clusters.cpp)
 set(below tessera)

@@ -15,7 +15,7 @@ set(tessera_write_public_headers ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR
 # Once at configuration, for editors and clang-tidy, which need no build.
 execute_process(COMMAND ${tessera_write_public_headers} COMMAND_ERROR_IS_FATAL ANY)
 
-set(tessera_public_floors base kernels engine comm sharding checkpoint tokenizers models tasks tessera)
+set(tessera_public_floors base kernels engine comm sharding checkpoint tokenizers models tasks trainer tessera)
 list(TRANSFORM tessera_public_floors REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/*.h" OUTPUT_VARIABLE tessera_header_patterns)
 file(GLOB_RECURSE tessera_headers CONFIGURE_DEPENDS ${tessera_header_patterns})
 set(tessera_public_stamp ${PROJECT_BINARY_DIR}/public_headers.stamp)

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 FailureChannel::FailureChannel() {
   int ends[2];
@@ -49,4 +49,4 @@ std::vector<Failure> FailureChannel::take() {
   return failures;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

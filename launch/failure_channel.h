@@ -7,7 +7,7 @@
 
 #include "sharding/context/failure.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 // The write end is close-on-exec; a rank clears that flag between fork and exec to keep it.
 class FailureChannel {
@@ -28,4 +28,4 @@ class FailureChannel {
   std::string partial_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

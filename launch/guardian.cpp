@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 // Runs in a forked child of a single-threaded launcher; uses no heap.
@@ -84,4 +84,4 @@ void Guardian::tell(pid_t message) noexcept {
   [[maybe_unused]] const ssize_t written = ::write(pipe_, &message, sizeof message);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -7,7 +7,7 @@
 
 #include <chrono>
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 class Guardian {
  public:
@@ -29,4 +29,4 @@ class Guardian {
   int pipe_ = -1;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

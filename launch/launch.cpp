@@ -25,10 +25,10 @@
 #include "launch/nodes.h"
 #include "launch/rank_process.h"
 #include "launch/report.h"
-#include "launch/restart.h"
 #include "launch/signals.h"
+#include "trainer/restart.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -363,4 +363,4 @@ int launch(const LaunchOptions& options) {
                             : launch_with_others(options, plan, signals, guardian);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -10,7 +10,7 @@
 #include "comm/control/job_key.h"
 #include "launch/output.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 struct LaunchOptions {
   int ranks = 1;    // processes on this node
@@ -39,4 +39,4 @@ int launch(const LaunchOptions& options);
 // The number of cores that this process may use.
 int usable_cores();
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -14,7 +14,7 @@
 #include <system_error>
 #include <thread>
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 // Signals as bits of a mask; 0 for a process that has ended.
@@ -73,4 +73,4 @@ std::vector<pid_t> processes_that_bear(int signal, pid_t group) {
   return processes;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

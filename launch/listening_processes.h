@@ -5,11 +5,11 @@
 
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 // The processes of a group that handle or ignore the signal, or keep blocking it (this takes a
 // quarter of a second to find out), read in /proc. A shell that only waits for its program is not
 // among them: the signal would end it.
 std::vector<pid_t> processes_that_bear(int signal, pid_t group);
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

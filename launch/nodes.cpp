@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "comm/timeout.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using comm::control::Frame;
@@ -249,4 +249,4 @@ void LaunchNodes::send_to_all(const std::string& message, int but_node) {
   }
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

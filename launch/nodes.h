@@ -22,7 +22,7 @@
 #include "launch/report.h"
 #include "launch/signals.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 // The place of this node's ranks in the world.
 struct LaunchPlan {
@@ -125,4 +125,4 @@ class LaunchNodes {
   std::vector<int> signals_;  // that other launchers got
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

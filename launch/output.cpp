@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/write_failure.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 constexpr std::size_t longest_line = std::size_t{1} << 16;  // longer ones are passed on in pieces
@@ -264,4 +264,4 @@ void RankOutput::keep(Stream& stream, std::string_view text) {
   log.file.reset();
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

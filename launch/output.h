@@ -14,7 +14,7 @@
 
 #include "comm/file_descriptor.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 struct OutputOptions {
   std::string folder;          // for rank-N.log; empty: no files
@@ -114,4 +114,4 @@ class RankOutput {
   bool lacked_room_ = false;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -16,7 +16,7 @@
 
 extern char** environ;  // no POSIX header declares it
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 std::vector<std::string> merged_environment(const std::map<std::string, std::string>& changes) {
@@ -145,4 +145,4 @@ std::optional<RankExit> RankProcess::poll() {
   return exit_;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -13,7 +13,7 @@
 
 #include "launch/guardian.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 struct RankExit {
   int signal = 0;  // the signal that killed it, or 0
@@ -61,4 +61,4 @@ class RankProcess {
   std::optional<RankExit> exit_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

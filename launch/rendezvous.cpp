@@ -14,7 +14,7 @@
 #include "comm/wait_notice.h"
 #include "launch/nodes.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using comm::FileDescriptor;
@@ -244,4 +244,4 @@ std::optional<int> LaunchNodes::come(SignalQueue& signals) {
   return std::nullopt;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 constexpr int rank_failed = static_cast<int>(ErrorCode::rank_failed);
@@ -104,4 +104,4 @@ void say(const std::string& line) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -10,7 +10,7 @@
 #include "launch/rank_process.h"
 #include "sharding/context/failure.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 struct EndedRank {
   int rank = 0;
@@ -46,4 +46,4 @@ LaunchReport report_of(const LaunchOutcome& outcome, int here, int world, const 
 // Prints a line on stderr, "tessera: ...".
 void say(const std::string& line);
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

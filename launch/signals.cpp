@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 sigset_t block(sigset_t& before) {
@@ -46,4 +46,4 @@ std::optional<int> SignalQueue::wait(std::chrono::milliseconds time, std::vector
   return static_cast<int>(info.ssi_signo);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -11,7 +11,7 @@
 
 #include "comm/file_descriptor.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 
 class SignalQueue {
  public:
@@ -40,4 +40,4 @@ inline bool insists(int signal, std::chrono::steady_clock::duration since) {
   return signal == SIGQUIT || (signal != SIGHUP && since >= pair);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

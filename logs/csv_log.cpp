@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 constexpr std::string_view csv_header =
@@ -69,4 +69,4 @@ void CsvLog::write_evaluation(std::int64_t step,
   file_.append(rows, step);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -10,7 +10,7 @@
 #include "logs/log_file.h"
 #include "logs/metrics.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 class CsvLog {
  public:
@@ -29,4 +29,4 @@ class CsvLog {
   LogFile file_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstring>
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 constexpr std::array<std::uint32_t, 256> make_crc_table() {
@@ -168,4 +168,4 @@ std::optional<std::int64_t> step_of_event(std::string_view event) {
   return step;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

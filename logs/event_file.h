@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 // CRC-32C (Castagnoli), reflected, as TFRecord computes it before masking.
 std::uint32_t crc32c(std::string_view bytes);
@@ -27,4 +27,4 @@ std::string scalar_event(double wall_time, std::int64_t step,
 // The step of an event, 0 if it has none; nullopt if the bytes are not an Event.
 std::optional<std::int64_t> step_of_event(std::string_view event);
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

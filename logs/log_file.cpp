@@ -19,7 +19,7 @@
 #include "checkpoint/io/removal.h"
 #include "engine/storage/output_file.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 void make_parent(const std::filesystem::path& path) {
@@ -186,4 +186,4 @@ void check_output_file(const std::string& key, const std::filesystem::path& path
   });
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

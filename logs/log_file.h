@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 class LogFile {
  public:
@@ -64,4 +64,4 @@ std::int64_t bytes_of_lines(
 void check_output_file(const std::string& key, const std::filesystem::path& path,
                        std::string_view mark);
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

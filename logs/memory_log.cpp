@@ -12,9 +12,9 @@
 #include "logs/log_file.h"
 #include "planner/recipe_plan.h"
 #include "planner/report.h"
-#include "training/trainer.h"
+#include "trainer/trainer.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 constexpr const char* memory_format = "tessera-run-memory";
@@ -23,31 +23,34 @@ constexpr MemoryKind exact_kinds[] = {MemoryKind::parameters, MemoryKind::gradie
                                       MemoryKind::optimizer, MemoryKind::communication};
 
 // The plan of the run that begins.
-MemoryPlan plan_of(const Recipe& recipe, const Context& context, int steps) {
-  return plan_recipe(recipe_for_plan(recipe, context), planned_world_of(context, recipe), steps);
+MemoryPlan plan_of(const training::Recipe& recipe, const Context& context, int steps) {
+  return planner::plan_recipe(planner::recipe_for_plan(recipe, context),
+                              planner::planned_world_of(context, recipe), steps);
 }
 
 }  // namespace
 
-MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t steps_done)
+MemoryLog::MemoryLog(const training::Recipe& recipe, const Context& context,
+                     std::int64_t steps_done)
     : path_(*recipe.log.memory),
       steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)),
-      batches_vary_(recipe.train.task == TaskKind::sentence_pairs) {
+      batches_vary_(recipe.train.task == training::TaskKind::sentence_pairs) {
   check_output_file("log.memory", path_, memory_format);
   // A resumed run has its moments from the first step on, a new one from the second.
   planned_ = plan_of(recipe, context, steps_done == 0 && recipe.train.steps == 1 ? 1 : 2);
 }
 
-std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
+std::optional<std::string> MemoryLog::end_step(const Trainer& training) {
   if (steps_left_ <= 0 || --steps_left_ > 0) return std::nullopt;
   const RankMemory measured = training.memory();
   nlohmann::ordered_json json = {{"format", memory_format},
-                                 {"planned", kinds_json(planned_.memory)},
-                                 {"measured", kinds_json(measured)}};
+                                 {"planned", planner::kinds_json(planned_.memory)},
+                                 {"measured", planner::kinds_json(measured)}};
   const auto add_elsewhere = [&](const char* name, MemoryUse RankMemory::*use) {
     const MemoryUse &plan = planned_.memory.*use, &run = measured.*use;
     if (plan.total() == 0 && run.total() == 0) return;
-    json[name] = {{"planned", elsewhere_json(plan)}, {"measured", elsewhere_json(run)}};
+    json[name] = {{"planned", planner::elsewhere_json(plan)},
+                  {"measured", planner::elsewhere_json(run)}};
   };
   add_elsewhere("in_files", &RankMemory::in_files);
   add_elsewhere("on_host", &RankMemory::on_host);
@@ -84,4 +87,4 @@ std::optional<std::string> memory_difference(const RankMemory& planned, const Ra
   return "warning: memory is not as planned: " + text;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -8,9 +8,11 @@
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera {
+class Trainer;
+}
 
-class TrainingRun;
+namespace tessera::logs {
 
 // Rank 0 writes it after its second step (after the only step of a run with one): by then all
 // lasting memory exists.
@@ -18,12 +20,12 @@ class MemoryLog {
  public:
   // Plans the run, which has done `steps_done` steps. Throws Error(configuration) if the file
   // cannot be written.
-  MemoryLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+  MemoryLog(const training::Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   // Writes the file when it is time. Returns a text for the user if plan and measurement differ: in
   // a kind that is planned to the byte, or by more than 2 % in total. Throws the errors of
   // LogFile::append() if the file system refuses.
-  std::optional<std::string> end_step(const TrainingRun& training);
+  std::optional<std::string> end_step(const Trainer& training);
 
  private:
   std::string path_;
@@ -37,4 +39,4 @@ class MemoryLog {
 std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured,
                                              bool at_most = false);
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 std::string number(double value) {
@@ -74,4 +74,4 @@ void MetricsWriter::write_evaluation(std::int64_t step,
   file_.append(line + "}\n", step);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

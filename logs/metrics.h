@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "logs/log_file.h"
-#include "training/step_metrics.h"
+#include "trainer/step_metrics.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 // One line of JSON without its newline. Numbers have 9 significant digits, enough for a float;
 // numbers that JSON does not have (NaN, infinities) are null.
@@ -35,4 +35,4 @@ class MetricsWriter {
   LogFile file_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -9,7 +9,7 @@
 #include "checkpoint/steps/manifest.h"
 #include "engine/storage/output_file.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -99,4 +99,4 @@ void require_regular_output(const std::string& what, const fs::path& path) {
                 "{}: is a device or a pipe, and this output needs a regular file; name one", what);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

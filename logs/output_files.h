@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 // Whether a file with this beginning (4 KiB at most) is an earlier output of the same kind.
 using IsEarlierOutput = std::function<bool(std::string_view beginning)>;
@@ -38,4 +38,4 @@ class OutputFiles {
 // beginning to their end.
 void require_regular_output(const std::string& what, const std::filesystem::path& path);
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

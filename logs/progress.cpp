@@ -15,7 +15,7 @@
 #include "base/text/byte_size.h"
 #include "base/text/printable.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 constexpr auto redraw_interval = std::chrono::milliseconds(100);
@@ -122,4 +122,4 @@ void Progress::print(const std::string& text) const noexcept {
   }
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

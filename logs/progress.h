@@ -8,7 +8,7 @@
 
 #include "logs/metrics.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 struct ProgressOptions {
   std::int64_t first_step = 0;  // steps that the run has already done
@@ -47,4 +47,4 @@ class Progress {
   bool drawn_ = false;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

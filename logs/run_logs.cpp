@@ -5,11 +5,11 @@
 
 #include "logs/output_files.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 namespace {
 
-void check_output_files(const LogRecipe& log) {
+void check_output_files(const training::LogRecipe& log) {
   OutputFiles files;
   const auto add = [&](const char* key, const std::optional<std::string>& path) {
     if (path) files.add_checked(fmt::format("{}: {}", key, *path), *path);
@@ -27,8 +27,8 @@ void check_output_files(const LogRecipe& log) {
 
 }  // namespace
 
-RunLogs::RunLogs(const Recipe& recipe, TrainingRun& training) : training_(training) {
-  const LogRecipe& log = recipe.log;
+RunLogs::RunLogs(const training::Recipe& recipe, Trainer& training) : training_(training) {
+  const training::LogRecipe& log = recipe.log;
   const Context& context = training.context();
   const std::int64_t done = training.position().steps;
   if (context.is_main()) {
@@ -89,4 +89,4 @@ std::vector<std::string> RunLogs::finish() {
   return summary_ ? summary_->finish(training_) : std::vector<std::string>{};
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -12,16 +12,16 @@
 #include "logs/run_summary.h"
 #include "logs/tensorboard_log.h"
 #include "logs/trace_log.h"
+#include "trainer/trainer.h"
 #include "training/recipe/recipe.h"
-#include "training/trainer.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 class RunLogs {
  public:
   // Opens all files before it changes any of them. Throws Error(configuration) if one cannot be
   // written, or has another format. Steps are recorded only if a log needs it.
-  RunLogs(const Recipe& recipe, TrainingRun& training);
+  RunLogs(const training::Recipe& recipe, Trainer& training);
   // Notes for the user about the files that existed already.
   [[nodiscard]] std::vector<std::string> notes() const;
 
@@ -35,7 +35,7 @@ class RunLogs {
   std::vector<std::string> finish();
 
  private:
-  TrainingRun& training_;
+  Trainer& training_;
   std::optional<MetricsWriter> jsonl_;  // rank 0's, like all files that do not depend on ranks
   std::optional<CsvLog> csv_;
   std::optional<TensorboardLog> tensorboard_;
@@ -44,4 +44,4 @@ class RunLogs {
   std::optional<RunSummary> summary_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

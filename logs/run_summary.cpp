@@ -13,9 +13,9 @@
 #include "engine/storage/output_file.h"
 #include "logs/log_file.h"
 #include "sharding/profiler/trace.h"
-#include "training/trainer.h"
+#include "trainer/trainer.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 constexpr std::string_view summary_format = "tessera-run-summary";
@@ -85,7 +85,8 @@ std::size_t largest(const Reports& reports, const Value& value) {
 
 }  // namespace
 
-RunSummary::RunSummary(const Recipe& recipe, const Context& context, std::int64_t steps_done)
+RunSummary::RunSummary(const training::Recipe& recipe, const Context& context,
+                       std::int64_t steps_done)
     : path_(recipe.log.summary.value_or("")), writes_(context.is_main()), last_step_(steps_done) {
   const std::int64_t steps = std::max<std::int64_t>(recipe.train.steps - steps_done, 1);
   const std::int64_t warmup = steps > warmup_steps ? warmup_steps : 0;
@@ -135,7 +136,7 @@ RunSummary::Numbers RunSummary::medians() const {
   return result;
 }
 
-std::vector<std::string> RunSummary::finish(TrainingRun& training) {
+std::vector<std::string> RunSummary::finish(Trainer& training) {
   training.recorder().complete();
   end_step(training.recorder().last());
   const Report mine{medians(), training.peak_bytes(), lost_};
@@ -153,7 +154,7 @@ std::vector<std::string> RunSummary::finish(TrainingRun& training) {
   return lines(reports);
 }
 
-std::string RunSummary::json(const TrainingRun& training, const std::vector<Report>& reports,
+std::string RunSummary::json(const Trainer& training, const std::vector<Report>& reports,
                              const std::vector<StepRecord>& timeline) const {
   const Numbers& waited =
       reports[largest(reports, [](const Report& r) { return r.medians.exposed; })].medians;
@@ -171,12 +172,16 @@ std::string RunSummary::json(const TrainingRun& training, const std::vector<Repo
   }
   std::vector<std::int64_t> peaks;
   for (const Report& report : reports) peaks.push_back(report.peak_bytes);
+  std::int64_t parameters = 0;
+  for (const auto& parameter : training.model().sharded_parameters()) {
+    parameters += parameter.shape.elements();
+  }
   nlohmann::ordered_json summary = {
       {"format", summary_format},
       {"version", 1},
       {"world_size", reports.size()},
       {"steps", steps_},
-      {"parameters", training.parameters()},
+      {"parameters", parameters},
       {"units", training.recorder().units().size()},
       {"step_s", waited.step},
       {"exposed_s", std::move(exposed)},
@@ -230,4 +235,4 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
   return lines;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

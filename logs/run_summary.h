@@ -10,9 +10,11 @@
 #include "sharding/profiler/step_recorder.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera {
+class Trainer;
+}
 
-class TrainingRun;
+namespace tessera::logs {
 
 // Keeps the newest values, up to `most`.
 template <class Value>
@@ -41,13 +43,13 @@ class LastValues {
 class RunSummary {
  public:
   // Throws Error(configuration) if rank 0 cannot write log.summary.
-  RunSummary(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+  RunSummary(const training::Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   // Call it when a step is recorded.
   void end_step(const StepRecord& record);
   // Collective. Returns lines for the user; rank 0 writes the file. Throws the errors of
   // write_output() if the file system refuses.
-  std::vector<std::string> finish(TrainingRun& training);
+  std::vector<std::string> finish(Trainer& training);
 
   static constexpr std::int64_t warmup_steps = 3;
   static constexpr std::size_t most_steps = 1000;
@@ -66,7 +68,7 @@ class RunSummary {
   };
   [[nodiscard]] bool may_be_timeline(std::int64_t step) const;
   [[nodiscard]] Numbers medians() const;
-  [[nodiscard]] std::string json(const TrainingRun& training, const std::vector<Report>& reports,
+  [[nodiscard]] std::string json(const Trainer& training, const std::vector<Report>& reports,
                                  const std::vector<StepRecord>& timeline) const;
   [[nodiscard]] std::vector<std::string> lines(const std::vector<Report>& reports) const;
 
@@ -83,4 +85,4 @@ class RunSummary {
   std::vector<CollectiveTotal> collectives_;  // the last step's
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

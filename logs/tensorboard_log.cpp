@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "logs/event_file.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 double wall_time() {
@@ -86,4 +86,4 @@ void TensorboardLog::write_evaluation(std::int64_t step,
   file_.append(tf_record(scalar_event(wall_time(), step, tagged)), step);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -10,7 +10,7 @@
 #include "logs/log_file.h"
 #include "logs/metrics.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 
 class TensorboardLog {
  public:
@@ -31,4 +31,4 @@ class TensorboardLog {
   LogFile file_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

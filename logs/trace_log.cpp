@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "sharding/profiler/trace.h"
-#include "training/trainer.h"
+#include "trainer/trainer.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 // By default: the first steps after the warm-up.
@@ -37,7 +37,8 @@ std::int64_t trace_bytes_to_keep(const std::filesystem::path& path, std::int64_t
 
 }  // namespace
 
-TraceLog::TraceLog(const Recipe& recipe, const Context& context, std::int64_t steps_done) {
+TraceLog::TraceLog(const training::Recipe& recipe, const Context& context,
+                   std::int64_t steps_done) {
   if (recipe.log.trace_steps) {
     first_ = (*recipe.log.trace_steps)[0];
     last_ = (*recipe.log.trace_steps)[1];
@@ -60,7 +61,7 @@ void TraceLog::begin(int ranks) {
   if (file_->is_regular()) file_->append(trace_end(), 0);
 }
 
-void TraceLog::end_step(const TrainingRun& training) {
+void TraceLog::end_step(const Trainer& training) {
   const std::int64_t step = training.position().steps;
   if (step < first_ || step > last_) return;
   StepRecorder& recorder = training.recorder();
@@ -90,4 +91,4 @@ void TraceLog::end_without_step(std::int64_t step) {
   }
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

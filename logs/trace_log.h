@@ -9,22 +9,24 @@
 #include "sharding/profiler/step_recorder.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera {
+class Trainer;
+}
 
-class TrainingRun;
+namespace tessera::logs {
 
 // For one rank. Rank 0 has the file, which is valid JSON after each step.
 class TraceLog {
  public:
   // Steps up to `steps_done` of a resumed run stay in the file. Throws Error(configuration) if rank
   // 0 cannot write it, or if it is not a trace of a run.
-  TraceLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+  TraceLog(const training::Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   void begin(int ranks);
   [[nodiscard]] const std::optional<LogFile>& file() const { return file_; }
   // Collective. Writes the step and everything that came after it. Throws if the file system
   // refuses.
-  void end_step(const TrainingRun& training);
+  void end_step(const Trainer& training);
 
  private:
   void end_without_step(std::int64_t step);
@@ -34,4 +36,4 @@ class TraceLog {
   std::int64_t body_bytes_ = 0;  // of the file, without its closing text
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "planner/recipe_plan.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 constexpr std::size_t enough_advice = 3;
@@ -23,7 +23,7 @@ constexpr std::array<Strategy, 6> by_cost = {Strategy::no_shard,      Strategy::
 
 // A changed recipe, and its changes.
 struct Candidate {
-  Recipe recipe;
+  training::Recipe recipe;
   PlanWorld world;
   std::vector<std::string> changes;
 };
@@ -37,7 +37,7 @@ Candidate with_strategy(Candidate candidate, Strategy strategy) {
 }
 
 Candidate with_bf16(Candidate candidate) {
-  candidate.recipe.sharding.mixed_precision = MixedPrecision::bf16;
+  candidate.recipe.sharding.mixed_precision = training::MixedPrecision::bf16;
   candidate.changes.emplace_back("--set sharding.mixed_precision=bf16");
   return candidate;
 }
@@ -63,7 +63,7 @@ std::vector<Candidate> with_offload(const Candidate& whole) {
   const Placement place = gpu ? Placement::host : Placement::file;
   std::vector<Candidate> all;
   Candidate candidate = whole;
-  OffloadRecipe& offload = candidate.recipe.sharding.offload;
+  training::OffloadRecipe& offload = candidate.recipe.sharding.offload;
   const auto set = [&](std::optional<Placement>& what, std::string_view key) {
     what = place;
     candidate.changes.push_back(fmt::format("--set sharding.offload.{}={}", key, name_of(place)));
@@ -105,7 +105,8 @@ std::vector<Candidate> with_strategies(const Candidate& candidate) {
   std::vector<Candidate> all;
   for (const Strategy strategy : by_cost) {
     if (strategy == candidate.recipe.sharding.sharding_strategy) continue;
-    if (is_hybrid(strategy) && planned_group_size(candidate.recipe, candidate.world.ranks) == 1)
+    if (training::is_hybrid(strategy) &&
+        planned_group_size(candidate.recipe, candidate.world.ranks) == 1)
       continue;
     all.push_back(with_strategy(candidate, strategy));
   }
@@ -157,25 +158,26 @@ class Search {
 
 }  // namespace
 
-std::int64_t planned_group_size(const Recipe& recipe, int world_size) {
+std::int64_t planned_group_size(const training::Recipe& recipe, int world_size) {
   if (recipe.sharding.group_size) return *recipe.sharding.group_size;
   std::int64_t size = std::min(world_size, 8);
   while (world_size % size != 0) --size;
   return size;
 }
 
-StrategyPlan plan_strategy(const Recipe& recipe, const PlanWorld& world, Strategy strategy) {
+StrategyPlan plan_strategy(const training::Recipe& recipe, const PlanWorld& world,
+                           Strategy strategy) {
   StrategyPlan row;
   row.strategy = strategy;
-  Recipe chosen = recipe;
+  training::Recipe chosen = recipe;
   chosen.sharding.sharding_strategy = strategy;
-  if (is_hybrid(strategy)) {
+  if (training::is_hybrid(strategy)) {
     row.group_size = planned_group_size(recipe, world.ranks);
     chosen.sharding.group_size = row.group_size;
   }
   try {
     check_planned_world(world);
-    validate(chosen, world.ranks);
+    training::validate(chosen, world.ranks);
     row.plan = plan_recipe(chosen, world);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::configuration) throw;
@@ -184,11 +186,11 @@ StrategyPlan plan_strategy(const Recipe& recipe, const PlanWorld& world, Strateg
   return row;
 }
 
-Advices advise(const Recipe& recipe, const PlanWorld& world, const MemoryBudget& memory) {
+Advices advise(const training::Recipe& recipe, const PlanWorld& world, const MemoryBudget& memory) {
   const Candidate now{recipe, world, {}};
-  const bool fp32 = recipe.sharding.mixed_precision == MixedPrecision::no;
+  const bool fp32 = recipe.sharding.mixed_precision == training::MixedPrecision::no;
   const bool keeps = recipe.sharding.activation_checkpointing == ActivationCheckpointing::none;
-  const OffloadOptions offload = offload_options(recipe).on(world.device);
+  const OffloadOptions offload = training::offload_options(recipe).on(world.device);
   const bool in_memory = offload.parameters == Placement::device &&
                          offload.gradients == Placement::device &&
                          offload.optimizer == Placement::device;
@@ -219,4 +221,4 @@ Advices advise(const Recipe& recipe, const PlanWorld& world, const MemoryBudget&
   return search.found();
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -7,7 +7,7 @@
 
 #include "planner/report.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 // Changes that make the recipe fit into `memory`, cheapest first, at most three. They are tried in
 // this order:
@@ -24,13 +24,14 @@ struct Advices {
   std::vector<Advice> fitting;
   std::optional<Advice> least;
 };
-Advices advise(const Recipe& recipe, const PlanWorld& world, const MemoryBudget& memory);
+Advices advise(const training::Recipe& recipe, const PlanWorld& world, const MemoryBudget& memory);
 
 // The number of ranks that hold one copy in HYBRID_*: the recipe's, else 8 or the largest divisor
 // of the world below it.
-std::int64_t planned_group_size(const Recipe& recipe, int world_size);
+std::int64_t planned_group_size(const training::Recipe& recipe, int world_size);
 
 // The plan of the recipe with this strategy, or the reason why it was refused.
-StrategyPlan plan_strategy(const Recipe& recipe, const PlanWorld& world, Strategy strategy);
+StrategyPlan plan_strategy(const training::Recipe& recipe, const PlanWorld& world,
+                           Strategy strategy);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

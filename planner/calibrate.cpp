@@ -27,9 +27,9 @@
 #include "planner/environment.h"
 #include "planner/kernel_times.h"
 #include "training/recipe/recipe.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 using CalibrationClock = std::chrono::steady_clock;
@@ -57,14 +57,14 @@ constexpr Reference references[] = {
 };
 constexpr const char* precisions[] = {"no", "bf16", "fp16"};
 
-Recipe reference_recipe(const Reference& reference, const std::string& precision,
-                        const std::filesystem::path& corpus) {
+training::Recipe reference_recipe(const Reference& reference, const std::string& precision,
+                                  const std::filesystem::path& corpus) {
   const std::string text = fmt::format(
       "model: {}\ndata: {{train: \"{}\", tokenizer: bytes, batch_size: {}}}\n"
       "train: {{steps: 100, device: cpu, max_grad_norm: 1.0}}\n"
       "sharding: {{sharding_strategy: FULL_SHARD, mixed_precision: {}}}\n",
       reference.model, corpus.string(), reference.batch, precision);
-  return parse_recipe(text, "a calibration", {});
+  return training::parse_recipe(text, "a calibration", {});
 }
 
 // Times for one number of ranks, from all trainings and ranks.
@@ -122,9 +122,9 @@ struct Training {
   double kernels = 0;  // launched in a step
 };
 
-Training time_training(const Recipe& recipe, const Context& context, int steps) {
+Training time_training(const training::Recipe& recipe, const Context& context, int steps) {
   Training training;
-  TrainingRun run(recipe, context);
+  Trainer run = training::make_trainer(recipe, context);
   KernelTimes times;
   for (int step = 0; step < warm_up_steps; ++step) (void)run.step();
   std::vector<double> outside, all_inside;
@@ -150,7 +150,7 @@ Training time_training(const Recipe& recipe, const Context& context, int steps) 
 
 // Runs `ranks` independent trainings at the same time and times a rank's kernels while the others
 // compute as well. Communication between ranks is timed separately.
-Training time_side_by_side(const Recipe& recipe, int ranks, int steps) {
+Training time_side_by_side(const training::Recipe& recipe, int ranks, int steps) {
   std::mutex mutex;
   std::barrier start(ranks);
   Training all;
@@ -350,7 +350,7 @@ Cluster calibrate(const CalibrationOptions& options) {
         options.progress(fmt::format("{}, {}, {} rank{} at work", reference.name,
                                      precision == precisions[0] ? "fp32" : precision, ranks,
                                      ranks == 1 ? "" : "s"));
-        const Recipe recipe = reference_recipe(reference, precision, corpus.file());
+        const training::Recipe recipe = reference_recipe(reference, precision, corpus.file());
         Training training = time_side_by_side(recipe, ranks, options.steps);
         samples.take(std::move(training.samples));
         options.progress(fmt::format("  {:.2f} ms a step in {} kernels, {:.2f} ms outside of them",
@@ -380,4 +380,4 @@ Cluster calibrate(const CalibrationOptions& options) {
   return cluster;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -8,7 +8,7 @@
 
 #include "sharding/plan/cluster.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 struct CalibrationOptions {
   std::filesystem::path folder;  // for temporary files, on the disk that is measured
@@ -19,4 +19,4 @@ struct CalibrationOptions {
 // Measures CPUs. Takes about a minute on two cores; nothing else should run at the same time.
 Cluster calibrate(const CalibrationOptions& options);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

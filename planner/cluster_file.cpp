@@ -16,8 +16,12 @@
 #include "base/text/small_file.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
+
+using training::Choice;
+using training::refuse_value;
+using training::YamlNode;
 
 // All machines are many orders of magnitude below these limits: a larger value has a wrong unit.
 constexpr double largest_rate = 1e18;
@@ -99,13 +103,13 @@ double read_seconds(const YamlNode& node, const std::string& key) {
 }
 
 double read_part(const YamlNode& node, const std::string& key) {
-  const double part = read_number(node, key);
+  const double part = training::read_number(node, key);
   if (!(part > 0) || part > 1) refuse_value(node, key, "above 0 and at most 1");
   return part;
 }
 
 int read_count(const YamlNode& node, const std::string& key, int most) {
-  const std::int64_t count = read_integer(node, key);
+  const std::int64_t count = training::read_integer(node, key);
   if (count < 1 || count > most) {
     refuse_value(node, key, fmt::format("a whole number from 1 to {}", most));
   }
@@ -147,7 +151,7 @@ MeasuredKernel read_measured(const YamlNode& node) {
   }
   const auto& items = node.items;
   MeasuredKernel one;
-  const std::string name = read_text(items[0], "measured");
+  const std::string name = training::read_text(items[0], "measured");
   const auto kernel = kernel_named(name);
   if (!kernel) {
     std::vector<std::string> names;
@@ -158,17 +162,19 @@ MeasuredKernel read_measured(const YamlNode& node) {
          did_you_mean(name, names));
   }
   one.work.kernel = *kernel;
-  one.work.dtype = read_choice(items[1], "measured", measured_dtypes());
+  one.work.dtype = training::read_choice(items[1], "measured", measured_dtypes());
   one.ranks = read_count(items[2], "measured", largest_node);
   std::array<std::int64_t*, 4> shape = {&one.work.m, &one.work.n, &one.work.k, &one.work.batch};
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    *shape[i] = read_integer(items[3 + i], "measured");
-    check_range(items[3 + i], "measured", at_least(0), static_cast<double>(*shape[i]));
+    *shape[i] = training::read_integer(items[3 + i], "measured");
+    training::check_range(items[3 + i], "measured", training::at_least(0),
+                          static_cast<double>(*shape[i]));
   }
   std::array<double*, 3> numbers = {&one.work.operations, &one.work.bytes, &one.seconds};
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    *numbers[i] = read_number(items[7 + i], "measured");
-    check_range(items[7 + i], "measured", i == 2 ? above(0) : at_least(0), *numbers[i]);
+    *numbers[i] = training::read_number(items[7 + i], "measured");
+    training::check_range(items[7 + i], "measured",
+                          i == 2 ? training::above(0) : training::at_least(0), *numbers[i]);
   }
   return one;
 }
@@ -183,7 +189,7 @@ std::vector<MeasuredKernel> read_measured_list(const YamlNode& node, const std::
 DeviceType read_device(const YamlNode& node, const std::string& key) {
   static const std::vector<Choice<DeviceType>> choices = {{"cpu", DeviceType::cpu},
                                                           {"cuda", DeviceType::cuda}};
-  return read_choice(node, key, choices);
+  return training::read_choice(node, key, choices);
 }
 
 std::uint64_t read_memory(const YamlNode& node, const std::string& key) {
@@ -207,7 +213,7 @@ std::vector<ClusterKey> make_keys() {
   const auto count = [](const YamlNode& node, const std::string& key) {
     return read_count(node, key, largest_node);
   };
-  add("name", "text", true, "The name in reports", read_text, &Cluster::name);
+  add("name", "text", true, "The name in reports", training::read_text, &Cluster::name);
   add("device", "cpu, cuda", true, "The device of the ranks", read_device, &Cluster::device);
   add("per_node", "count", true, "GPUs of a node, or cores of a node without GPUs", count,
       &Cluster::per_node);
@@ -336,10 +342,10 @@ const std::vector<ClusterKey>& cluster_keys() {
 }
 
 Cluster parse_cluster(std::string_view text, const std::string& source) {
-  const YamlNode tree = parse_yaml(text, source);
+  const YamlNode tree = training::parse_yaml(text, source);
   if (tree.kind != YamlNode::Kind::mapping) {
     fail(ErrorCode::configuration, "{}: a cluster file is a group of keys, got {}", source,
-         describe(tree));
+         training::describe(tree));
   }
   Cluster cluster;
   std::set<std::string> given;
@@ -394,4 +400,4 @@ std::string cluster_text(const Cluster& cluster, const std::vector<std::string>&
   return text;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

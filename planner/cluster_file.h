@@ -11,14 +11,14 @@
 #include "sharding/plan/cluster.h"
 #include "training/recipe/yaml_tree.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 struct ClusterKey {
   std::string name;  // "inside.rate"
   std::string unit;  // for people: "bytes a second"
   bool required = false;
   std::string help;
-  std::function<void(Cluster&, const YamlNode&)> read;
+  std::function<void(Cluster&, const training::YamlNode&)> read;
 };
 const std::vector<ClusterKey>& cluster_keys();
 
@@ -41,4 +41,4 @@ std::string shipped_cluster_names(std::string_view separator);
 // Text that parse_cluster reads again; the `comment` lines come first.
 std::string cluster_text(const Cluster& cluster, const std::vector<std::string>& comment);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

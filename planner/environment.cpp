@@ -20,7 +20,7 @@
 #include "kernels/cpu/description.h"
 #include "launch/launch.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -55,7 +55,7 @@ Json cpu(const kernels::cpu::Description& description) {
   }
   return {{"model", proc_value("/proc/cpuinfo", "model name")},
           {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
-          {"usable_cores", usable_cores()},
+          {"usable_cores", launcher::usable_cores()},
           {"bf16", description.bf16_products},
           {"features", features}};
 }
@@ -158,4 +158,4 @@ std::string environment_text(const Json& environment) {
   return text;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

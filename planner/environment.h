@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 // {"tessera": {...}, "cpu": {..., "bf16": bool}, "threads": {...}, "memory": {...}, "libraries":
 // {...}, "parts": {...}}
@@ -12,4 +12,4 @@ nlohmann::ordered_json environment_report();
 
 std::string environment_text(const nlohmann::ordered_json& environment);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

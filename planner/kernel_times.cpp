@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 using KernelClock = std::chrono::steady_clock;
@@ -41,4 +41,4 @@ KernelTimes::~KernelTimes() {
   thread_kernel_times = nullptr;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

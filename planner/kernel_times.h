@@ -6,7 +6,7 @@
 #include "engine/device/launch.h"
 #include "engine/planned/kernel_work.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 struct TimedKernel {
   KernelWork work;
@@ -31,4 +31,4 @@ class KernelTimes {
   KernelTableGuard guard_;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -19,7 +19,7 @@
 #include "planner/advice.h"
 #include "planner/recipe_plan.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 using Json = nlohmann::json;
@@ -33,7 +33,7 @@ std::string host_of_this_process() {
 }
 
 // Each rank reports its node's free memory; rank 0 also reports the memory that a rank needs.
-Json report_of(const Recipe& recipe, const Context& context, int ranks_in_process) {
+Json report_of(const training::Recipe& recipe, const Context& context, int ranks_in_process) {
   Json report = Json::object();
   const int local_ranks = std::max(context.world().local_size, 1);
   if (const auto free = free_memory_of_rank(local_ranks, ranks_in_process)) {
@@ -59,7 +59,7 @@ Json report_of(const Recipe& recipe, const Context& context, int ranks_in_proces
 }
 
 // "it fits with --set ... (1.2 GiB)", or another way out.
-std::string way_out(const Recipe& recipe, const Context& context, const Json& short_of) {
+std::string way_out(const training::Recipe& recipe, const Context& context, const Json& short_of) {
   const PlanWorld world = planned_world_of(context, recipe);
   if (world.device != DeviceType::cpu) return "keep less of it on the host (sharding.offload)";
   const auto ranks = static_cast<std::uint64_t>(context.world_size());
@@ -98,9 +98,10 @@ const Json* shortest(const std::vector<Json>& reports, std::uint64_t need) {
 
 }  // namespace
 
-MemoryNeed memory_need(const Recipe& recipe, DeviceType device, const RankMemory& planned) {
+MemoryNeed memory_need(const training::Recipe& recipe, DeviceType device,
+                       const RankMemory& planned) {
   MemoryNeed need;
-  need.at_least = recipe.train.task == TaskKind::sentence_pairs;
+  need.at_least = recipe.train.task == training::TaskKind::sentence_pairs;
   constexpr MemoryKind kinds[] = {MemoryKind::parameters,  MemoryKind::gradients,
                                   MemoryKind::optimizer,   MemoryKind::communication,
                                   MemoryKind::activations, MemoryKind::other};
@@ -116,7 +117,7 @@ MemoryNeed memory_need(const Recipe& recipe, DeviceType device, const RankMemory
   return need;
 }
 
-void check_memory(const Recipe& recipe, const Context& context, int ranks_in_process) {
+void check_memory(const training::Recipe& recipe, const Context& context, int ranks_in_process) {
   if (!recipe.train.memory_check || recipe.train.steps == 0) return;
   comm::Communicator& ranks = context.communicator();
   std::vector<Json> reports;
@@ -147,4 +148,4 @@ void check_memory(const Recipe& recipe, const Context& context, int ranks_in_pro
        on_host == 1 ? "it" : fmt::format("each of {}", counted(on_host, "rank")), advice);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -8,7 +8,7 @@
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 // The bytes of host memory that a rank certainly needs, by its plan.
 struct MemoryNeed {
@@ -16,7 +16,8 @@ struct MemoryNeed {
   bool at_least = false;  // batches need more
   std::string kinds;      // "parameters 1.20 GiB, optimizer 2.40 GiB"
 };
-MemoryNeed memory_need(const Recipe& recipe, DeviceType device, const RankMemory& planned);
+MemoryNeed memory_need(const training::Recipe& recipe, DeviceType device,
+                       const RankMemory& planned);
 
 // Collective, before the run takes memory. Error(out_of_memory) on every rank if a rank needs more
 // than its node has free for it. The message has the needed memory, the free memory, and changes
@@ -27,6 +28,6 @@ MemoryNeed memory_need(const Recipe& recipe, DeviceType device, const RankMemory
 // pairs this is the state of parameters, gradients, moments and communication, because plans assume
 // the longest possible batches. For a GPU's rank it is the state that is offloaded to the host: the
 // GPU's own memory has a limit with its own error message (engine/cuda).
-void check_memory(const Recipe& recipe, const Context& context, int ranks_in_process);
+void check_memory(const training::Recipe& recipe, const Context& context, int ranks_in_process);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

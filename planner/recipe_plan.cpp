@@ -3,13 +3,13 @@
 
 #include "base/error.h"
 #include "comm/shared/join/rendezvous.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
-MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps) {
+MemoryPlan plan_recipe(const training::Recipe& recipe, const PlanWorld& world, int steps) {
   return plan(world, [&](Planning& planning) {
-    TrainingRun run(recipe, planning.context());
+    Trainer run = training::make_trainer(recipe, planning.context());
     for (int step = 0; step < steps; ++step) {
       (void)run.step();
       planning.end_step();
@@ -25,13 +25,13 @@ void check_planned_world(const PlanWorld& world) {
       world.ranks, comm::max_ranks_on_node);
 }
 
-Recipe recipe_for_plan(const Recipe& recipe, const Context& context) {
-  Recipe planned = recipe;
+training::Recipe recipe_for_plan(const training::Recipe& recipe, const Context& context) {
+  training::Recipe planned = recipe;
   if (!planned.sharding.group_size) planned.sharding.group_size = context.world().local_size;
   return planned;
 }
 
-PlanWorld planned_world_of(const Context& context, const Recipe& recipe) {
+PlanWorld planned_world_of(const Context& context, const training::Recipe& recipe) {
   return {.ranks = context.world_size(),
           .device = context.device().type,
           .one_memory = context.communicator().one_memory(),
@@ -39,4 +39,4 @@ PlanWorld planned_world_of(const Context& context, const Recipe& recipe) {
           .fixed_reduction_order = recipe.sharding.fixed_reduction_order};
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

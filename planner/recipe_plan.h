@@ -5,21 +5,21 @@
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 // The memory and the traffic of the recipe's training steps on rank 0 of the world: it is the run
 // itself, without its data, on a planned device. `sharding.group_size` must be set for HYBRID_*.
 // Throws Error(configuration) where the run would. The first step creates the lasting state, above
 // all the moments; the second step is like all later steps.
-MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps = 2);
+MemoryPlan plan_recipe(const training::Recipe& recipe, const PlanWorld& world, int steps = 2);
 
 // Throws Error(configuration) for a world that cannot exist: more CPU ranks than one node can have.
 void check_planned_world(const PlanWorld& world);
 
 // The recipe with the groups of the run's ranks, if it leaves them to the launcher.
-Recipe recipe_for_plan(const Recipe& recipe, const Context& context);
+training::Recipe recipe_for_plan(const training::Recipe& recipe, const Context& context);
 
 // The world that a run is part of, for comparing it with its plan.
-PlanWorld planned_world_of(const Context& context, const Recipe& recipe);
+PlanWorld planned_world_of(const Context& context, const training::Recipe& recipe);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -9,7 +9,7 @@
 #include "base/counted.h"
 #include "base/text/byte_size.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 constexpr MemoryKind all_kinds[] = {MemoryKind::parameters,  MemoryKind::gradients,
@@ -175,14 +175,14 @@ bool something_fits(const PlanReport& report) {
 }
 
 // The micro-batch of a rank, as text.
-std::string batch_text(const Recipe& recipe, int ranks) {
-  const std::int64_t samples = batch_size_per_rank(recipe, ranks);
-  if (recipe.train.task == TaskKind::sentence_pairs) return counted(samples, "pair");
+std::string batch_text(const training::Recipe& recipe, int ranks) {
+  const std::int64_t samples = training::batch_size_per_rank(recipe, ranks);
+  if (recipe.train.task == training::TaskKind::sentence_pairs) return counted(samples, "pair");
   return fmt::format("{} x {}", samples, counted(recipe.model.seq_len, "token"));
 }
 
 std::string plan_text(const PlanReport& report) {
-  const Recipe& recipe = report.recipe;
+  const training::Recipe& recipe = report.recipe;
   std::string text = fmt::format(
       "{}: {} on {}, {} a rank, {} a step\n\n", recipe.source, counted(report.world.ranks, "rank"),
       report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one node",
@@ -200,7 +200,7 @@ nlohmann::ordered_json plan_json(const PlanReport& report) {
       {"recipe", report.recipe.source},
       {"world_size", report.world.ranks},
       {"device", report.world.device == DeviceType::cuda ? "cuda" : "cpu"},
-      {"batch_size", batch_size_per_rank(report.recipe, report.world.ranks)},
+      {"batch_size", training::batch_size_per_rank(report.recipe, report.world.ranks)},
       {"seq_len", report.recipe.model.seq_len},
       {"gradient_accumulation_steps", report.recipe.train.gradient_accumulation_steps},
       {"device_memory", nullptr}};
@@ -236,4 +236,4 @@ nlohmann::ordered_json kinds_json(const RankMemory& memory) {
   return json;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

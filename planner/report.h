@@ -10,7 +10,7 @@
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 // The plan of one strategy, or the reason why there is none.
 struct StrategyPlan {
@@ -37,7 +37,7 @@ struct Advice {
 };
 
 struct PlanReport {
-  const Recipe& recipe;
+  const training::Recipe& recipe;
   PlanWorld world;
   std::optional<std::uint64_t> device_memory;  // for one rank
   std::string device_memory_of = {};           // "this machine" if the user gave no memory
@@ -57,4 +57,4 @@ nlohmann::ordered_json kinds_json(const RankMemory& memory);
 // The same for memory elsewhere (RankMemory::in_files, on_host); only the kinds that have some.
 nlohmann::ordered_json elsewhere_json(const MemoryUse& use);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

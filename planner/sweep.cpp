@@ -11,7 +11,7 @@
 #include "training/recipe/other_words.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 constexpr std::size_t most_points = 1000;
@@ -68,16 +68,17 @@ AskedStrategies strategies_named(const std::string& text, const std::string& opt
   std::vector<std::string> names = {"all", "none", "dp"};
   for (const StrategyRow& row : strategy_table) names.emplace_back(row.name);
   for (const std::string& word : words_of(text, option)) {
-    const std::string name = lower_case(word);
+    const std::string name = training::lower_case(word);
     const std::size_t before = asked.sharded.size();
     for (const StrategyRow& row : strategy_table) {
-      if (name == "all" || name == lower_case(row.name)) asked.sharded.push_back(row.strategy);
+      if (name == "all" || name == training::lower_case(row.name))
+        asked.sharded.push_back(row.strategy);
     }
     asked.none = asked.none || name == "none";
     asked.dp = asked.dp || name == "dp";
     TESSERA_CHECK(asked.sharded.size() > before || name == "none" || name == "dp", ErrorCode::usage,
                   "{} {}: there are {}{}", option, word, fmt::join(names, ", "),
-                  strategy_meant(word, names));
+                  training::strategy_meant(word, names));
   }
   return asked;
 }
@@ -110,4 +111,4 @@ std::vector<SweepPoint> sweep_points(const std::vector<std::string>& axes, int w
   return points;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

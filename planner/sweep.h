@@ -7,7 +7,7 @@
 
 #include "sharding/policy/strategy.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 // The strategies that --strategy names. `none` and `dp` have a time but no plan of their own.
 struct AskedStrategies {
@@ -31,4 +31,4 @@ struct SweepPoint {
 // Error(usage) for an invalid axis, and for too many combinations.
 std::vector<SweepPoint> sweep_points(const std::vector<std::string>& axes, int world_size);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

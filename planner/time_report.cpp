@@ -14,7 +14,7 @@
 #include "planner/advice.h"
 #include "planner/recipe_plan.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 constexpr std::string_view mfu_formula =
@@ -163,13 +163,13 @@ std::vector<std::string> time_cells(const TimedRow& timed) {
           seconds_text(exposed.transfer + exposed.other)};
 }
 
-void set_time(TimedRow& timed, const Recipe& recipe, const Cluster& cluster,
+void set_time(TimedRow& timed, const training::Recipe& recipe, const Cluster& cluster,
               const std::function<PredictedStep(const PlannedStep&)>& predict) {
   if (!timed.row.plan) return;
   const auto batches = static_cast<double>(recipe.train.gradient_accumulation_steps);
-  timed.samples = static_cast<double>(batch_size_per_rank(recipe, timed.world.ranks)) *
+  timed.samples = static_cast<double>(training::batch_size_per_rank(recipe, timed.world.ranks)) *
                   timed.world.ranks * batches;
-  if (recipe.train.task != TaskKind::sentence_pairs) {
+  if (recipe.train.task != training::TaskKind::sentence_pairs) {
     timed.tokens = timed.samples * static_cast<double>(recipe.model.seq_len);
   }
   try {
@@ -187,7 +187,7 @@ void set_time(TimedRow& timed, const Recipe& recipe, const Cluster& cluster,
 
 }  // namespace
 
-TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const Recipe& recipe,
+TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const training::Recipe& recipe,
                    const Cluster& cluster) {
   TimedRow timed{.name = std::string(name_of(plan.strategy)), .row = plan, .world = world};
   set_time(timed, recipe, cluster,
@@ -195,7 +195,8 @@ TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const Recip
   return timed;
 }
 
-TimedRow row_of_one_rank(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster) {
+TimedRow row_of_one_rank(const PlanWorld& world, const training::Recipe& recipe,
+                         const Cluster& cluster) {
   PlanWorld alone = world;
   alone.ranks = 1;
   TimedRow timed =
@@ -204,21 +205,21 @@ TimedRow row_of_one_rank(const PlanWorld& world, const Recipe& recipe, const Clu
   return timed;
 }
 
-TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe,
+TimedRow row_of_data_parallel(const PlanWorld& world, const training::Recipe& recipe,
                               const Cluster& cluster) {
   TimedRow timed{.name = "dp", .row = {}, .world = world};
   timed.row.strategy = Strategy::no_shard;
-  Recipe share = recipe;
+  training::Recipe share = recipe;
   share.sharding.sharding_strategy = Strategy::no_shard;
   try {
     check_planned_world(world);
-    validate(share, world.ranks);
+    training::validate(share, world.ranks);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::configuration) throw;
     timed.row.refused = error.what();
     return timed;
   }
-  share.data.batch_size = batch_size_per_rank(recipe, world.ranks);
+  share.data.batch_size = training::batch_size_per_rank(recipe, world.ranks);
   share.data.split_batches = false;
   share.sharding.reduction_group = {};
   PlanWorld alone = world;
@@ -319,4 +320,4 @@ void add_time_json(nlohmann::ordered_json& json, const std::vector<TimedRow>& ro
   }
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -10,7 +10,7 @@
 #include "sharding/plan/cluster.h"
 #include "sharding/plan/plan_time.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 struct TimedRow {
   std::string name;  // the strategy's; "none", "dp"
@@ -25,12 +25,14 @@ struct TimedRow {
 };
 
 // The plan and time of a strategy, or the reason why there is none.
-TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const Recipe& recipe,
+TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const training::Recipe& recipe,
                    const Cluster& cluster);
 // Rows of one rank without sharding, and of `world.ranks` GPUs under torch's DataParallel. Each
 // computes the batch of a rank of that world.
-TimedRow row_of_one_rank(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
-TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
+TimedRow row_of_one_rank(const PlanWorld& world, const training::Recipe& recipe,
+                         const Cluster& cluster);
+TimedRow row_of_data_parallel(const PlanWorld& world, const training::Recipe& recipe,
+                              const Cluster& cluster);
 
 // True if a row was planned and fits; without a given memory, every planned row fits.
 bool any_row_fits(const std::vector<TimedRow>& rows, std::optional<std::uint64_t> device_memory);
@@ -49,4 +51,4 @@ std::string time_text(const std::vector<TimedRow>& rows, const Cluster& cluster,
 void add_time_json(nlohmann::ordered_json& json, const std::vector<TimedRow>& rows,
                    const Cluster& cluster, std::optional<std::uint64_t> device_memory);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -36,7 +36,7 @@ jobs=${TESSERA_JOBS:-$(default_jobs)}
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
 
 # The folders of sources, from the ground up: the library's floors, and all floors with the program's.
-library_floors=(base kernels engine comm sharding checkpoint tokenizers models tasks)
+library_floors=(base kernels engine comm sharding checkpoint tokenizers models tasks trainer)
 floors=("${library_floors[@]}" launch training planner logs bench cli)
 
 # The build folder of a preset: build for release, build-NAME for the others (CMakePresets.json agrees).

@@ -26,7 +26,7 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device d
   return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len}).to(device);
 }
 
-class NextToken final : public Task {
+class NextToken final : public ModelTask {
  public:
   explicit NextToken(const NextTokenOptions& options) : options_(options) {
     if (options_.reads_data) open_data();
@@ -179,7 +179,7 @@ class NextToken final : public Task {
 
 }  // namespace
 
-std::unique_ptr<Task> make_next_token_task(const NextTokenOptions& options) {
+std::unique_ptr<ModelTask> make_next_token_task(const NextTokenOptions& options) {
   return std::make_unique<NextToken>(options);
 }
 

@@ -35,6 +35,6 @@ struct NextTokenOptions {
 
 // Reads data first: errors in a file are reported before a model is built, on the thread's default
 // device with the thread's seed.
-std::unique_ptr<Task> make_next_token_task(const NextTokenOptions& options);
+std::unique_ptr<ModelTask> make_next_token_task(const NextTokenOptions& options);
 
 }  // namespace tessera::tasks

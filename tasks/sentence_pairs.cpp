@@ -66,7 +66,7 @@ Tensor on_device(const std::vector<T>& values, const Shape& shape, Device device
   return Tensor::from(values, shape).to(device);
 }
 
-class SentencePairsTask final : public Task {
+class SentencePairsTask final : public ModelTask {
  public:
   explicit SentencePairsTask(const SentencePairsOptions& options) : options_(options) {
     if (options_.reads_data) open_data();
@@ -285,7 +285,7 @@ Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batc
 
 }  // namespace
 
-std::unique_ptr<Task> make_sentence_pairs_task(const SentencePairsOptions& options) {
+std::unique_ptr<ModelTask> make_sentence_pairs_task(const SentencePairsOptions& options) {
   return std::make_unique<SentencePairsTask>(options);
 }
 

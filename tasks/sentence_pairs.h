@@ -57,6 +57,6 @@ struct SentencePairsOptions {
 };
 
 // Reads data first: errors in a file are reported before a model is built.
-std::unique_ptr<Task> make_sentence_pairs_task(const SentencePairsOptions& options);
+std::unique_ptr<ModelTask> make_sentence_pairs_task(const SentencePairsOptions& options);
 
 }  // namespace tessera::tasks

@@ -1,6 +1,6 @@
 // The interface between a training run and what it trains: the module to shard, batches by the
 // numbers of their samples, their loss, an evaluation, and the files of a saved folder besides the
-// weights. Each task is a file of its own beside next_token.h; the run does not know the tasks.
+// weights. The run does not know the tasks. A program may have tasks of its own.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state/scalars.h"
+#include "engine/nn/module.h"
 #include "models/model.h"
 #include "sharding/context/context.h"
 
@@ -47,19 +48,12 @@ class Task {
 
   // The trained module, which the run shards; on `meta` until then.
   [[nodiscard]] virtual nn::Module& module() = 0;
-  // The model in it that folders hold: its configuration and the names of its tensors.
-  [[nodiscard]] virtual const models::Model& model() const = 0;
   // Files of a saved folder besides weights of this dtype, by name.
-  [[nodiscard]] virtual std::map<std::string, std::string> files(DType weights) const = 0;
+  [[nodiscard]] virtual std::map<std::string, std::string> files(DType /*weights*/) const {
+    return {};
+  }
   // The folders that have tensor files of their own: SaveOptions::tensor_folders.
   [[nodiscard]] virtual std::set<std::string> tensor_folders() const { return {}; }
-  // Collective. Fills a pretrained model's tensors from a folder that transformers or Sentence
-  // Transformers saved. Tensors that are not read from the folder keep their initial values.
-  virtual void load_weights(const std::string& folder,
-                            std::vector<checkpoint::LogicalTensor>& tensors) const {
-    const models::HuggingFaceNames names = model().hugging_face_names();
-    checkpoint::load_hugging_face(folder, tensors, names.ignored, names.aliases);
-  }
 
   // Samples of an epoch of each training data set; none on a planned device, where no data is read.
   // A sample's number counts on over epochs.
@@ -72,16 +66,35 @@ class Task {
   // The mean loss of a batch, on the rank's device. Collective if the loss is.
   [[nodiscard]] virtual Tensor loss(const Prepared& batch, const Context& context) = 0;
   // Describes a rank's batch of so many samples for the user: "8 x 256 tokens".
-  [[nodiscard]] virtual std::string describe_batch(std::int64_t samples) const = 0;
+  [[nodiscard]] virtual std::string describe_batch(std::int64_t samples) const {
+    return std::to_string(samples);
+  }
 
   // Collective: the numbers are those of all ranks together. Empty without data for it.
-  [[nodiscard]] virtual bool evaluates() const = 0;
-  [[nodiscard]] virtual Evaluation evaluate(const Context& context, std::int64_t batch_size) = 0;
+  [[nodiscard]] virtual bool evaluates() const { return false; }
+  [[nodiscard]] virtual Evaluation evaluate(const Context& /*context*/,
+                                            std::int64_t /*batch_size*/) {
+    return {};
+  }
 
   // The facts that give a position in the data its meaning: saved with it, and compared when a run
   // resumes. check_data() throws Error(data) or Error(configuration) that says what has changed.
-  virtual void remember_data(Scalars& scalars) const = 0;
-  virtual void check_data(const Scalars& scalars, const std::string& folder) const = 0;
+  virtual void remember_data(Scalars& /*scalars*/) const {}
+  virtual void check_data(const Scalars& /*scalars*/, const std::string& /*folder*/) const {}
+};
+
+// A task whose module is, or holds, a model that folders of transformers can hold.
+class ModelTask : public Task {
+ public:
+  // The model that folders hold: its configuration and the names of its tensors.
+  [[nodiscard]] virtual const models::Model& model() const = 0;
+  // Collective. Fills a pretrained model's tensors from a folder that transformers or Sentence
+  // Transformers saved. Tensors that are not read from the folder keep their initial values.
+  virtual void load_weights(const std::string& folder,
+                            std::vector<checkpoint::LogicalTensor>& tensors) const {
+    const models::HuggingFaceNames names = model().hugging_face_names();
+    checkpoint::load_hugging_face(folder, tensors, names.ignored, names.aliases);
+  }
 };
 
 }  // namespace tessera::tasks

@@ -1,5 +1,5 @@
 // The whole library for a training program: modules, operations, optimizers, data, sharding,
-// checkpoints.
+// checkpoints, whole runs.
 #pragma once
 
 #include "base/error.h"
@@ -28,3 +28,5 @@
 #include "sharding/profiler/step_recorder.h"
 #include "sharding/profiler/trace.h"
 #include "tessera/version.h"
+#include "trainer/tensor_task.h"
+#include "trainer/trainer.h"

@@ -111,6 +111,10 @@ if(TESSERA_EXAMPLES)
   add_test(NAME consumer/ring_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 3 -- ${CMAKE_BINARY_DIR}/examples/ring)
   set_tests_properties(consumer/ring_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/trainer_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/trainer
+                   ${CMAKE_BINARY_DIR}/trainer-checkpoint 25)
+  set_tests_properties(consumer/trainer_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   # The commands of README.md and docs/.
   add_test(NAME consumer/pages
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/pages_test.py

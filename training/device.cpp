@@ -10,7 +10,7 @@
 #include "comm/nccl.h"
 #include "engine/device/backend.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 // The GPU of a rank that asks for one, even if it does not exist.
@@ -69,4 +69,4 @@ std::string describe_choice(const Recipe& recipe, Device device) {
   return "cpu";
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

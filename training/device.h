@@ -7,7 +7,7 @@
 #include "engine/device/device.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // train.device for this rank. `cuda` is GPU number local_rank (modulo the number of GPUs if the
 // node has fewer GPUs than ranks), or an Error(configuration) with the reason if no GPU can be
@@ -22,4 +22,4 @@ Device choose_device(const std::string& name, const comm::World& world);
 // node has a GPU driver: "cpu (no GPU for every rank)".
 std::string describe_choice(const Recipe& recipe, Device device);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "launch/signals.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 // Signals belong to the process, so this state does too.
@@ -70,7 +70,7 @@ void take(int number) {
     noted_at = now;
     noted_signal = number;
     if (consequence != nullptr) report_signal("", number, consequence);
-  } else if (insists(number, now - noted_at.load())) {
+  } else if (launcher::insists(number, now - noted_at.load())) {
     if (consequence != nullptr) report_signal("second ", number, "the run ends now");
     end_by(number);
   }
@@ -137,4 +137,4 @@ int requested_saves() {
   return noted_requests;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

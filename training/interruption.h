@@ -4,7 +4,7 @@
 
 #include <thread>
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // Takes these signals on its own thread while it lives. No handler may run on a thread that
 // computes: oneDNN 2.6's AVX-512 products keep values where the kernel puts a handler's frame, and
@@ -48,4 +48,4 @@ class InterruptionWatch {
 // --signal=USR1@60).
 int requested_saves();
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

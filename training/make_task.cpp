@@ -15,7 +15,7 @@
 #include "tasks/sentence_pairs.h"
 #include "tokenizers/load.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 nlohmann::json read_folder_config(const std::filesystem::path& path) {
@@ -141,7 +141,7 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
   return encoder;
 }
 
-std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> sentence_pairs_task(const Recipe& recipe, bool planned) {
   tasks::SentencePairsOptions options;
   for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(sentence_data(set));
   if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front());
@@ -160,7 +160,7 @@ std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool plan
   return tasks::make_sentence_pairs_task(options);
 }
 
-std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned) {
   tasks::NextTokenOptions options;
   options.reads_data = !planned;
   if (!planned) {
@@ -197,13 +197,7 @@ checkpoint::ModelFiles tokenizer_files(const Recipe& recipe) {
   return checkpoint::read_model_files(name);
 }
 
-nn::LoraOptions adapter_options(const Recipe& recipe) {
-  if (!recipe.model.adapter) return lora_options(recipe);
-  const checkpoint::PeftConfig config = checkpoint::read_peft_config(*recipe.model.adapter);
-  return models::lora_options(config);
-}
-
-std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned) {
   switch (recipe.train.task) {
     case TaskKind::next_token:
       return next_token_task(recipe, planned);
@@ -213,4 +207,4 @@ std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
   misuse("no code makes this task");
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -9,19 +9,16 @@
 #include "tasks/task.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // The recipe's task. Its model is initialized from the thread's seed. A planned run reads no data.
-std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned);
+std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned);
 
 // The files of the recipe's tokenizer by name, if the tokenizer is a folder: a saved model has them
 // beside its weights.
 checkpoint::ModelFiles tokenizer_files(const Recipe& recipe);
 
-// The adapters of a recipe that trains them: the recipe's own, or those of model.adapter.
-nn::LoraOptions adapter_options(const Recipe& recipe);
-
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
 nlohmann::json model_configuration(const Recipe& recipe);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

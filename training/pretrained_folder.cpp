@@ -15,7 +15,7 @@
 #include "models/config/config_file.h"
 #include "models/model_folder.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -80,4 +80,4 @@ Recipe with_model_folder(const Recipe& recipe, const Context& context) {
   return found;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -7,7 +7,7 @@
 #include "sharding/context/context.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // The recipe with the folder of a model in model.pretrained: if it names a folder of steps, the
 // newest complete step. Error(checkpoint) if it is not a folder, or holds neither. Collective. On a
@@ -18,4 +18,4 @@ Recipe with_model_folder(const Recipe& recipe, const Context& context);
 // way out if it has no model. Collective.
 std::filesystem::path find_model_folder(const std::string& folder, comm::Communicator& ranks);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

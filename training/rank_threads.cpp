@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "training/device.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 // 0: the process is one rank.
@@ -62,4 +62,4 @@ int run_ranks(const Recipe& recipe, const comm::World& world,
   return code;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -6,7 +6,7 @@
 #include "sharding/context/context.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // In this variable the launcher passes the number of threads.
 inline constexpr const char* rank_threads_variable = "TESSERA_RANK_THREADS";
@@ -22,4 +22,4 @@ comm::World training_world();
 int run_ranks(const Recipe& recipe, const comm::World& world,
               const std::function<int(const Context&)>& rank);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

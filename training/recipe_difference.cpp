@@ -19,7 +19,7 @@
 #include "models/registry/registry.h"
 #include "models/sentence_encoder/sentence_encoder.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using Json = nlohmann::json;
@@ -181,4 +181,4 @@ void require_same_training(const std::vector<RecipeDifference>& differences,
        step, fmt::join(there, ", "), fmt::join(here, ", "));
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

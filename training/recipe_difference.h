@@ -7,7 +7,7 @@
 
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // A key, and its values in the step's recipe and in this one, as people write them.
 struct RecipeDifference {
@@ -39,4 +39,4 @@ std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, con
 void require_same_training(const std::vector<RecipeDifference>& differences,
                            const std::string& step);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
 constexpr std::string_view prefixes = "kMGTP";
@@ -61,4 +61,4 @@ std::string bytes_text(std::uint64_t bytes) {
   return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, units[unit]);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

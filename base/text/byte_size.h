@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::cli {
+namespace tessera {
 
 // "80GB" is 80e9, "80GiB" is 80 x 2^30. The prefix is k, M, G, T or P, with or without a space
 // before it; "B" alone or no unit means bytes. Empty for anything else, and for 0.
@@ -19,4 +19,4 @@ std::uint64_t read_memory_size(const std::string& option, const std::string& tex
 // Formats as "1.23 GiB", "12.3 GiB", "123 MiB" or "512 B".
 std::string bytes_text(std::uint64_t bytes);
 
-}  // namespace tessera::cli
+}  // namespace tessera

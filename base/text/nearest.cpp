@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cctype>
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
 std::string folded(std::string_view word) {
@@ -60,4 +60,4 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   return best.empty() ? "" : fmt::format("; did you mean {}?", best);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera {
 
 // The number of insertions, deletions, substitutions and swaps of neighbours between two words.
 std::size_t edit_distance(std::string_view a, std::string_view b);
@@ -17,4 +17,4 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 // "; did you mean X?", or empty text.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera {
 
 std::string read_small_file(const std::filesystem::path& path, const std::string& what) {
   constexpr std::uintmax_t largest = std::uintmax_t{1} << 20;
@@ -37,4 +37,4 @@ std::string read_small_file(const std::filesystem::path& path, const std::string
   return text;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

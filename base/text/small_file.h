@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <string>
 
-namespace tessera::cli {
+namespace tessera {
 
 // The limit is 1 MiB. Throws an Error(configuration) that begins with `what` and the path: "recipe
 // x.yaml does not exist".
 std::string read_small_file(const std::filesystem::path& path, const std::string& what);
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -14,7 +14,7 @@
 #include "base/text/byte_size.h"
 #include "engine/storage/output_file.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -123,4 +123,4 @@ BenchComparison compare_reports(const BenchReport& report, const BenchReport& ol
   return result;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

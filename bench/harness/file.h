@@ -10,7 +10,7 @@
 
 #include "bench/harness/result.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 inline constexpr const char* bench_format = "tessera-bench";
 inline constexpr int bench_version = 1;
@@ -66,4 +66,4 @@ BenchComparison compare_reports(const BenchReport& report, const BenchReport& ol
 // True if the row was measured in `old`.
 bool has_measured(const BenchReport& old, const std::string& id);
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

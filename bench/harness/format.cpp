@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "bench/harness/file.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 constexpr double most_bytes = 9e18;  // the limit of a signed 64-bit number
@@ -298,4 +298,4 @@ void read_summary(const std::filesystem::path& file, StepFigures& figures) {
              "engine_s_per_unit", figures.engine_s_per_unit, "timeline", figures.timeline);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

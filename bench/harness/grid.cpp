@@ -19,7 +19,7 @@
 #include "training/recipe/schema.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 // One choice of a value for each axis.
@@ -45,10 +45,10 @@ std::vector<Combination> combinations(const BenchGrid& grid) {
   return all;
 }
 
-std::string precision_of(const Recipe& recipe) {
-  return recipe.sharding.mixed_precision == MixedPrecision::no     ? "fp32"
-         : recipe.sharding.mixed_precision == MixedPrecision::bf16 ? "bf16"
-                                                                   : "fp16";
+std::string precision_of(const training::Recipe& recipe) {
+  return recipe.sharding.mixed_precision == training::MixedPrecision::no     ? "fp32"
+         : recipe.sharding.mixed_precision == training::MixedPrecision::bf16 ? "bf16"
+                                                                             : "fp16";
 }
 
 std::string name_of_row(const BenchRow& row) {
@@ -64,7 +64,7 @@ std::string name_of_row(const BenchRow& row) {
 
 // The measured configuration, without the number of rounds and the version.
 nlohmann::json what_of(const BenchRow& row, const BenchGrid& grid) {
-  nlohmann::json what = to_json(row.recipe);
+  nlohmann::json what = training::to_json(row.recipe);
   what.erase("log");
   what.erase("checkpoint");
   what["train"].erase("steps");
@@ -116,14 +116,15 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
   const bool alone = strategy == "none" || strategy == "dp";
   row.settings = combination.settings;
   row.settings.push_back("sharding.sharding_strategy=" + (alone ? "NO_SHARD" : strategy));
-  row.recipe = load_recipe(grid.recipe, row.settings, chosen_config_file(grid.config_file));
+  row.recipe = training::load_recipe(grid.recipe, row.settings,
+                                     training::chosen_config_file(grid.config_file));
   row.precision = precision_of(row.recipe);
   row.launcher = launcher_of(row);
   row.name = name_of_row(row);
   row.id = id_of(row, grid);
   row.variant = variant_of(row, grid);
   try {
-    validate(row.recipe, world_size);
+    training::validate(row.recipe, world_size);
   } catch (const Error& error) {
     row.refused = error;
   }
@@ -131,8 +132,8 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
 }
 
 // The feature that peers do not have, so that their work would differ from Tessera's. Empty: none.
-std::string_view what_peers_lack(const Recipe& recipe) {
-  if (trains_adapters(recipe)) return "an adapter (model.lora, model.adapter)";
+std::string_view what_peers_lack(const training::Recipe& recipe) {
+  if (training::trains_adapters(recipe)) return "an adapter (model.lora, model.adapter)";
   if (!recipe.train.parameter_groups.empty()) return "train.parameter_groups";
   return recipe.sharding.ignored_modules ? "sharding.ignored_modules" : "";
 }
@@ -163,7 +164,7 @@ void add_peers(const BenchGrid& grid, const BenchRow& own, std::vector<BenchRow>
 
 void check_key(const std::string& key) {
   std::vector<std::string> names;
-  for (const RecipeKey& known : recipe_keys()) {
+  for (const training::RecipeKey& known : training::recipe_keys()) {
     names.push_back(known.name);
     names.insert(names.end(), known.synonyms.begin(), known.synonyms.end());
   }
@@ -188,7 +189,8 @@ BenchAxis offload_axis(const std::vector<std::string>& places) {
       settings.push_back(fmt::format("sharding.offload.{}={}", what, place));
     }
     // A folder without files to put there would be refused.
-    if (lower_case(place) != "file") settings.emplace_back("sharding.offload.folder=null");
+    if (training::lower_case(place) != "file")
+      settings.emplace_back("sharding.offload.folder=null");
     axis.values.emplace_back(place, std::move(settings));
   }
   return axis;
@@ -212,13 +214,13 @@ std::vector<std::string> strategy_names(const std::vector<std::string>& wanted) 
   for (const StrategyRow& row : strategy_table) known.emplace_back(row.name);
   std::vector<std::string> names;
   for (const std::string& one : wanted) {
-    std::string word = lower_case(one);
+    std::string word = training::lower_case(one);
     std::replace(word.begin(), word.end(), '-', '_');
     const auto found = std::find_if(known.begin(), known.end(), [&](const std::string& name) {
-      return lower_case(name) == word;
+      return training::lower_case(name) == word;
     });
     TESSERA_CHECK(found != known.end(), ErrorCode::usage, "--strategies {}: there are {}{}", one,
-                  fmt::join(known, ", "), strategy_meant(one, known));
+                  fmt::join(known, ", "), training::strategy_meant(one, known));
     if (std::find(names.begin(), names.end(), *found) == names.end()) names.push_back(*found);
   }
   return names;
@@ -257,7 +259,7 @@ void take_model_work(std::vector<BenchRow>& rows) {
   std::map<std::string, std::shared_ptr<const ModelWork>> works;
   for (BenchRow& row : rows) {
     if (row.refused) continue;
-    const nlohmann::json recipe = to_json(row.recipe);
+    const nlohmann::json recipe = training::to_json(row.recipe);
     const nlohmann::json what = {recipe.at("model"), recipe.at("train").at("task")};
     std::shared_ptr<const ModelWork>& work = works[hash_of(what)];
     try {
@@ -270,9 +272,9 @@ void take_model_work(std::vector<BenchRow>& rows) {
 }
 
 PlanWorld bench_world(const BenchRow& row) {
-  const DeviceChoice choice = row.recipe.train.device;
-  const bool gpus = choice == DeviceChoice::cuda ||
-                    (choice == DeviceChoice::automatic &&
+  const training::DeviceChoice choice = row.recipe.train.device;
+  const bool gpus = choice == training::DeviceChoice::cuda ||
+                    (choice == training::DeviceChoice::automatic &&
                      backend_of(DeviceType::cuda).device_count() >= std::max(1, row.world_size));
   return {.ranks = row.world_size,
           .device = gpus ? DeviceType::cuda : DeviceType::cpu,
@@ -280,4 +282,4 @@ PlanWorld bench_world(const BenchRow& row) {
           .fixed_reduction_order = row.recipe.sharding.fixed_reduction_order};
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

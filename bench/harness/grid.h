@@ -13,7 +13,7 @@
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 // One list: a key of the recipe, or several keys that change together, and the values to compare.
 struct BenchAxis {
@@ -24,7 +24,7 @@ struct BenchAxis {
 
 struct BenchRow : RowIdentity {
   std::vector<std::string> settings;  // settings of the recipe's keys in this row
-  Recipe recipe;
+  training::Recipe recipe;
   std::optional<BenchPeer> peer = {};
   std::shared_ptr<const ModelWork> work = {};  // one object for all rows of the same model
   std::optional<Error> refused = {};           // the reason why it cannot run
@@ -67,4 +67,4 @@ void take_model_work(std::vector<BenchRow>& rows);
 // The world of a row, for its plan.
 PlanWorld bench_world(const BenchRow& row);
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

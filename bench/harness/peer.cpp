@@ -12,7 +12,7 @@
 #include "checkpoint/io/removal.h"
 #include "engine/storage/output_file.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -65,7 +65,7 @@ fs::path script_of(const fs::path& folder, const std::string& peer) {
 }
 
 nlohmann::ordered_json job_of(const BenchRow& row, const PeerJob& given) {
-  nlohmann::json recipe = to_json(row.recipe);
+  nlohmann::json recipe = training::to_json(row.recipe);
   nlohmann::json& decay = recipe["train"]["lr_decay_steps"];
   if (decay.is_null()) decay = row.recipe.train.steps;
   nlohmann::json& sets = recipe["data"]["train"];  // a recipe writes a single one without a list
@@ -234,4 +234,4 @@ std::string losses_differ(const std::vector<double>& own, const std::vector<doub
   return {};
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -10,7 +10,7 @@
 #include "bench/harness/process.h"
 #include "bench/harness/row.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 struct PeerOptions {
   std::string python = "python3";
@@ -51,4 +51,4 @@ RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob
 std::string losses_differ(const std::vector<double>& own, const std::vector<double>& peer,
                           const std::string& precision);
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

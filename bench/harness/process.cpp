@@ -20,7 +20,7 @@
 #include "comm/timeout.h"
 #include "launch/rank_process.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 using BenchClock = std::chrono::steady_clock;
@@ -126,7 +126,7 @@ void BenchProcesses::check_stop() {
 
 // The launcher passes the first SIGTERM on to its ranks and kills them at a second one half a
 // second later. If the launcher was stopped, its guardian kills them when it dies.
-void BenchProcesses::end(RankProcess& process, int gentle) {
+void BenchProcesses::end(launcher::RankProcess& process, int gentle) {
   using std::chrono::milliseconds;
   const std::pair<int, milliseconds> steps[] = {
       {gentle, milliseconds(1000)}, {SIGTERM, milliseconds(3000)}, {SIGKILL, milliseconds(5000)}};
@@ -165,11 +165,11 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   check_stop();
   const OutputFile out(folder_ / "out"), err(folder_ / "err"), unread("/dev/null");
   const OutputFile beside_err(folder_ / "beside-err");
-  RankProcess::Start start;
+  launcher::RankProcess::Start start;
   start.environment = environment;
   start.signal_mask = before_;
   start.output = {unread.get(), beside_err.get()};
-  std::vector<RankProcess> others;
+  std::vector<launcher::RankProcess> others;
   for (const std::vector<std::string>& other : beside) {
     start.command = other;
     others.emplace_back(0, start, *guardian_);
@@ -180,14 +180,14 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   const auto passed = [&] {
     return std::chrono::duration<double>(BenchClock::now() - begin).count();
   };
-  RankProcess process(0, start, *guardian_);
+  launcher::RankProcess process(0, start, *guardian_);
   ProgramEnd ended;
-  std::optional<RankExit> early;  // of a program in `beside`
-  const auto code_of = [](const RankExit& exit) {
+  std::optional<launcher::RankExit> early;  // of a program in `beside`
+  const auto code_of = [](const launcher::RankExit& exit) {
     return exit.signal != 0 ? 128 + exit.signal : exit.code;
   };
   for (;;) {
-    for (RankProcess& other : others) {
+    for (launcher::RankProcess& other : others) {
       if (!early) early = other.poll();
     }
     if (const auto exit = process.poll()) {
@@ -214,10 +214,10 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   if (early && !ended.timed_out && ended.code == 0) {
     ended.code = std::max(1, code_of(*early));
     const std::string words = last_words(folder_ / "beside-err");
-    ended.error = fmt::format("a copy beside it {} before it ended{}{}", describe(*early),
+    ended.error = fmt::format("a copy beside it {} before it ended{}{}", launcher::describe(*early),
                               words.empty() ? "" : ": ", words);
   }
   return ended;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

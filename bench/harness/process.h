@@ -14,9 +14,11 @@
 
 #include "launch/guardian.h"
 
-namespace tessera::cli {
-
+namespace tessera::launcher {
 class RankProcess;
+}
+
+namespace tessera::bench {
 
 // Thrown when a signal stops the comparison; the programs that it started have ended.
 struct Stopped {
@@ -53,15 +55,15 @@ class BenchProcesses {
 
  private:
   void wait(std::chrono::milliseconds time);
-  void end(RankProcess& process, int gentle);
+  void end(launcher::RankProcess& process, int gentle);
   void end_orphans();
 
   std::filesystem::path folder_;
   sigset_t before_{};
   int signals_ = -1;  // a signalfd
   int signal_ = 0;    // the signal that came
-  std::optional<Guardian> guardian_;
+  std::optional<launcher::Guardian> guardian_;
   std::set<pid_t> others_;  // children that it must not end
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -22,7 +22,7 @@
 #include "training/device.h"
 #include "training/make_task.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 std::int64_t first_of(const nlohmann::json& config, std::initializer_list<const char*> names,
@@ -135,7 +135,7 @@ Device device_of_rank(const std::string& name) {
   if (name == "cpu") return Device::cpu();
   comm::World world;
   world.local_rank = rank_number();
-  return choose_device("cuda", world);
+  return training::choose_device("cuda", world);
 }
 
 std::vector<TimedProduct> prepare_products(const nlohmann::json& job, DType dtype, Device device) {
@@ -220,11 +220,11 @@ std::vector<StepProduct> ModelWork::step_products(std::int64_t samples, double t
   return all;
 }
 
-ModelWork model_work(const Recipe& recipe) {
+ModelWork model_work(const training::Recipe& recipe) {
   ModelWork work;
-  const nlohmann::json config = model_configuration(recipe);
+  const nlohmann::json config = training::model_configuration(recipe);
   work.architecture = config.value("model_type", std::string("unknown"));
-  const bool language_model = recipe.train.task == TaskKind::next_token;
+  const bool language_model = recipe.train.task == training::TaskKind::next_token;
   work.causal = language_model;
   if (language_model) work.tokens_per_sample = recipe.model.seq_len;
   work.layers = first_of(config, {"n_layer", "num_hidden_layers"}, 0);
@@ -232,7 +232,7 @@ ModelWork model_work(const Recipe& recipe) {
   const std::int64_t width = first_of(config, {"n_embd", "hidden_size"}, 0);
   work.head_size = first_of(config, {"head_dim"}, work.heads > 0 ? width / work.heads : 0);
   (void)plan({.ranks = 1}, [&](Planning& planning) {
-    const std::unique_ptr<tasks::Task> task = make_task(recipe, true);
+    const std::unique_ptr<tasks::Task> task = training::make_task(recipe, true);
     take_matrices(task->module(), language_model, work);
     for (const nn::NamedParameter& parameter : task->module().named_parameters()) {
       work.parameters += static_cast<std::uint64_t>(parameter.shape.elements());
@@ -319,4 +319,4 @@ ProductTimes read_product_times(const std::string& file, int ranks) {
   return times;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -10,7 +10,7 @@
 
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 // One product of the step, c[m,n] = op(a) op(b), `batch` times in one call.
 struct StepProduct {
@@ -46,7 +46,7 @@ struct ModelWork : ModelFigures {
 };
 
 // For the recipe's model, which is not allocated.
-ModelWork model_work(const Recipe& recipe);
+ModelWork model_work(const training::Recipe& recipe);
 
 // The job for the ranks that time products, and the answer of each in FILE.<rank>.
 nlohmann::json products_job(const std::vector<StepProduct>& products, const std::string& precision,
@@ -64,4 +64,4 @@ ProductTimes read_product_times(const std::string& file, int ranks);
 // Times the products of the job in FILE, in turns, and writes FILE.<rank>.
 void time_products(const std::string& file);
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

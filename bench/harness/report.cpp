@@ -11,7 +11,7 @@
 #include "base/version.h"
 #include "planner/environment.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 // True for rows that differ only in strategy, ranks and a peer's mode.
@@ -172,7 +172,7 @@ std::string heading(const BenchReport& report) {
 }  // namespace
 
 BenchMachine bench_machine(const std::string& device) {
-  const BenchJson environment = environment_report();
+  const BenchJson environment = planner::environment_report();
   const BenchJson& gpus = environment.at("gpus");
   const std::string gpu = gpus.empty() ? "cuda" : gpus.begin().value().get<std::string>();
   return {.processor = environment.at("cpu").at("model"),
@@ -244,4 +244,4 @@ int bench_exit_code(const BenchReport& report, std::size_t asked) {
   return 0;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -5,7 +5,7 @@
 
 #include "bench/harness/result.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 // This node.
 BenchMachine bench_machine(const std::string& device);
@@ -22,4 +22,4 @@ std::string bench_text(const BenchReport& report);
 // later.
 int bench_exit_code(const BenchReport& report, std::size_t asked);
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -14,7 +14,7 @@
 
 #include "bench/harness/products.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 using BenchJson = nlohmann::ordered_json;
 
@@ -142,4 +142,4 @@ struct BenchReport {
   std::vector<RowResult> rows;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

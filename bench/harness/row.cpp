@@ -20,7 +20,7 @@
 #include "planner/advice.h"
 #include "training/recipe/schema.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -39,9 +39,9 @@ double quantile(std::vector<double> values, double part) {
 }
 
 // Settings that switch off the recipe's saving, logging and evaluating, which are not measured.
-std::vector<std::string> quiet_settings(const Recipe& recipe) {
+std::vector<std::string> quiet_settings(const training::Recipe& recipe) {
   std::vector<std::string> settings;
-  for (const RecipeKey& key : recipe_keys()) {
+  for (const training::RecipeKey& key : training::recipe_keys()) {
     const bool aside = key.name.starts_with("log.") || key.name.starts_with("checkpoint.") ||
                        key.name == "data.valid";
     if (aside && key.optional && recipe.given.contains(key.name))
@@ -212,7 +212,7 @@ std::map<std::string, std::string> RowRunner::environment() const {
 
 // A step with the learning rate 0 leaves the initial weights unchanged.
 fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
-  nlohmann::json model = to_json(row.recipe)["model"];
+  nlohmann::json model = training::to_json(row.recipe)["model"];
   model["seed"] = row.recipe.train.seed;
   fs::path weights =
       folder / fmt::format("weights-{:016x}", checkpoint::checksum(json_text(model)));
@@ -242,7 +242,7 @@ RowRound RowRunner::run(const BenchRow& row, const RowSteps& steps, double secon
 
 // Throws Error(runtime) or the errors of write_output() if the job cannot be given to the ranks.
 TimedProducts RowRunner::time_products(const BenchRow& row, double tokens, double seconds) {
-  const std::int64_t samples = batch_size_per_rank(row.recipe, row.world_size);
+  const std::int64_t samples = training::batch_size_per_rank(row.recipe, row.world_size);
   const std::vector<StepProduct> products = row.work->step_products(
       samples, tokens * static_cast<double>(samples), row.recipe.train.gradient_accumulation_steps);
   if (tokens <= 0 || products.empty()) return {};
@@ -267,10 +267,11 @@ TimedProducts RowRunner::time_products(const BenchRow& row, double tokens, doubl
 
 RowRound plan_row(const BenchRow& row, std::optional<std::uint64_t> device_memory) {
   const PlanWorld world = bench_world(row);
-  Recipe recipe = row.recipe;
+  training::Recipe recipe = row.recipe;
   // As on a node, whose ranks are a group.
   if (!recipe.sharding.group_size) recipe.sharding.group_size = row.world_size;
-  const StrategyPlan planned = plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
+  const planner::StrategyPlan planned =
+      planner::plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
   RowRound round;
   if (!planned.plan) {
     round.state = RowState::refused;
@@ -294,7 +295,7 @@ RowResult unmeasured(const BenchRow& row, RowState state, const std::string& rea
   RowResult result;
   const RowIdentity& identity = row;
   static_cast<RowIdentity&>(result) = identity;
-  result.batch_size = batch_size_per_rank(row.recipe, row.world_size);
+  result.batch_size = training::batch_size_per_rank(row.recipe, row.world_size);
   if (row.peer) {
     const auto& [name, mode, backend, compile] = *row.peer;
     result.peer = {
@@ -329,4 +330,4 @@ void add_round(RowResult& row, const RowRound& round) {
   if (round.peer) row.peer = round.peer;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -11,7 +11,7 @@
 #include "bench/harness/grid.h"
 #include "bench/harness/process.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 // The result of one run of a row.
 struct RowRound {
@@ -69,4 +69,4 @@ void add_round(RowResult& row, const RowRound& round);
 // `rounds` must not be empty.
 Spread spread_of(std::vector<double> rounds);
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -14,7 +14,7 @@
 #include "base/text/printable.h"
 #include "bench/harness/report.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 constexpr std::int64_t pilot_steps = 2;  // the comparison with the plan is made after the second
@@ -279,7 +279,7 @@ void BenchRun::choose_steps(const std::vector<BenchRow*>& rows) {
 std::string BenchRun::products_key(const BenchRow& row) const {
   const bool gpu = bench_world(row).device == DeviceType::cuda;
   return fmt::format("{} {} {} {} {} {}", fmt::ptr(row.work.get()), row.world_size, row.precision,
-                     gpu, batch_size_per_rank(row.recipe, row.world_size),
+                     gpu, training::batch_size_per_rank(row.recipe, row.world_size),
                      row.recipe.train.gradient_accumulation_steps);
 }
 
@@ -375,4 +375,4 @@ const BenchReport& BenchRun::report() {
   return report_;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

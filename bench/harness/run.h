@@ -16,7 +16,7 @@
 #include "bench/harness/peer.h"
 #include "bench/harness/row.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 struct BenchSettings {
   std::int64_t steps = 0;   // measured in a round; 0: as many as the budget allows
@@ -95,4 +95,4 @@ class BenchRun {
   bool nothing_measured_ = true;  // all rows are kept ones
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

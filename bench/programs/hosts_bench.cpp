@@ -22,9 +22,10 @@
 #include "comm/nodes/tcp/own_address.h"
 #include "comm/world.h"
 
-namespace tessera::comm {
 namespace {
 
+using namespace tessera;
+using namespace tessera::comm;
 using Ranks = std::shared_ptr<Communicator>;
 
 // A connection to the rank in the same place on the other of two nodes.
@@ -129,19 +130,18 @@ void measure(std::size_t bytes, int rounds) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
 
 int main(int arguments, char** values) {
   try {
     std::size_t mebibytes = 64;
     int rounds = 20;
-    tessera::bench::read_options(
+    bench::read_options(
         arguments, values,
         "Gathers and sums between two nodes, compared with raw TCP. Each process is a rank of "
         "the\nenvironment; scripts/hosts-bench starts them.",
-        {tessera::bench::number<std::size_t>("MIB", mebibytes, 1, "MiB of the whole buffer"),
-         tessera::bench::number("ROUNDS", rounds, 1, "rounds, of which the median counts")});
-    tessera::comm::measure(mebibytes << 20, rounds);
+        {bench::number<std::size_t>("MIB", mebibytes, 1, "MiB of the whole buffer"),
+         bench::number("ROUNDS", rounds, 1, "rounds, of which the median counts")});
+    measure(mebibytes << 20, rounds);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "hosts_bench: {}\n", error.what());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 
 #include "base/error.h"
 #include "checkpoint/io/file.h"
@@ -96,7 +97,7 @@ bool is_weights_file(std::string_view name, std::string_view stem) {
   return is_number_of_files(name);
 }
 
-std::vector<std::string> unknown_files(const fs::path& folder,
+std::vector<std::string> unknown_files(const std::string& folder,
                                        const std::function<bool(const std::string& name)>& known) {
   std::vector<std::string> unknown;
   add_unknown_files(folder, "", known, unknown);

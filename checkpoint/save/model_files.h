@@ -3,7 +3,6 @@
 
 #include <sys/types.h>
 
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -23,7 +22,7 @@ bool is_weights_file(std::string_view name, std::string_view stem);
 
 // The files below a folder that `known` does not know, the first few. Names are as in a manifest:
 // "config.json", "1_Pooling/config.json".
-std::vector<std::string> unknown_files(const std::filesystem::path& folder,
+std::vector<std::string> unknown_files(const std::string& folder,
                                        const std::function<bool(const std::string& name)>& known);
 
 // Files of a Hugging Face folder that belong to a model besides weights and config.json: its

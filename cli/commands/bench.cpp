@@ -29,6 +29,8 @@
 namespace tessera::cli {
 namespace {
 
+using bench::BenchGrid;
+using bench::BenchReport;
 namespace fs = std::filesystem;
 
 constexpr int regression_code = 9;
@@ -56,16 +58,16 @@ class BenchFolder {
 struct BenchCommand : BenchOptions {
   [[nodiscard]] int run() {
     if (!products.empty()) {
-      time_products(products);
+      bench::time_products(products);
       return 0;
     }
     TESSERA_CHECK(!file.empty(), ErrorCode::usage,
                   "name a recipe, as in: tessera bench examples/gpt2-bytes.yaml --world-sizes 1,2");
     const BenchFolder folder;
-    BenchProcesses processes(folder.path());
+    bench::BenchProcesses processes(folder.path());
     try {
       return run(folder, processes);
-    } catch (const Stopped& stopped) {
+    } catch (const bench::Stopped& stopped) {
       fmt::print(
           stderr, "tessera: stopped by signal {}{}\n", stopped.signal,
           json.empty()
@@ -77,8 +79,8 @@ struct BenchCommand : BenchOptions {
   }
 
  private:
-  int run(const BenchFolder& folder, BenchProcesses& processes) {
-    check_peers(peers);
+  int run(const BenchFolder& folder, bench::BenchProcesses& processes) {
+    bench::check_peers(peers);
     check_modes();
     TESSERA_CHECK(!fill_cores || peers.empty(), ErrorCode::usage,
                   "--fill-cores: only rows of Tessera get copies, so peers would have more cores "
@@ -90,23 +92,24 @@ struct BenchCommand : BenchOptions {
     check_outputs();
     const BenchReport old = compare.empty() ? BenchReport() : old_report();
     const auto kept = json.empty() ? std::nullopt : kept_report(grid);
-    BenchFile output("--json", json);
-    if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
-    std::vector<BenchRow> rows = make_rows(grid);
+    bench::BenchFile output("--json", json);
+    if (!peers.empty())
+      settings.peers.scripts = bench::peer_scripts(settings.peers, peers).string();
+    std::vector<bench::BenchRow> rows = bench::make_rows(grid);
     if (!compare.empty()) check_partners(rows, old);
-    take_model_work(rows);
+    bench::take_model_work(rows);
     refuse_all(rows);
     const std::size_t asked = rows.size();
-    BenchRun bench(grid, settings, std::move(rows), runner(grid, folder, processes), output,
-                   command_text());
+    bench::BenchRun bench(grid, settings, std::move(rows), runner(grid, folder, processes), output,
+                          command_text());
     if (kept) bench.take_over(*kept, again);
     output.keep(bench.report());
     bench.measure();
     const BenchReport& report = bench.report();
     const std::exception_ptr unwritten = write_files(output, report);
-    fmt::print("{}", bench_text(report));
+    fmt::print("{}", bench::bench_text(report));
     const bool worse = !compare.empty() && print_comparison(report, old, asked);
-    const int code = bench_exit_code(report, asked);
+    const int code = bench::bench_exit_code(report, asked);
     std::fflush(stdout);
     if (unwritten) std::rethrow_exception(unwritten);
     return code == 0 && worse ? regression_code : code;
@@ -114,7 +117,7 @@ struct BenchCommand : BenchOptions {
 
   // kept_report() says more of a file of --json that is something else.
   void check_outputs() const {
-    OutputFiles outputs;
+    logs::OutputFiles outputs;
     for (const std::string& input : {file, config_file}) outputs.add_input(input);
     outputs.add_checked("--json " + json, json);
     outputs.add_input(compare);
@@ -122,7 +125,8 @@ struct BenchCommand : BenchOptions {
   }
 
   // Writes all files and returns the first failure: the measurements are printed in any case.
-  [[nodiscard]] std::exception_ptr write_files(BenchFile& output, const BenchReport& report) const {
+  [[nodiscard]] std::exception_ptr write_files(bench::BenchFile& output,
+                                               const BenchReport& report) const {
     std::exception_ptr failure;
     const auto attempt = [&](const auto& write) {
       try {
@@ -133,21 +137,25 @@ struct BenchCommand : BenchOptions {
     };
     attempt([&] { output.write(report); });
     if (!html.empty())  // parsed again, because all bytes are UTF-8 then
-      attempt([&] { write_html_report(BenchJson::parse(json_text(report_json(report))), html); });
+      attempt([&] {
+        write_html_report(bench::BenchJson::parse(bench::json_text(bench::report_json(report))),
+                          html);
+      });
     return failure;
   }
 
-  void check_partners(const std::vector<BenchRow>& rows, const BenchReport& old) const {
-    const bool any = std::any_of(rows.begin(), rows.end(),
-                                 [&](const BenchRow& row) { return has_measured(old, row.id); });
+  void check_partners(const std::vector<bench::BenchRow>& rows, const BenchReport& old) const {
+    const bool any = std::any_of(rows.begin(), rows.end(), [&](const bench::BenchRow& row) {
+      return bench::has_measured(old, row.id);
+    });
     TESSERA_CHECK(any, ErrorCode::configuration,
                   "--compare {}: has none of these rows; use the options of its command, {}",
-                  compare, json_text(BenchJson(old.command)));
+                  compare, bench::json_text(bench::BenchJson(old.command)));
   }
 
   // If every row is refused, that is an error, not a table.
-  static void refuse_all(const std::vector<BenchRow>& rows) {
-    const auto refused = [](const BenchRow& row) { return row.refused.has_value(); };
+  static void refuse_all(const std::vector<bench::BenchRow>& rows) {
+    const auto refused = [](const bench::BenchRow& row) { return row.refused.has_value(); };
     const std::optional<Error>& first = rows.front().refused;
     if (first && std::all_of(rows.begin(), rows.end(), refused)) throw Error(*first);
   }
@@ -155,7 +163,7 @@ struct BenchCommand : BenchOptions {
   void check_modes() const {
     TESSERA_CHECK(peer_modes.empty() || !peers.empty(), ErrorCode::usage,
                   "--peer-modes {}: requires --peer", fmt::join(peer_modes, ","));
-    const std::vector<std::string> known = all_peer_modes(peers);
+    const std::vector<std::string> known = bench::all_peer_modes(peers);
     for (const std::string& mode : peer_modes) {
       TESSERA_CHECK(std::find(known.begin(), known.end(), mode) != known.end(), ErrorCode::usage,
                     "--peer-modes {}: there are {}{}", mode, fmt::join(known, ", "),
@@ -168,7 +176,7 @@ struct BenchCommand : BenchOptions {
     TESSERA_CHECK(json.empty() || !fs::equivalent(compare, json, ignored), ErrorCode::usage,
                   "--compare {}: is also the file of --json; name a copy of it, or another --json",
                   compare);
-    auto old = read_bench_file("--compare", compare);
+    auto old = bench::read_bench_file("--compare", compare);
     TESSERA_CHECK(old.has_value(), ErrorCode::configuration,
                   "--compare {}: does not exist, or is empty", compare);
     return std::move(*old);
@@ -176,19 +184,20 @@ struct BenchCommand : BenchOptions {
 
   // The rows of an earlier run of the same recipe on the same machine.
   [[nodiscard]] std::optional<BenchReport> kept_report(const BenchGrid& grid) const {
-    auto kept = read_bench_file("--json", json);
+    auto kept = bench::read_bench_file("--json", json);
     if (!kept) return kept;
     TESSERA_CHECK(kept->recipe == file, ErrorCode::configuration,
                   "--json {}: is a report of {}; name another file for {}", json,
-                  json_text(BenchJson(kept->recipe)), file);
+                  bench::json_text(bench::BenchJson(kept->recipe)), file);
     const auto same = [&](const char* what, const auto& before, const auto& now) {
       TESSERA_CHECK(again || before == now, ErrorCode::configuration,
                     "--json {}: was measured with {} {}, but this node has {}; name another file, "
                     "or give --again to replace it",
-                    json, what, json_text(BenchJson(before)), json_text(BenchJson(now)));
+                    json, what, bench::json_text(bench::BenchJson(before)),
+                    bench::json_text(bench::BenchJson(now)));
       return before == now;
     };
-    const BenchMachine &old = kept->machine, &here = grid.machine;
+    const bench::BenchMachine &old = kept->machine, &here = grid.machine;
     const bool kept_machine =
         same("processor", old.processor, here.processor) && same("cores", old.cores, here.cores) &&
         same("device", old.device, here.device) && same("tessera", old.tessera, here.tessera);
@@ -201,9 +210,10 @@ struct BenchCommand : BenchOptions {
     grid.config_file = config_file;
     grid.settings = overrides;
     if (!device.empty()) grid.settings.push_back("train.device=" + device);
-    const Recipe recipe = load_recipe(file, grid.settings, chosen_config_file(config_file));
-    grid.strategies =
-        strategy_names(lists.strategies.empty() ? usual_strategies(recipe) : lists.strategies);
+    const training::Recipe recipe =
+        training::load_recipe(file, grid.settings, training::chosen_config_file(config_file));
+    grid.strategies = bench::strategy_names(lists.strategies.empty() ? usual_strategies(recipe)
+                                                                     : lists.strategies);
     grid.axes = axes();
     grid.peers = peers;
     grid.peer_modes = peer_modes;
@@ -217,12 +227,12 @@ struct BenchCommand : BenchOptions {
     }
     grid.threads_per_rank = threads(grid);
     grid.fill_cores = fill_cores;
-    grid.machine = bench_machine(gpus ? "cuda" : "cpu");
+    grid.machine = bench::bench_machine(gpus ? "cuda" : "cpu");
     return grid;
   }
 
   // HYBRID_* differs from FULL_SHARD if the recipe sets a group size.
-  static std::vector<std::string> usual_strategies(const Recipe& recipe) {
+  static std::vector<std::string> usual_strategies(const training::Recipe& recipe) {
     std::vector<std::string> names = {"none",          "dp",        "NO_SHARD", "SHARD_OPTIMIZER",
                                       "SHARD_GRAD_OP", "FULL_SHARD"};
     if (recipe.sharding.group_size) {
@@ -231,16 +241,16 @@ struct BenchCommand : BenchOptions {
     return names;
   }
 
-  static bool uses_gpus(const Recipe& recipe) {
-    return recipe.train.device == DeviceChoice::cuda ||
-           (recipe.train.device == DeviceChoice::automatic &&
+  static bool uses_gpus(const training::Recipe& recipe) {
+    return recipe.train.device == training::DeviceChoice::cuda ||
+           (recipe.train.device == training::DeviceChoice::automatic &&
             backend_of(DeviceType::cuda).device_count() > 0);
   }
 
   static std::vector<std::int64_t> usual_world_sizes(bool gpus) {
     constexpr int most = 8;
     const int devices = gpus ? backend_of(DeviceType::cuda).device_count()
-                             : std::max(2, std::min(most, usable_cores()));
+                             : std::max(2, std::min(most, launcher::usable_cores()));
     if (devices <= 1) return {1};
     return {1, devices};
   }
@@ -253,27 +263,27 @@ struct BenchCommand : BenchOptions {
       if (text != nullptr && std::atoi(text) > 0) return std::atoi(text);
     }
     const std::int64_t most = *std::max_element(grid.world_sizes.begin(), grid.world_sizes.end());
-    return static_cast<int>(std::max<std::int64_t>(1, usable_cores() / most));
+    return static_cast<int>(std::max<std::int64_t>(1, launcher::usable_cores() / most));
   }
 
-  [[nodiscard]] std::vector<BenchAxis> axes() const {
-    std::vector<BenchAxis> all;
+  [[nodiscard]] std::vector<bench::BenchAxis> axes() const {
+    std::vector<bench::BenchAxis> all;
     const auto add = [&](const std::string& key, const std::vector<std::string>& values) {
-      if (!values.empty()) all.push_back(axis_of(key, values));
+      if (!values.empty()) all.push_back(bench::axis_of(key, values));
     };
     add("sharding.mixed_precision", lists.precisions);
     std::vector<std::string> batches;
     for (const std::int64_t batch : lists.batch_sizes) batches.push_back(std::to_string(batch));
     add("data.batch_size", batches);
     add("sharding.backward_prefetch", lists.prefetch);
-    if (!lists.offload.empty()) all.push_back(offload_axis(lists.offload));
+    if (!lists.offload.empty()) all.push_back(bench::offload_axis(lists.offload));
     add("sharding.activation_checkpointing", lists.checkpointing);
-    for (const std::string& text : lists.axes) all.push_back(parse_axis(text));
+    for (const std::string& text : lists.axes) all.push_back(bench::parse_axis(text));
     return all;
   }
 
-  [[nodiscard]] RowRunner runner(const BenchGrid& grid, const BenchFolder& folder,
-                                 BenchProcesses& processes) const {
+  [[nodiscard]] bench::RowRunner runner(const BenchGrid& grid, const BenchFolder& folder,
+                                        bench::BenchProcesses& processes) const {
     return {.processes = processes,
             .folder = folder.path(),
             .program = fs::read_symlink("/proc/self/exe"),
@@ -325,7 +335,7 @@ struct BenchCommand : BenchOptions {
     list("--peer-modes", peer_modes);
     if (peer_compile) words.emplace_back("--peer-compile");
     if (fill_cores) words.emplace_back("--fill-cores");
-    const BenchSettings usual;
+    const bench::BenchSettings usual;
     if (settings.peers.python != usual.peers.python) text("--peer-python", settings.peers.python);
     number("--threads-per-rank", threads_per_rank, 0);
     number("--steps", settings.steps, usual.steps);
@@ -340,7 +350,7 @@ struct BenchCommand : BenchOptions {
   // Returns true if a row is worse beyond the noise.
   [[nodiscard]] bool print_comparison(const BenchReport& report, const BenchReport& old,
                                       std::size_t asked) const {
-    const BenchComparison comparison = compare_reports(report, old, asked);
+    const bench::BenchComparison comparison = bench::compare_reports(report, old, asked);
     fmt::print("\nagainst {}:\n", compare);
     for (const std::string& line : comparison.lines) fmt::print("  {}\n", line);
     for (const std::string& line : comparison.regressions) fmt::print("regression: {}\n", line);

@@ -17,7 +17,7 @@ std::vector<Argument> list_arguments(BenchOptions& command) {
        .target = &lists.strategies,
        .help = "none (one rank), dp (ranks as threads of one process), and sharding strategies "
                "(default: all that differ for this recipe)",
-       .type = "none|dp|" + strategy_names("|") + ",...",
+       .type = "none|dp|" + planner::strategy_names("|") + ",...",
        .separator = ','},
       {.name = "--world-sizes",
        .target = &lists.world_sizes,
@@ -58,7 +58,7 @@ std::vector<Argument> list_arguments(BenchOptions& command) {
 }
 
 std::vector<Argument> measuring_arguments(BenchOptions& command) {
-  BenchSettings& settings = command.settings;
+  bench::BenchSettings& settings = command.settings;
   return {{.name = "--steps",
            .target = &settings.steps,
            .help = "Measured steps in a round (default: as many as --budget allows, at most 20)",

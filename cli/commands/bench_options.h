@@ -19,7 +19,7 @@ struct BenchOptions {
   std::string file, config_file, json, html, compare, device, device_memory, products;
   std::vector<std::string> overrides, peer_modes, peers;
   BenchLists lists;
-  BenchSettings settings;
+  bench::BenchSettings settings;
   int threads_per_rank = 0;
   bool again = false, peer_compile = false, fill_cores = false;
 };

@@ -31,7 +31,7 @@ void write_stderr(const std::string& text) {
 
 }  // namespace
 
-ByteProgress::ByteProgress() : animated_(animated_by_default()) {}
+ByteProgress::ByteProgress() : animated_(logs::animated_by_default()) {}
 
 ByteProgress::~ByteProgress() {
   if (drawn_) write_stderr("\r\x1b[K");
@@ -66,9 +66,9 @@ void ByteProgress::show(const char* doing, std::uint64_t done, std::uint64_t tot
 JsonReport::JsonReport(const std::string& path, const std::string& kind,
                        const std::vector<std::string>& inputs)
     : what_("--json " + path), path_(path), kind_(kind) {
-  OutputFiles outputs;
+  logs::OutputFiles outputs;
   for (const std::string& input : inputs) outputs.add_input(input);
-  outputs.add(what_, path_, begins_as("{", fmt::format(R"("report": "{}")", kind_)));
+  outputs.add(what_, path_, logs::begins_as("{", fmt::format(R"("report": "{}")", kind_)));
 }
 
 void JsonReport::write(const nlohmann::ordered_json& json) const {

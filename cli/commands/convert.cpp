@@ -45,9 +45,9 @@ struct ConvertCommand {
   [[nodiscard]] int run() const {
     ConvertOptions options = convert_options();
     const JsonReport output(json, "tessera-convert", {source, target, base});
-    const SignalThread signals;
-    const InterruptionWatch watch;
-    options.stop = [] { return InterruptionWatch::signal() != 0; };
+    const training::SignalThread signals;
+    const training::InterruptionWatch watch;
+    options.stop = [] { return training::InterruptionWatch::signal() != 0; };
     try {
       ConvertReport report;
       {
@@ -61,7 +61,7 @@ struct ConvertCommand {
       output.write(to_json(report));
       return 0;
     } catch (const Error& error) {
-      const int signal = InterruptionWatch::signal();
+      const int signal = training::InterruptionWatch::signal();
       if (signal == 0) throw;
       fmt::print(stderr, "tessera: stopped by signal {}: {}\n", signal, printable(error.what()));
       return 128 + signal;
@@ -90,7 +90,7 @@ struct ConvertCommand {
     const std::vector<std::string> names = written_formats();
     TESSERA_CHECK(!to.empty(), ErrorCode::usage, "--to is missing: one of {}",
                   fmt::join(names, ", "));
-    const std::string wanted = lower_case(to);
+    const std::string wanted = training::lower_case(to);
     for (const std::string& name : names) {
       if (name == wanted) return name;
     }

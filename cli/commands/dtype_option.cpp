@@ -27,7 +27,7 @@ constexpr auto dtype_names = std::to_array<DTypeName>({{"fp32", "float32", DType
 }  // namespace
 
 DType parse_dtype_option(const std::string& name, std::span<const DType> allowed) {
-  const std::string word = lower_case(name);
+  const std::string word = training::lower_case(name);
   std::string list;
   std::vector<std::string> candidates;
   for (const DTypeName& one : dtype_names) {

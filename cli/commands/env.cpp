@@ -13,8 +13,9 @@ Command describe_environment() {
   const auto json = std::make_shared<bool>(false);
   return {.arguments = {{"--json", json.get(), "Print one JSON object instead of text"}},
           .run = [json](const std::vector<std::string>&) {
-            const nlohmann::ordered_json environment = environment_report();
-            fmt::print("{}", *json ? environment.dump(2) + "\n" : environment_text(environment));
+            const nlohmann::ordered_json environment = planner::environment_report();
+            fmt::print("{}",
+                       *json ? environment.dump(2) + "\n" : planner::environment_text(environment));
             return 0;
           }};
 }

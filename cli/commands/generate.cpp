@@ -161,7 +161,7 @@ class Stopwatch {
 
 // Before the model is loaded.
 void GenerateCommand::check_logits_file() const {
-  OutputFiles outputs;
+  logs::OutputFiles outputs;
   outputs.add_input(prompts_file);
   outputs.add("--logits " + logits_file, logits_file, [](std::string_view beginning) {
     const std::string mark = fmt::format(R"("content":"{}")", logits_content);

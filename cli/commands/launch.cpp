@@ -24,7 +24,7 @@ bool counts_this_host(const std::string& text) {
 }
 
 int ranks_from(const char* option, const std::string& text) {
-  if (text == "cpu") return usable_cores();
+  if (text == "cpu") return launcher::usable_cores();
   if (text == "gpu" || text == "auto") {
     const Backend& gpus = backend_of(DeviceType::cuda);
     const int count = gpus.device_count();
@@ -32,7 +32,7 @@ int ranks_from(const char* option, const std::string& text) {
                   "{} gpu: found no GPU to start ranks for ({}); use a number, or cpu for one rank "
                   "for each core",
                   option, gpus.unavailable_reason());
-    return count > 0 ? count : usable_cores();
+    return count > 0 ? count : launcher::usable_cores();
   }
   constexpr int most = 4096;
   int ranks = 0;
@@ -74,13 +74,13 @@ struct LaunchCommand {
   bool no_python = false;
   bool has_address = false;  // in the configuration file
   LaunchNodes nodes;
-  LaunchOptions launch;
+  launcher::LaunchOptions launch;
 
   [[nodiscard]] int run(const std::vector<std::string>& program) {
     check(program);
     launch.command = found(program);
-    if (!tee.empty()) launch.output.streams = parse_tee(tee).streams;
-    if (!tee.empty()) launch.output.every_rank = parse_tee(tee).every_rank;
+    if (!tee.empty()) launch.output.streams = launcher::parse_tee(tee).streams;
+    if (!tee.empty()) launch.output.every_rank = launcher::parse_tee(tee).every_rank;
     TESSERA_CHECK(redirects.empty() || !launch.output.folder.empty(), ErrorCode::usage,
                   "--redirects {} needs --log-dir, the folder of the files", redirects);
     take_configuration();
@@ -99,7 +99,7 @@ struct LaunchCommand {
     if (!ranks.empty()) launch.ranks = ranks_from("--nproc-per-node", ranks);
     if (!role.empty()) launch.variables["ROLE_NAME"] = role;
     if (!threads.empty()) become_threads();
-    return cli::launch(launch);
+    return launcher::launch(launch);
   }
 
  private:
@@ -144,7 +144,7 @@ struct LaunchCommand {
   // The command line overrides the file.
   void take_configuration() {
     if (config_file.empty()) return;
-    const AccelerateConfig config = read_accelerate_config(config_file);
+    const training::AccelerateConfig config = training::read_accelerate_config(config_file);
     nodes.take_configuration(config);
     const bool said = !ranks.empty() || !all_ranks.empty() || !threads.empty();
     TESSERA_CHECK(config.processes || said, ErrorCode::usage,
@@ -156,19 +156,20 @@ struct LaunchCommand {
     if (config.master_address) launch.master_address = *config.master_address;
     has_address = config.master_address.has_value();
     if (config.master_port && master_port < 0) launch.master_port = *config.master_port;
-    launch.variables[config_file_variable] = std::filesystem::absolute(config_file).string();
+    launch.variables[training::config_file_variable] =
+        std::filesystem::absolute(config_file).string();
   }
 
   void become_threads() {
     launch.threads = ranks_from("--threads", threads);
     nodes.check_threads(threads);
     launch.ranks = 1;
-    launch.variables[rank_threads_variable] = std::to_string(launch.threads);
+    launch.variables[training::rank_threads_variable] = std::to_string(launch.threads);
   }
 };
 
 std::vector<Argument> rank_arguments(LaunchCommand& command) {
-  LaunchOptions& options = command.launch;
+  launcher::LaunchOptions& options = command.launch;
   return {
       {.name = "--nproc-per-node",
        .target = &command.ranks,
@@ -208,7 +209,7 @@ std::vector<Argument> rank_arguments(LaunchCommand& command) {
 }
 
 std::vector<Argument> meeting_arguments(LaunchCommand& command) {
-  LaunchOptions& options = command.launch;
+  launcher::LaunchOptions& options = command.launch;
   LaunchNodes& nodes = command.nodes;
   return {
       {.name = "--nnodes,--num-machines",

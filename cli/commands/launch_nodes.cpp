@@ -72,12 +72,13 @@ int LaunchNodes::node_rank() const {
   return *number;
 }
 
-void LaunchNodes::take_configuration(const AccelerateConfig& config) {
+void LaunchNodes::take_configuration(const training::AccelerateConfig& config) {
   if (count.empty() && config.machines) count = std::to_string(*config.machines);
   if (rank.empty() && config.machine_rank) rank = std::to_string(*config.machine_rank);
 }
 
-void LaunchNodes::take_endpoint(LaunchOptions& launch, bool wants_address, bool wants_port) const {
+void LaunchNodes::take_endpoint(launcher::LaunchOptions& launch, bool wants_address,
+                                bool wants_port) const {
   const std::size_t colon = endpoint.rfind(':');
   const std::string host = endpoint.substr(0, colon);
   if (nodes() == 1) {
@@ -117,14 +118,14 @@ comm::control::JobKey LaunchNodes::key() const {
   return JobKey::made();
 }
 
-void LaunchNodes::settle(LaunchOptions& launch, bool has_address) const {
+void LaunchNodes::settle(launcher::LaunchOptions& launch, bool has_address) const {
   launch.nodes = nodes();
   launch.node_rank = node_rank();
   if (launch.nodes > 1) settle_meeting(launch, has_address);
   launch.job_key = key();
 }
 
-void LaunchNodes::settle_meeting(LaunchOptions& launch, bool has_address) const {
+void LaunchNodes::settle_meeting(launcher::LaunchOptions& launch, bool has_address) const {
   TESSERA_CHECK(has_address, ErrorCode::usage,
                 "--nnodes {}: give --master-addr, node 0's name or address as the others reach it",
                 launch.nodes);

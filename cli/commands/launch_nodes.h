@@ -17,12 +17,12 @@ struct LaunchNodes {
   bool without_key = false;
 
   // Takes the values that the command line does not have.
-  void take_configuration(const AccelerateConfig& config);
-  void take_endpoint(LaunchOptions& launch, bool wants_address, bool wants_port) const;
+  void take_configuration(const training::AccelerateConfig& config);
+  void take_endpoint(launcher::LaunchOptions& launch, bool wants_address, bool wants_port) const;
   [[nodiscard]] bool has_endpoint() const { return !endpoint.empty(); }
   // Checks all of it, and sets the options' nodes, port and key. Throws Error(usage), and
   // Error(configuration) for a key that is not valid.
-  void settle(LaunchOptions& launch, bool has_address) const;
+  void settle(launcher::LaunchOptions& launch, bool has_address) const;
   // This node's part of the ranks of all nodes; `what` names the origin of the number.
   [[nodiscard]] int share_of(int ranks, const std::string& what) const;
   void check_threads(const std::string& threads) const;
@@ -31,7 +31,7 @@ struct LaunchNodes {
   [[nodiscard]] int nodes() const;
   [[nodiscard]] int node_rank() const;
   [[nodiscard]] comm::control::JobKey key() const;
-  void settle_meeting(LaunchOptions& launch, bool has_address) const;
+  void settle_meeting(launcher::LaunchOptions& launch, bool has_address) const;
 };
 
 }  // namespace tessera::cli

@@ -31,14 +31,18 @@
 namespace tessera::cli {
 namespace {
 
+using planner::AskedStrategies;
+using planner::TimedRow;
+using training::Recipe;
+
 void write_json(const std::string& file, const nlohmann::ordered_json& json) {
   if (!file.empty()) write_output("--json " + file, file, json.dump(2) + "\n");
 }
 
 void write_cluster(const std::string& file, const Cluster& cluster) {
-  write_output(
-      "--calibrate " + file, file,
-      cluster_text(cluster, {"Measured by tessera plan --calibrate with nothing else running; "
+  write_output("--calibrate " + file, file,
+               planner::cluster_text(
+                   cluster, {"Measured by tessera plan --calibrate with nothing else running; "
                              "docs/cluster.md describes the keys."}));
 }
 
@@ -63,7 +67,7 @@ struct PlanCommand {
                   "recipe is required: the file to plan for, as in tessera plan RECIPE.yaml");
     const AskedStrategies asked = strategies();
     std::optional<Cluster> cluster;
-    if (!cluster_name.empty()) cluster = find_cluster(cluster_name);
+    if (!cluster_name.empty()) cluster = planner::find_cluster(cluster_name);
     TESSERA_CHECK(cluster || (sweep.empty() && !asked.none && !asked.dp), ErrorCode::usage,
                   "{} compares times: name the cluster with --cluster",
                   sweep.empty() ? "--strategy none or dp" : "--sweep");
@@ -79,11 +83,12 @@ struct PlanCommand {
     const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
     TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
                   "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
-    OutputFiles().add("--calibrate " + calibrate_file, calibrate_file,
-                      begins_as("# Measured by tessera plan --calibrate", ""));
-    const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
-                                         fmt::print(stderr, "measuring: {}\n", what);
-                                       }});
+    logs::OutputFiles().add("--calibrate " + calibrate_file, calibrate_file,
+                            logs::begins_as("# Measured by tessera plan --calibrate", ""));
+    const Cluster cluster =
+        planner::calibrate({.folder = folder, .progress = [](const std::string& what) {
+                              fmt::print(stderr, "measuring: {}\n", what);
+                            }});
     write_cluster(calibrate_file, cluster);
     fmt::print("{}: {} measured kernels, {:.3g} FLOP/s of float32, {:.3g} B/s of memory a core\n",
                calibrate_file, cluster.measured.size(), cluster.matrix_rate.at(float32),
@@ -93,10 +98,10 @@ struct PlanCommand {
 
   // Before the work, so that an output that cannot be written is reported at once.
   void check_outputs() const {
-    OutputFiles outputs;
+    logs::OutputFiles outputs;
     outputs.add_input(file);
     outputs.add_input(config_file);
-    outputs.add("--json " + json, json, begins_as("{", R"("format": "tessera-plan")"));
+    outputs.add("--json " + json, json, logs::begins_as("{", R"("format": "tessera-plan")"));
     outputs.add("--html " + html, html, is_html_report);
   }
 
@@ -104,39 +109,39 @@ struct PlanCommand {
                              std::optional<std::uint64_t> memory) const {
     const Recipe recipe = read_recipe(cluster, {});
     check_group(recipe);
-    validate(recipe, world_size);
+    training::validate(recipe, world_size);
     check_outputs();
-    PlanReport report{.recipe = recipe,
-                      .world = planned_world(recipe, world_size),
-                      .device_memory = memory,
-                      .plans = {},
-                      .advice = {},
-                      .least = {}};
+    planner::PlanReport report{.recipe = recipe,
+                               .world = planned_world(recipe, world_size),
+                               .device_memory = memory,
+                               .plans = {},
+                               .advice = {},
+                               .least = {}};
     report.world.timed = cluster.has_value();
-    MemoryBudget budget{memory.value_or(0), false};
+    planner::MemoryBudget budget{memory.value_or(0), false};
     if (!memory && report.world.device == DeviceType::cpu) budget = take_this_machine(report);
     make_plans(asked.sharded, report, budget);
-    fmt::print("{}", plan_text(report));
-    nlohmann::ordered_json result = plan_json(report);
+    fmt::print("{}", planner::plan_text(report));
+    nlohmann::ordered_json result = planner::plan_json(report);
     if (cluster) {
       std::vector<TimedRow> rows;
       add_baselines(asked, report.world, recipe, *cluster, rows);
-      for (const StrategyPlan& plan : report.plans) {
-        rows.push_back(timed_row(plan, report.world, recipe, *cluster));
+      for (const planner::StrategyPlan& plan : report.plans) {
+        rows.push_back(planner::timed_row(plan, report.world, recipe, *cluster));
       }
-      fmt::print("{}", time_text(rows, *cluster, memory));
-      add_time_json(result, rows, *cluster, memory);
+      fmt::print("{}", planner::time_text(rows, *cluster, memory));
+      planner::add_time_json(result, rows, *cluster, memory);
     }
     write_json(json, result);
     if (!html.empty()) write_html_report(result, html);
-    return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+    return planner::something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
 
   // CPU ranks without a given memory use the free memory of this node.
-  static MemoryBudget take_this_machine(PlanReport& report) {
+  static planner::MemoryBudget take_this_machine(planner::PlanReport& report) {
     const auto free = free_memory_of_host();
     if (!free) return {};
-    const MemoryBudget budget{free->bytes, true};
+    const planner::MemoryBudget budget{free->bytes, true};
     report.device_memory = budget.of_rank(report.world.ranks);
     report.device_memory_of = free->place;
     return budget;
@@ -146,15 +151,15 @@ struct PlanCommand {
   // invalid. Texts about the whole world are those of the first combination.
   [[nodiscard]] int plan_sweep(const AskedStrategies& asked, const Cluster& cluster,
                                std::optional<std::uint64_t> memory) const {
-    const std::vector<SweepPoint> points = sweep_points(sweep, world_size);
+    const std::vector<planner::SweepPoint> points = planner::sweep_points(sweep, world_size);
     const Recipe first = read_recipe(cluster, points.front().settings);
     check_outputs();
-    const PlanReport report{.recipe = first,
-                            .world = planned_world(first, points.front().world_size),
-                            .device_memory = memory,
-                            .plans = {},
-                            .advice = {},
-                            .least = {}};
+    const planner::PlanReport report{.recipe = first,
+                                     .world = planned_world(first, points.front().world_size),
+                                     .device_memory = memory,
+                                     .plans = {},
+                                     .advice = {},
+                                     .least = {}};
     const std::vector<TimedRow> rows = swept_rows(points, cluster, asked);
     // If every row is refused, the first reason is an error; a single refused row stays in the
     // table.
@@ -162,12 +167,12 @@ struct PlanCommand {
                                  [](const TimedRow& timed) { return timed.row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
     fmt::print("{}: {}", first.source, counted(points.size(), "combination"));
-    fmt::print("{}", time_text(rows, cluster, memory));
-    nlohmann::ordered_json result = plan_json(report);
-    add_time_json(result, rows, cluster, memory);
+    fmt::print("{}", planner::time_text(rows, cluster, memory));
+    nlohmann::ordered_json result = planner::plan_json(report);
+    planner::add_time_json(result, rows, cluster, memory);
     write_json(json, result);
     if (!html.empty()) write_html_report(result, html);
-    return any_row_fits(rows, memory) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+    return planner::any_row_fits(rows, memory) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
 
   [[nodiscard]] Recipe read_recipe(const std::optional<Cluster>& cluster,
@@ -181,17 +186,18 @@ struct PlanCommand {
     }
     if (group_size > 0) settings.push_back(fmt::format("sharding.group_size={}", group_size));
     settings.insert(settings.end(), more.begin(), more.end());
-    Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
+    Recipe recipe =
+        training::load_recipe(file, settings, training::chosen_config_file(config_file));
     const AskedStrategies asked = strategies();
     if (asked.sharded.size() == 1) recipe.sharding.sharding_strategy = asked.sharded.front();
     return recipe;
   }
 
-  [[nodiscard]] std::vector<TimedRow> swept_rows(const std::vector<SweepPoint>& points,
+  [[nodiscard]] std::vector<TimedRow> swept_rows(const std::vector<planner::SweepPoint>& points,
                                                  const Cluster& cluster,
                                                  const AskedStrategies& asked) const {
     std::vector<TimedRow> rows;
-    for (const SweepPoint& point : points) {
+    for (const planner::SweepPoint& point : points) {
       const Recipe recipe = read_recipe(cluster, point.settings);
       const bool own =
           point.strategies.none || point.strategies.dp || !point.strategies.sharded.empty();
@@ -204,7 +210,8 @@ struct PlanCommand {
       const std::size_t first = rows.size();
       add_baselines(chosen, world, recipe, cluster, rows);
       for (const Strategy one : chosen.sharded) {
-        rows.push_back(timed_row(plan_strategy(recipe, world, one), world, recipe, cluster));
+        rows.push_back(
+            planner::timed_row(planner::plan_strategy(recipe, world, one), world, recipe, cluster));
       }
       for (std::size_t i = first; i < rows.size(); ++i) rows[i].settings = point.settings;
     }
@@ -213,13 +220,13 @@ struct PlanCommand {
   static void add_baselines(const AskedStrategies& asked, const PlanWorld& world,
                             const Recipe& recipe, const Cluster& cluster,
                             std::vector<TimedRow>& rows) {
-    if (asked.none) rows.push_back(row_of_one_rank(world, recipe, cluster));
-    if (asked.dp) rows.push_back(row_of_data_parallel(world, recipe, cluster));
+    if (asked.none) rows.push_back(planner::row_of_one_rank(world, recipe, cluster));
+    if (asked.dp) rows.push_back(planner::row_of_data_parallel(world, recipe, cluster));
   }
 
   // Empty: the recipe's strategy.
   [[nodiscard]] AskedStrategies strategies() const {
-    return strategy.empty() ? AskedStrategies() : strategies_named(strategy, "--strategy");
+    return strategy.empty() ? AskedStrategies() : planner::strategies_named(strategy, "--strategy");
   }
 
   [[nodiscard]] std::optional<std::uint64_t> memory_bytes() const {
@@ -233,15 +240,15 @@ struct PlanCommand {
     TESSERA_CHECK(!group || world_size % *group == 0, ErrorCode::configuration,
                   "{}: sharding.group_size {} does not divide the {} of the world; plan for a "
                   "multiple of it (--world-size), or set a divisor of {}",
-                  where(recipe, "sharding.group_size"), group.value_or(0),
+                  training::where(recipe, "sharding.group_size"), group.value_or(0),
                   counted(world_size, "rank"), world_size);
   }
 
   [[nodiscard]] static PlanWorld planned_world(const Recipe& recipe, int world_size) {
-    const DeviceChoice choice = recipe.train.device;
+    const training::DeviceChoice choice = recipe.train.device;
     const bool gpus =
-        choice == DeviceChoice::cuda ||
-        (choice == DeviceChoice::automatic &&
+        choice == training::DeviceChoice::cuda ||
+        (choice == training::DeviceChoice::automatic &&
          (world_size > comm::max_ranks_on_node || parse_device("auto").type == DeviceType::cuda));
     return {.ranks = world_size,
             .device = gpus ? DeviceType::cuda : DeviceType::cpu,
@@ -249,23 +256,24 @@ struct PlanCommand {
             .fixed_reduction_order = recipe.sharding.fixed_reduction_order};
   }
 
-  static void make_plans(const std::vector<Strategy>& asked, PlanReport& report,
-                         const MemoryBudget& budget) {
+  static void make_plans(const std::vector<Strategy>& asked, planner::PlanReport& report,
+                         const planner::MemoryBudget& budget) {
     const Recipe& recipe = report.recipe;
     const std::vector<Strategy> chosen =
         asked.empty() ? std::vector{recipe.sharding.sharding_strategy} : asked;
     for (const Strategy one : chosen) {
-      report.plans.push_back(plan_strategy(recipe, report.world, one));
+      report.plans.push_back(planner::plan_strategy(recipe, report.world, one));
     }
     // If every row is refused, the first reason is an error; a single refused row stays in the
     // table.
-    const bool any = std::any_of(report.plans.begin(), report.plans.end(),
-                                 [](const StrategyPlan& row) { return row.plan.has_value(); });
+    const bool any =
+        std::any_of(report.plans.begin(), report.plans.end(),
+                    [](const planner::StrategyPlan& row) { return row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", report.plans.front().refused);
-    if (!something_fits(report)) {
+    if (!planner::something_fits(report)) {
       PlanWorld untimed = report.world;
       untimed.timed = false;
-      Advices advices = advise(recipe, untimed, budget);
+      planner::Advices advices = planner::advise(recipe, untimed, budget);
       report.advice = std::move(advices.fitting);
       report.least = std::move(advices.least);
     }
@@ -297,7 +305,7 @@ Command describe_plan() {
                {.name = "--strategy",
                 .target = &options->strategy,
                 .help = "A sharding strategy, or all of them (default: the recipe's)",
-                .type = "all|none|dp|" + strategy_names("|")},
+                .type = "all|none|dp|" + planner::strategy_names("|")},
                {.name = "--device",
                 .target = &options->device,
                 .help = "The device of the ranks; the same as train.device",
@@ -312,7 +320,7 @@ Command describe_plan() {
                 .target = &options->cluster_name,
                 .help = "The cluster to predict the time of a step for: a name or a file "
                         "(docs/cluster.md). Its memory is the default of --device-memory",
-                .type = shipped_cluster_names("|") + "|FILE"},
+                .type = planner::shipped_cluster_names("|") + "|FILE"},
                {.name = "--sweep",
                 .target = &options->sweep,
                 .help = "With --cluster: a key and the values to compare, as world_size=8,16 "

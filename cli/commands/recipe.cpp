@@ -22,16 +22,17 @@ struct RecipeCommand {
 
   [[nodiscard]] int run() const {
     if (keys) {
-      fmt::print("{}", recipe_reference());
+      fmt::print("{}", training::recipe_reference());
       return 0;
     }
     TESSERA_CHECK(!file.empty(), ErrorCode::usage,
                   "name a recipe, or give --keys to list the keys");
-    const Recipe recipe = load_recipe(file, overrides, chosen_config_file(config_file));
-    validate(recipe, world_size);
+    const training::Recipe recipe =
+        training::load_recipe(file, overrides, training::chosen_config_file(config_file));
+    training::validate(recipe, world_size);
     for (const std::string& note : recipe.notes)
       fmt::print(stderr, "tessera: {}\n", printable(note));
-    fmt::print("{}\n", to_json(recipe).dump(2));
+    fmt::print("{}\n", training::to_json(recipe).dump(2));
     return 0;
   }
 };

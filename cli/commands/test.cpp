@@ -130,8 +130,8 @@ std::vector<std::string> steps_in(const std::string& path) {
 class Installation {
  public:
   explicit Installation(int ranks) : ranks_(ranks), program_(fs::read_symlink("/proc/self/exe")) {
-    ::unsetenv(config_file_variable);
-    ::unsetenv(rank_threads_variable);
+    ::unsetenv(training::config_file_variable);
+    ::unsetenv(training::rank_threads_variable);
     write("text", text());
     write("recipe.yaml",
           "model: {architecture: gpt2, n_layer: 2, n_head: 2, n_embd: 32, seq_len: 32}\n"
@@ -220,15 +220,15 @@ class Installation {
 
   void start(std::vector<std::string> words, int ranks, bool threads) const {
     words.insert(words.begin(), program_.string());
-    LaunchOptions options;
+    launcher::LaunchOptions options;
     options.command = std::move(words);
     options.ranks = threads ? 1 : ranks;
     if (threads) {
       options.threads = ranks;
-      options.variables[rank_threads_variable] = std::to_string(ranks);
+      options.variables[training::rank_threads_variable] = std::to_string(ranks);
     }
     options.output.folder = folder_ / "log";
-    const int code = launch(options);
+    const int code = launcher::launch(options);
     constexpr int out_of_room = static_cast<int>(ErrorCode::checkpoint);
     TESSERA_CHECK(code != out_of_room, ErrorCode::checkpoint,
                   "ended with code {}: TMPDIR {} has no room; name another folder", code,

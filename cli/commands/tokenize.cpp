@@ -26,7 +26,7 @@ namespace {
 struct TokenizeStopped : std::exception {};
 
 void stop_where_asked() {
-  if (InterruptionWatch::signal() != 0) throw TokenizeStopped();
+  if (training::InterruptionWatch::signal() != 0) throw TokenizeStopped();
 }
 
 // The text's lines, without their ends. Text after the last line's end is a line if it is not
@@ -77,8 +77,8 @@ struct TokenizeCommand {
     TESSERA_CHECK(!tokenizer.empty(), ErrorCode::usage,
                   "give --tokenizer FOLDER, with a tokenizer.json, vocab.txt or tokenizer.model");
     check_outputs();
-    const SignalThread signals;
-    const InterruptionWatch watch;
+    const training::SignalThread signals;
+    const training::InterruptionWatch watch;
     const auto loaded = tokenizers::load_tokenizer(tokenizer);
     try {
       if (lines) {
@@ -87,20 +87,20 @@ struct TokenizeCommand {
         write_stream(*loaded);
       }
     } catch (const TokenizeStopped&) {
-      fmt::print(stderr, "tessera: stopped by signal {}\n", InterruptionWatch::signal());
-      return 128 + InterruptionWatch::signal();
+      fmt::print(stderr, "tessera: stopped by signal {}\n", training::InterruptionWatch::signal());
+      return 128 + training::InterruptionWatch::signal();
     }
     return 0;
   }
 
  private:
   void check_outputs() const {
-    OutputFiles outputs;
+    logs::OutputFiles outputs;
     outputs.add_input(text);
     outputs.add_input(tokenizer);
     outputs.add("--json " + json, json, is_list_of_ids);
-    if (!lines) require_regular_output("--out " + out, out);
-    outputs.add("--out " + out, out, begins_as(std::string(token_stream_magic), ""));
+    if (!lines) logs::require_regular_output("--out " + out, out);
+    outputs.add("--out " + out, out, logs::begins_as(std::string(token_stream_magic), ""));
   }
 
   void write_stream(const Tokenizer& loaded) const {

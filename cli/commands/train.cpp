@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/counted.h"
+#include "cli/run_notes.h"
 #include "cli/subcommands.h"
 #include "logs/progress.h"
 #include "logs/run_logs.h"
@@ -14,10 +15,13 @@
 #include "training/rank_threads.h"
 #include "training/recipe/accelerate/config.h"
 #include "training/recipe/recipe.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
 namespace tessera::cli {
 namespace {
+
+using logs::Progress;
+using training::Recipe;
 
 constexpr int signal_exit_base = 128;
 
@@ -28,36 +32,37 @@ struct TrainCommand {
   std::string config_file;
 
   [[nodiscard]] int run() const {
-    const SignalThread signals;
+    const training::SignalThread signals;
     std::vector<std::string> settings = overrides;
     if (!device.empty()) settings.push_back("train.device=" + device);
-    const Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
-    const comm::World world = training_world();
-    validate(recipe, world.size);
-    return run_ranks(recipe, world,
-                     [&](const Context& context) { return run_rank(recipe, context); });
+    const Recipe recipe =
+        training::load_recipe(file, settings, training::chosen_config_file(config_file));
+    const comm::World world = training::training_world();
+    training::validate(recipe, world.size);
+    return training::run_ranks(recipe, world,
+                               [&](const Context& context) { return run_rank(recipe, context); });
   }
 
   [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
-    check_memory(recipe, context, ranks_of_process());
-    TrainingRun training(recipe, context);
-    std::vector<std::string> notes = training.resume();
-    for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
-    const InterruptionWatch watch(context.world().local_rank == 0 ? consequence_of_signal(training)
-                                                                  : nullptr);
+    planner::check_memory(recipe, context, training::ranks_of_process());
+    Trainer training = training::make_trainer(recipe, context);
+    RunEvents events = training.resume();
+    for (RunEvent& event : training.prepare_folder()) events.push_back(std::move(event));
+    const training::InterruptionWatch watch(
+        context.world().local_rank == 0 ? consequence_of_signal(training) : nullptr);
     // Before the first note, so that an error is printed alone.
-    RunLogs logs(recipe, training);
+    logs::RunLogs logs(recipe, training);
 
     Progress progress({.first_step = training.position().steps,
                        .steps = recipe.train.steps,
                        .every = recipe.log.every,
                        .shown = context.is_main(),
                        .descriptor = 2,
-                       .animated = animated_by_default()});
-    progress.note(training.describe());
-    for (const std::string& note : configuration_notes(recipe, context.world_size()))
+                       .animated = logs::animated_by_default()});
+    progress.note(describe(training, recipe));
+    for (const std::string& note : training::configuration_notes(recipe, context.world_size()))
       progress.note(note);
-    for (const std::string& note : notes) progress.note(note);
+    show(events, recipe, progress);
     for (const std::string& note : logs.notes()) progress.note(note);
     if (training.position().steps >= recipe.train.steps)
       progress.note(nothing_left(recipe, training));
@@ -66,13 +71,17 @@ struct TrainCommand {
     return code;
   }
 
-  static const char* consequence_of_signal(const TrainingRun& training) {
+  static void show(const RunEvents& events, const Recipe& recipe, Progress& progress) {
+    for (const RunEvent& event : events) progress.note(note_of(event, recipe));
+  }
+
+  static const char* consequence_of_signal(const Trainer& training) {
     return training.saves()
                ? "the run saves its last finished step and ends; send it again to end at once"
                : "the run ends and saves nothing; send it again to end at once";
   }
 
-  static std::string nothing_left(const Recipe& recipe, const TrainingRun& training) {
+  static std::string nothing_left(const Recipe& recipe, const Trainer& training) {
     const std::int64_t wanted = recipe.train.steps;
     if (training.resumed_from().empty()) return "train.steps is 0: there is nothing to train";
     const std::string& step = training.resumed_from();
@@ -89,7 +98,8 @@ struct TrainCommand {
         step, wanted == 1 ? "the 1 step" : fmt::format("all {} steps", wanted));
   }
 
-  static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress, RunLogs& logs) {
+  static int loop(const Recipe& recipe, Trainer& training, Progress& progress,
+                  logs::RunLogs& logs) {
     const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
     const std::int64_t first_step = training.position().steps;
     std::int64_t saved_at = first_step;
@@ -113,22 +123,20 @@ struct TrainCommand {
         found = evaluate(training, step.step, progress, logs);
       }
       if (saves) {
-        for (const std::string& note : training.save(found)) progress.note(note);
+        show(training.save(found), recipe, progress);
         saved_at = step.step;
       } else if (training.save_requested()) {
         progress.note(std::string("a save was requested; nothing saved, because ") +
                       why_nothing_is_saved(recipe));
       }
-      for (const std::string& note :
-           last || interrupted ? training.finish_save() : training.finished_save()) {
-        progress.note(note);
-      }
+      show(last || interrupted ? training.finish_save() : training.finished_save(), recipe,
+           progress);
       logs.end_step();
       if (interrupted) return stopped(recipe, training, progress, saved_at);
     }
-    if (const auto exported = training.export_weights()) {
-      progress.note(*exported);
-    } else if (every == 0 && training.position().steps > first_step) {
+    const RunEvents exported = training.export_weights();
+    show(exported, recipe, progress);
+    if (exported.empty() && every == 0 && training.position().steps > first_step) {
       progress.note(recipe.checkpoint.dir
                         ? "nothing saved: checkpoint.every is 0, and checkpoint.export is not set"
                         : "nothing saved: neither checkpoint.dir nor checkpoint.export is set");
@@ -137,17 +145,17 @@ struct TrainCommand {
   }
 
   // The last finished step is saved unless it was already.
-  static int stop_within_step(const Recipe& recipe, TrainingRun& training, Progress& progress,
+  static int stop_within_step(const Recipe& recipe, Trainer& training, Progress& progress,
                               std::int64_t saved_at) {
     if (training.saves() && training.position().steps > saved_at) {
-      for (const std::string& note : training.save()) progress.note(note);
+      show(training.save(), recipe, progress);
       saved_at = training.position().steps;
     }
-    for (const std::string& note : training.finish_save()) progress.note(note);
+    show(training.finish_save(), recipe, progress);
     return stopped(recipe, training, progress, saved_at);
   }
 
-  static int stopped(const Recipe& recipe, const TrainingRun& training, Progress& progress,
+  static int stopped(const Recipe& recipe, const Trainer& training, Progress& progress,
                      std::int64_t saved_at) {
     const int signal = training.interruption();
     if (!training.saves()) {
@@ -166,8 +174,8 @@ struct TrainCommand {
     return recipe.checkpoint.dir ? "checkpoint.every is 0" : "checkpoint.dir is not set";
   }
 
-  static tasks::Evaluation evaluate(TrainingRun& training, std::int64_t step, Progress& progress,
-                                    RunLogs& logs) {
+  static tasks::Evaluation evaluate(Trainer& training, std::int64_t step, Progress& progress,
+                                    logs::RunLogs& logs) {
     tasks::Evaluation found = training.evaluate();
     logs.write_evaluation(step, found);
     std::string note;

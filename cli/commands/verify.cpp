@@ -76,7 +76,7 @@ Verdict verdict_of(const std::filesystem::path& path, ByteProgress& progress) {
   for (const auto& tensor : tensors) verdict.bytes += checkpoint::bytes_of(tensor);
   std::uint64_t done = 0;
   const auto damages = source->examine([&](std::uint64_t bytes) {
-    if (InterruptionWatch::signal() != 0) throw Stopped();
+    if (training::InterruptionWatch::signal() != 0) throw Stopped();
     done += bytes;
     progress.show("verifying", done, std::max(done, verdict.bytes));
   });
@@ -127,15 +127,15 @@ struct VerifyCommand {
 
   [[nodiscard]] int run() const {
     const JsonReport output(json, "tessera-verify", {path});
-    const SignalThread signals;
-    const InterruptionWatch watch;
+    const training::SignalThread signals;
+    const training::InterruptionWatch watch;
     std::vector<Verdict> verdicts;
     try {
       ByteProgress progress;
       for (const auto& one : paths()) verdicts.push_back(verdict_of(one, progress));
     } catch (const Stopped&) {
-      fmt::print(stderr, "tessera: stopped by signal {}\n", InterruptionWatch::signal());
-      return 128 + InterruptionWatch::signal();
+      fmt::print(stderr, "tessera: stopped by signal {}\n", training::InterruptionWatch::signal());
+      return 128 + training::InterruptionWatch::signal();
     }
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
     bool sound = true;

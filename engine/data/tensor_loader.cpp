@@ -11,8 +11,24 @@
 namespace tessera::data {
 namespace {
 
-// Gathers rows on the CPU, then moves them to the calling thread's default device.
-Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows) {
+constexpr std::uint64_t shuffle_stream = std::uint64_t{1} << 62;
+
+}  // namespace
+
+void check_samples(const TensorDataset& samples) {
+  TESSERA_REQUIRE(samples.inputs.dimensions() > 0 && samples.targets.dimensions() > 0 &&
+                      samples.inputs.size(0) == samples.targets.size(0),
+                  "a data set of {} inputs and {} targets", samples.inputs.shape().to_string(),
+                  samples.targets.shape().to_string());
+  for (const Tensor& tensor : {samples.inputs, samples.targets}) {
+    TESSERA_REQUIRE(tensor.device() == Device::cpu(),
+                    "a data set on {}; keep it on the CPU, batches are moved to the default device",
+                    tensor.device().to_string());
+  }
+  TESSERA_CHECK(samples.inputs.size(0) > 0, ErrorCode::data, "the data set is empty");
+}
+
+Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows, Device device) {
   Shape shape = source.shape();
   shape[0] = static_cast<std::int64_t>(rows.size());
   Tensor out = Tensor::empty(shape, source.dtype(), Device::cpu());
@@ -21,25 +37,12 @@ Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows) {
     std::memcpy(out.data() + i * row_bytes,
                 source.data() + static_cast<std::size_t>(rows[i]) * row_bytes, row_bytes);
   }
-  return out.to(default_device());
+  return out.to(device);
 }
-
-constexpr std::uint64_t shuffle_stream = std::uint64_t{1} << 62;
-
-}  // namespace
 
 TensorLoader::TensorLoader(TensorDataset dataset, const TensorLoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
-  TESSERA_REQUIRE(dataset_.inputs.dimensions() > 0 && dataset_.targets.dimensions() > 0 &&
-                      dataset_.inputs.size(0) == dataset_.targets.size(0),
-                  "a data set of {} inputs and {} targets", dataset_.inputs.shape().to_string(),
-                  dataset_.targets.shape().to_string());
-  for (const Tensor& tensor : {dataset_.inputs, dataset_.targets}) {
-    TESSERA_REQUIRE(tensor.device() == Device::cpu(),
-                    "a data set on {}; keep it on the CPU, batches are moved to the default device",
-                    tensor.device().to_string());
-  }
-  TESSERA_CHECK(dataset_.inputs.size(0) > 0, ErrorCode::data, "the data set is empty");
+  check_samples(dataset_);
   TESSERA_CHECK(options.batch_size > 0, ErrorCode::configuration, "batch_size {} must be positive",
                 options.batch_size);
 }
@@ -97,7 +100,8 @@ std::pair<Tensor, Tensor> TensorLoader::batch(std::int64_t step) {
   const std::int64_t passed = epoch_ * steps_per_epoch() + step;
   begin_batch({static_cast<std::uint64_t>(passed),
                (passed * world_size_ + rank_) * options_.batch_size, options_.batch_size});
-  return {take_rows(dataset_.inputs, rows), take_rows(dataset_.targets, rows)};
+  return {take_rows(dataset_.inputs, rows, default_device()),
+          take_rows(dataset_.targets, rows, default_device())};
 }
 
 }  // namespace tessera::data

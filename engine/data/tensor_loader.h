@@ -18,6 +18,11 @@ struct TensorDataset {
   Tensor targets;
 };
 
+// Throws std::logic_error or Error(data) for samples that are not that.
+void check_samples(const TensorDataset& samples);
+// These rows of a tensor on the CPU, in this order, on the device.
+Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows, Device device);
+
 struct TensorLoaderOptions {
   std::int64_t batch_size = 1;  // samples of one rank in a step
   bool shuffle = false;

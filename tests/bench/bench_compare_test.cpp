@@ -4,7 +4,7 @@
 #include "bench/harness/file.h"
 #include "tests/bench/bench_testing.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 using testing::Compared;
@@ -95,4 +95,4 @@ TEST(BenchCompare, SingleRoundsWithoutSpreadCountAsNoise) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -3,7 +3,7 @@
 // that was not measured, and no process left behind.
 #include "tests/bench/bench_testing.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 using testing::Compared;
@@ -344,4 +344,4 @@ TEST(BenchOutput, AFullDiskIsReported) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::bench

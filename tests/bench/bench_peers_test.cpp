@@ -2,7 +2,7 @@
 // job, and how their answers are used.
 #include "tests/bench/bench_testing.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 using testing::Compared;
@@ -170,4 +170,4 @@ TEST(BenchPeers, ARecipeThatPeersCannotTrainIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -1,7 +1,7 @@
 // `tessera bench`: its rows, the relations between their numbers, and the file that it keeps.
 #include "tests/bench/bench_testing.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 using testing::Compared;
@@ -251,4 +251,4 @@ TEST(Bench, StepsAndRoundsFitTheBudget) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::bench

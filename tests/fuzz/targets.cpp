@@ -213,7 +213,7 @@ void run_manifest(std::string_view bytes) {
 }
 
 void run_recipe(std::string_view bytes) {
-  validate(cli::parse_recipe(bytes, "recipe.yaml", {}), 1);
+  training::validate(training::parse_recipe(bytes, "recipe.yaml", {}), 1);
 }
 
 void run_config(std::string_view bytes) {

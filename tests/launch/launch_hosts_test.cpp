@@ -14,7 +14,7 @@
 
 #include "tests/cli/program_testing.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using std::chrono::seconds;
@@ -422,4 +422,4 @@ TEST(LaunchHosts, AKeyIsGeneratedForOneHostAndIsInNoCommandLine) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -8,7 +8,7 @@
 #include "engine/device/backend.h"
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using testing::Ended;
@@ -338,4 +338,4 @@ TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -11,7 +11,7 @@
 #include "launch/launch.h"
 #include "tests/cli/program_testing.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using std::chrono::seconds;
@@ -291,4 +291,4 @@ TEST(Launch, OutputThatAPagerHasNotReadYetIsNotLost) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

@@ -12,7 +12,7 @@
 #include <ctime>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 enum class Way { nothing, handles, ignores, blocks, blocks_for_a_moment };
@@ -65,4 +65,4 @@ TEST(ListeningProcesses, DoNotIncludeProcessesThatTheSignalWouldEnd) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

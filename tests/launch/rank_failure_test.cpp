@@ -2,7 +2,7 @@
 // behind.
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -120,4 +120,4 @@ TEST(RankFailure, ASecondSignalDoesNotWaitForTheSave) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

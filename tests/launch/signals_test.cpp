@@ -1,7 +1,7 @@
 // Signals while a rank computes: no handler may run on a thread that is in a kernel.
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using testing::Program;
@@ -44,4 +44,4 @@ TEST(SignalStorm, ChangesNoBitOfARun) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

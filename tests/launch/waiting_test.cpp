@@ -6,7 +6,7 @@
 
 #include "tests/cli/program_testing.h"
 
-namespace tessera::cli {
+namespace tessera::launcher {
 namespace {
 
 using std::chrono::seconds;
@@ -103,4 +103,4 @@ TEST(Waiting, AnInvalidAddressIsNotWaitedFor) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::launcher

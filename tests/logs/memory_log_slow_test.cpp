@@ -6,7 +6,7 @@
 
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 using testing::Ended;
@@ -96,4 +96,4 @@ TEST(MemoryLog, RunsAreAsPlanned) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::logs

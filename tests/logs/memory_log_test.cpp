@@ -3,7 +3,7 @@
 
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 using testing::Ended;
@@ -68,4 +68,4 @@ TEST(MemoryLogFile, IsRightForShortAndResumedRuns) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::logs

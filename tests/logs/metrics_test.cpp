@@ -15,7 +15,7 @@
 #include "tests/cli/training_testing.h"
 #include "tests/support/errors.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 using testing::read_text;
@@ -171,4 +171,4 @@ TEST(Progress, OtherRanksAreSilentAndAClosedOutputIsNotAnError) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -12,7 +12,7 @@
 #include "logs/tensorboard_log.h"
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::logs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -458,4 +458,4 @@ TEST(EventFile, DamagedRecordsAreIgnored) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::logs

@@ -3,7 +3,7 @@
 #include "planner/cluster_file.h"
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 TEST(Calibrate, WritesAClusterThatPlansCanUse) {
@@ -33,4 +33,4 @@ TEST(Calibrate, WritesAClusterThatPlansCanUse) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::planner

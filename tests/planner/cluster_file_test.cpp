@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "tests/support/errors.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 const std::string good_cluster =
@@ -164,4 +164,4 @@ TEST(ClusterFile, IsDocumentedKeyByKey) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -10,11 +10,12 @@
 #include "planner/recipe_plan.h"
 #include "sharding/plan/plan_time.h"
 #include "tests/cli/training_testing.h"
-#include "training/trainer.h"
+#include "training/recipe_trainer.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
+using namespace training;
 using testing::TrainingFolder;
 
 struct WorkOfKernel {
@@ -34,7 +35,7 @@ void count_work(WorkByKernel& all, const KernelWork& work) {
 WorkByKernel launched_work(const Recipe& recipe) {
   WorkByKernel all;
   launch(1, [&](Context& context) {
-    TrainingRun run(recipe, context);
+    Trainer run = make_trainer(recipe, context);
     (void)run.step();
     KernelTimes times;
     (void)run.step();
@@ -81,4 +82,4 @@ TEST(KernelTimes, AreOfTheKernelsThatAPlanLogs) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::planner

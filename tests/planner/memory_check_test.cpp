@@ -11,7 +11,7 @@
 #include "tests/support/errors.h"
 #include "tests/support/processor_time.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 namespace fs = std::filesystem;
@@ -93,12 +93,12 @@ TEST(MemoryCheck, ForSentencesOnlyTheStateCountsBecauseBatchesMayBeShort) {
   planned.use[MemoryKind::parameters] = 10 * mib;
   planned.use[MemoryKind::optimizer] = 20 * mib;
   planned.use[MemoryKind::activations] = 500 * mib;
-  Recipe recipe;
+  training::Recipe recipe;
   const MemoryNeed tokens = memory_need(recipe, DeviceType::cpu, planned);
   EXPECT_EQ(tokens.bytes, 530 * mib);
   EXPECT_FALSE(tokens.at_least);
   EXPECT_EQ(tokens.kinds, "parameters 10.0 MiB, optimizer 20.0 MiB, activations 500 MiB");
-  recipe.train.task = TaskKind::sentence_pairs;
+  recipe.train.task = training::TaskKind::sentence_pairs;
   const MemoryNeed sentences = memory_need(recipe, DeviceType::cpu, planned);
   EXPECT_EQ(sentences.bytes, 30 * mib);
   EXPECT_TRUE(sentences.at_least);
@@ -209,4 +209,4 @@ TEST(MemorySizes, WithoutAUnitASmallNumberIsQuestioned) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::planner

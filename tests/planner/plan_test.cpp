@@ -4,7 +4,7 @@
 #include "tests/cli/training_testing.h"
 #include "tests/support/processor_time.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 using testing::Ended;
@@ -264,4 +264,4 @@ TEST(Plan, SizesAreReadInCommonNotations) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -3,7 +3,7 @@
 #include "tests/support/processor_time.h"
 #include "tests/support/sanitizers.h"
 
-namespace tessera::cli {
+namespace tessera::planner {
 namespace {
 
 using testing::Ended;
@@ -257,4 +257,4 @@ TEST(PlanTime, RefusesPlansThatItCannotTime) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::planner

@@ -36,16 +36,9 @@ class NumberTask final : public Task {
 
   // The queue does not call these.
   [[nodiscard]] nn::Module& module() override { misuse("not asked"); }
-  [[nodiscard]] const models::Model& model() const override { misuse("not asked"); }
-  [[nodiscard]] std::map<std::string, std::string> files(DType) const override { return {}; }
   [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override { return {}; }
   [[nodiscard]] std::unique_ptr<Prepared> blank(std::int64_t) const override { return {}; }
   [[nodiscard]] Tensor loss(const Prepared&, const Context&) override { return {}; }
-  [[nodiscard]] std::string describe_batch(std::int64_t) const override { return {}; }
-  [[nodiscard]] bool evaluates() const override { return false; }
-  [[nodiscard]] Evaluation evaluate(const Context&, std::int64_t) override { return {}; }
-  void remember_data(Scalars&) const override {}
-  void check_data(const Scalars&, const std::string&) const override {}
 
  private:
   std::int64_t unreadable_;

@@ -3,6 +3,9 @@
 A file includes files of its own room, of the rooms before it in its floor, and of the floors before its floor. "." is
 the floor's own folder. A new folder is a name in one of these lists.
 """
+import itertools
+import re
+
 ROOMS = {
     "base": (".", "text"),
     "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
@@ -19,6 +22,7 @@ ROOMS = {
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
     "tasks": (".",),
+    "trainer": (".",),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),
     "training": ("recipe", "recipe/accelerate", "."),
@@ -27,6 +31,9 @@ ROOMS = {
     "bench": ("harness", "kernels", "programs"),
     "cli": (".", "report", "commands", "commands/config", "commands/encoders"),
 }
+# The namespace in tessera:: that the files of a floor open. launch() of sharding/context/context.h is tessera::launch.
+NAMESPACES = {floor: floor for floor in ("tokenizers", "models", "tasks", "training", "planner", "logs", "bench", "cli")}
+NAMESPACES["launch"] = "launcher"
 FLOORS = {floor: level for level, floor in enumerate(ROOMS)}
 MOST_SOURCES = 22  # of C++ and CUDA in one folder
 
@@ -52,6 +59,24 @@ def include_runs_up(source, target):
         return (f"{source_floor}/{source_room} includes {target}, which is in a room above "
                 f"({' < '.join(rooms)}: tests/tidiness/rooms.py)")
     return None
+
+
+def namespace_errors(path, lines):
+    """Lists (line number, message) of the namespaces that a file opens and that are not its floor's. It may declare
+    classes of other floors."""
+    floor = path.partition("/")[0]
+    if floor not in NAMESPACES:
+        return []
+    own = f"tessera::{NAMESPACES[floor]}"
+    errors = []
+    for number, line in enumerate(lines, start=1):
+        opened = re.match(r"namespace (tessera\b[\w:]*) *\{", line)
+        if not opened or f"{opened.group(1)}::".startswith(f"{own}::"):
+            continue
+        inside = itertools.takewhile(lambda line: not line.startswith("}"), lines[number:])
+        if not all(re.fullmatch(r"(?:(?:class|struct) \w+;)?", line) for line in inside):
+            errors.append((number, f"{opened.group(1)} in a file of {floor}, whose namespace is {own}"))
+    return errors
 
 
 def folder_errors(sources):

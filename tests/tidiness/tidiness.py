@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the source tree: includes go down the floors and the rooms of a floor, never up (rooms.py); no path of somebody's machine; headers guarded;
-the GPU stays where it belongs (launches, CUDA's types, the emulator, a GPU kernel for every op); no type of a test
-takes a name of the library's or is seen by other tests.
+"""Checks the source tree: includes go down the floors and the rooms of a floor, never up, and files open the namespace of
+their floor (rooms.py); no path of somebody's machine; headers guarded; the GPU stays where it belongs (launches, CUDA's
+types, the emulator, a GPU kernel for every op); no type of a test takes a name of the library's or is seen by other tests.
 
 Errors fail the test. Long files and lines, and files that do not open with a comment on their job, are
 warnings: they are printed and counted, and a reviewer decides.
@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-from rooms import FLOORS, folder_errors, include_runs_up
+from rooms import FLOORS, folder_errors, include_runs_up, namespace_errors
 
 FREE = ("tests", "examples")  # may include any floor
 # The emulated GPU belongs to the tests. Kernels reach it in two headers, where nvcc does not compile them.
@@ -52,8 +52,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|root|home|Users)" + r"/[\w.-]+
 # The only file that starts kernels: the access checker would not see launches elsewhere.
 LAUNCHER = os.path.join("kernels", "cuda", "device", "launch.h")
 # Headers above the engine must not contain these: headers and types of CUDA and NCCL, and our own headers with them.
-FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "launch", "training", "planner", "logs",
-                       "cli")
+FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "trainer", "launch", "training",
+                       "planner", "logs", "cli")
 CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\w*\.h|nvtx3/.*"
                          r"|(?:kernels|engine)/cuda/.*)$")
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
@@ -218,6 +218,7 @@ def check_file(root, path, lines):
                 errors.append((number, message))
     if is_cpp:
         errors += gpu_errors(path, lines)
+        errors += namespace_errors(path.replace(os.sep, "/"), lines)
         if path.endswith((".h", ".cuh")) and not path.endswith("-inl.h") \
                 and not any(line.startswith("#pragma once") for line in lines):
             errors.append((1, "a header without #pragma once"))

@@ -69,6 +69,21 @@ class Tidiness(unittest.TestCase):
         self.write("engine/ops/ops.cpp", '// A file.\n#include "engine/nn/layers.h"\n')
         self.assert_one_error("engine/ops/ops.cpp:2:", "room above")
 
+    def test_a_namespace_of_another_floor_is_found(self):
+        forward = "namespace tessera::training {\nclass Run;\nstruct Step;\n}\n\n"
+        inside = "namespace tessera::%s {\nclass Plan;\nstruct Row {};\n}\n"
+        for own in ("planner", "planner::detail"):
+            self.write("planner/plan.h", HEADER + forward + inside % own)
+            self.assertEqual(self.errors(), [])
+        for other in ("cli", "training", "planners"):
+            self.write("planner/plan.h", HEADER + forward + inside % other)
+            self.assert_one_error("planner/plan.h:8:", "whose namespace is tessera::planner")
+        self.write("planner/plan.h", HEADER + "namespace tessera {\nint usable();\n}\n")
+        self.assert_one_error("planner/plan.h:3:", "whose namespace is tessera::planner")
+        self.write("planner/plan.h", HEADER)
+        self.write("launch/start.cpp", "// A file.\n" + inside % "launcher")
+        self.assertEqual(self.errors(), [])
+
     def test_a_folder_that_is_not_in_the_list_is_found(self):
         self.write("engine/things/thing.cpp", "// A file.\n")
         self.assert_one_error("engine/things/thing.cpp:1:", "tests/tidiness/rooms.py")
@@ -146,7 +161,7 @@ class Tidiness(unittest.TestCase):
         uses = ["#include " + name for name in includes]
         uses += ["cudaStream_t stream;", "std::vector<cudaEvent_t> events;", "struct ncclComm* a; ncclComm_t b;",
                  "CUstream stream;", "void f(const ncclUniqueId& id);", "__nv_bfloat16 x;"]
-        for floor in ("sharding", "checkpoint", "tokenizers", "models", "tasks", "cli"):
+        for floor in ("sharding", "checkpoint", "tokenizers", "models", "tasks", "trainer", "cli"):
             for use in uses:
                 self.write(f"{floor}/a.h", HEADER + use + "\n")
                 self.assert_one_error(f"{floor}/a.h:3:", "CUDA")
@@ -177,7 +192,7 @@ class Tidiness(unittest.TestCase):
         self.write("emulator/device/warp.h", HEADER + include + '#include "kernels/kernels.h"\n')
         self.assertEqual(self.errors(), [])
         for floor in ("kernels", "kernels/cuda", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks",
-                      "cli", "bench/harness"):
+                      "trainer", "cli", "bench/harness"):
             self.write(f"{floor}/user.cpp", "// A file.\n" + include)
             self.assert_one_error(f"{floor}/user.cpp:2:", "for tests")
             self.write(f"{floor}/user.cpp", "// A file.\n")

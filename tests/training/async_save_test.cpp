@@ -2,7 +2,7 @@
 // for its saves, and exported folders can be used elsewhere.
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -140,4 +140,4 @@ TEST(Exports, AreFoldersThatTrainingCanStartFrom) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -2,7 +2,7 @@
 // every strategy, saved and resumed, taken from Accelerate's files, refused by one line.
 #include "tests/training/strategies_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using testing::Ended;
@@ -89,4 +89,4 @@ TEST(IgnoredModulesRecipe, BadValuesAreRefusedByOneLine) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

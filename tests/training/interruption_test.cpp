@@ -2,7 +2,7 @@
 // two micro-batches, from where it resumes to the bit.
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -110,4 +110,4 @@ TEST(Interruption, ASecondSignalIsReportedAndEndsTheRun) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

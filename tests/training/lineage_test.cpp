@@ -1,7 +1,7 @@
 // Runs that share a folder, restarts by the launcher, and signals that ask for a save.
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -254,4 +254,4 @@ TEST(Evaluation, IsInTheMetricsAndTheBestIsKept) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -5,7 +5,7 @@
 #include "tests/cli/commands/encoder_testing.h"
 #include "tests/training/sentence_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -117,4 +117,4 @@ TEST_F(AdaptedEncoderRun, DropoutDoesNotDependOnTheRanks) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -5,7 +5,7 @@
 #include "bench/harness/products.h"
 #include "tests/training/strategies_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -185,7 +185,7 @@ TEST_F(Lora, FrozenMatricesCauseNoWorkForTheirGradients) {
     for (const auto& [key, value] : small_adapter("bench", 1) + more) {
       overrides.push_back(key + "=" + value);
     }
-    return model_work(load_recipe(lora_recipe(), overrides)).flops_per_token;
+    return bench::model_work(load_recipe(lora_recipe(), overrides)).flops_per_token;
   };
   const double whole = flops({{"model.lora.target_modules", "null"},
                               {"model.lora.r", "null"},
@@ -338,4 +338,4 @@ TEST_F(Lora, ParameterGroupsGiveTheSameBitsUnderEveryStrategy) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -79,4 +79,4 @@ TEST(OffloadRuns, AFolderThatIsTooSmallIsRefusedAtOnce) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -4,7 +4,7 @@
 #include "tests/cli/disk_testing.h"
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -174,4 +174,4 @@ TEST(Outputs, LogsOfAnEarlierRunAreKeptUnderAnotherName) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

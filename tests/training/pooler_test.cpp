@@ -4,7 +4,7 @@
 #include "tests/cli/commands/encoder_testing.h"
 #include "tests/training/sentence_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -103,4 +103,4 @@ TEST_F(KeptPooler, OfAnMpnetToo) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

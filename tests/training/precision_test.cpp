@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using testing::Ended;
@@ -191,4 +191,4 @@ TEST(Precision, BadValuesAreRefusedByOneLine) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -4,7 +4,7 @@
 
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using testing::launched;
@@ -62,4 +62,4 @@ TEST_P(KilledAtAnyMoment, AndResumedGivesTheSameBits) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

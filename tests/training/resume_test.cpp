@@ -1,7 +1,7 @@
 // Interrupted and resumed runs print the same digits as an uninterrupted one.
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -231,4 +231,4 @@ TEST(Resume, APretrainedFolderGivesTheWeightsOnly) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

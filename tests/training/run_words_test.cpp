@@ -4,7 +4,7 @@
 #include "tests/cli/training_testing.h"
 #include "training/recipe_difference.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -179,4 +179,4 @@ TEST(RecipeDifferences, AreNotInKeysThatMayChange) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

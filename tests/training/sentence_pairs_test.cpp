@@ -5,7 +5,7 @@
 #include "tests/training/sentence_testing.h"
 #include "tests/training/strategies_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using testing::losses_in;
@@ -291,4 +291,4 @@ TEST(SentencePairs, ATeachersEmbeddingsAreLearned) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -2,7 +2,7 @@
 // untied, with the example's own text.
 #include "tests/training/strategies_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using testing::expect_close;
@@ -90,4 +90,4 @@ TEST(StrategiesOfTheExample, ItsOwnTextAndModel) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

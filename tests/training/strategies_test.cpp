@@ -2,7 +2,7 @@
 // ranks agree with one process that trains with all their batches.
 #include "tests/training/strategies_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using testing::expect_close;
@@ -89,4 +89,4 @@ TEST(Strategies, RanksAgreeWithOneRankOfTheirBatches) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

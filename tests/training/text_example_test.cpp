@@ -4,7 +4,7 @@
 
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -71,4 +71,4 @@ TEST_F(TextExample, TrainsSavesItsTokenizerAndGenerates) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -5,7 +5,7 @@
 
 #include "tests/cli/training_testing.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using nlohmann::json;
@@ -181,4 +181,4 @@ TEST(Train, ALossThatIsNotFiniteIsCode8AndNothingIsSaved) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

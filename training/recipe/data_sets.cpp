@@ -10,7 +10,7 @@
 #include "base/text/nearest.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 struct DataSetKey {
@@ -210,4 +210,4 @@ std::string data_set_reference() {
   return text;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

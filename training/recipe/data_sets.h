@@ -8,7 +8,7 @@
 #include "training/recipe/recipe.h"
 #include "training/recipe/yaml_tree.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // `key` is the recipe's ("data.train"), for messages.
 std::vector<DataSetRecipe> read_data_sets(const YamlNode& node, const std::string& key);
@@ -17,4 +17,4 @@ nlohmann::json write_data_sets(const std::vector<DataSetRecipe>& sets);
 // The table of the keys of a data set, for docs/recipe.md.
 std::string data_set_reference();
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -11,7 +11,7 @@
 #include "engine/nn/name_pattern.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 void check_expression(const std::string& text, const std::string& place, const std::string& key) {
@@ -211,4 +211,4 @@ RecipeKey parameter_groups_key() {
   return row;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -4,7 +4,7 @@
 
 #include "training/recipe/schema.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // Checks these keys against others. Error(configuration).
 void validate_fine_tuning(const Recipe& recipe);
@@ -14,4 +14,4 @@ RecipeKey target_modules_key();
 RecipeKey ignored_modules_key();
 RecipeKey parameter_groups_key();
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

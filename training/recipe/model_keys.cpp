@@ -7,7 +7,7 @@
 #include "training/recipe/schema.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 using Json = nlohmann::json;
@@ -137,4 +137,4 @@ void complete_model(Recipe& recipe) {
   architecture.complete(config, source);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

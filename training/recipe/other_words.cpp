@@ -10,7 +10,7 @@
 
 #include "base/text/nearest.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 constexpr std::string_view in_steps = "runs are counted in optimizer steps, not in epochs";
@@ -301,4 +301,4 @@ std::string strategy_meant(std::string_view word, const std::vector<std::string>
   return other.empty() ? did_you_mean(word, names) : other;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::training {
 
 struct OtherWord {
   std::string_view of;    // "key", "option", "strategy", or a key of the recipe
@@ -29,4 +29,4 @@ std::string other_value(std::string_view key, std::string_view value);
 // For a strategy on the command line: the same, or the nearest name of a strategy.
 std::string strategy_meant(std::string_view word, const std::vector<std::string>& names);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 // A key of the loss scale, and how its value is copied from one recipe into another.
@@ -95,4 +95,4 @@ void validate_precision(const Recipe& recipe) {
                 where(recipe, "sharding.reduce_dtype"));
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -18,7 +18,7 @@
 #include "training/recipe/schema.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 struct Leaf {
@@ -325,4 +325,4 @@ std::string where(const Recipe& recipe, const std::string& key) {
   return found == recipe.given.end() ? recipe.source : found->second;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

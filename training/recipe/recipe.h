@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "comm/world.h"
 #include "engine/nn/lora_options.h"
+#include "engine/optim/schedule.h"
 #include "sharding/context/loss_scaler.h"
 #include "sharding/policy/options.h"
 #include "tasks/batch_order.h"
@@ -23,9 +24,8 @@
 #include "tasks/table.h"
 #include "training/recipe/yaml_tree.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
-enum class LearningRateSchedule : std::uint8_t { constant, linear, cosine };
 enum class OptimizerKind : std::uint8_t { adamw, sgd };
 enum class TaskKind : std::uint8_t { next_token, sentence_pairs };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
@@ -111,7 +111,7 @@ struct TrainRecipe {
   std::int64_t steps = 1000;
   OptimizerKind optimizer = OptimizerKind::adamw;
   double lr = 3.0e-4;
-  LearningRateSchedule lr_schedule = LearningRateSchedule::cosine;
+  optim::ScheduleKind lr_schedule = optim::ScheduleKind::cosine;
   std::int64_t warmup_steps = 0;
   std::optional<std::int64_t> lr_decay_steps;  // absent: steps
   double min_lr = 0.0;
@@ -239,6 +239,7 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
 
 // True if adapters are trained in place of the model.
 bool trains_adapters(const Recipe& recipe);
+// The adapters that model.lora describes. Those of model.adapter are in its folder.
 nn::LoraOptions lora_options(const Recipe& recipe);
 
 // The recipe's places for a rank's state.
@@ -263,4 +264,4 @@ nlohmann::json to_json(const Recipe& recipe);
 // The place of a key's value, for messages: "recipe.yaml:12", or the file alone for a default.
 std::string where(const Recipe& recipe, const std::string& key);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

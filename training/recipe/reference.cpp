@@ -5,7 +5,7 @@
 #include "training/recipe/data_sets.h"
 #include "training/recipe/schema.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 std::string default_text(const RecipeKey& key, const nlohmann::json& defaults) {
@@ -45,4 +45,4 @@ std::string recipe_reference() {
   return text + "\n" + data_set_reference();
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "training/recipe/schema_rows.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 // The number of ranks that hold one copy; nullopt if only the run knows it (the ranks of a node).
@@ -97,4 +97,4 @@ RecipeKey reshard_after_forward_key() {
   return row;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -4,7 +4,7 @@
 
 #include "training/recipe/schema.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // Error(configuration), with the key's place in the recipe.
 void validate_schedule(const Recipe& recipe, int world_size);
@@ -12,4 +12,4 @@ void validate_schedule(const Recipe& recipe, int world_size);
 // The row of `sharding.reshard_after_forward` in the table.
 RecipeKey reshard_after_forward_key();
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -6,7 +6,7 @@
 #include "training/recipe/reshard_keys.h"
 #include "training/recipe/schema_rows.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 #define TESSERA_KEY(section, member)                \
@@ -101,7 +101,7 @@ std::vector<RecipeKey> data_keys() {
 }
 
 std::vector<RecipeKey> train_keys() {
-  using S = LearningRateSchedule;
+  using S = optim::ScheduleKind;
   return {
       choice(
           TESSERA_KEY(train, task),
@@ -441,4 +441,4 @@ const std::vector<RecipeKey>& recipe_keys() {
   return keys;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -12,7 +12,7 @@
 #include "training/recipe/recipe.h"
 #include "training/recipe/yaml_tree.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 struct RecipeKey {
   std::string name;      // "train.lr"
@@ -41,4 +41,4 @@ models::ConfigSource config_source(const Recipe& recipe);
 // docs/recipe.md's tables.
 std::string recipe_reference();
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

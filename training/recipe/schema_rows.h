@@ -19,7 +19,7 @@
 #include "training/recipe/schema.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 template <class T>
 struct Unwrapped {
@@ -285,4 +285,4 @@ inline RecipeKey also_called(std::vector<std::string> synonyms, RecipeKey row) {
   return row;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -12,7 +12,7 @@
 #include "training/recipe/reshard_keys.h"
 #include "training/recipe/schema.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 template <class... Args>
@@ -215,4 +215,4 @@ std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {
   return recipe.data.split_batches ? recipe.data.batch_size / world_size : recipe.data.batch_size;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cctype>
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 // Exact whole numbers only. 1e6 is one, because people write large counts in this way.
@@ -141,4 +141,4 @@ void check_range(const YamlNode& node, const std::string& key, const Range& rang
   if (!range.holds(value)) refuse_value(node, key, range.text());
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -16,7 +16,7 @@
 #include "training/recipe/other_words.h"
 #include "training/recipe/yaml_tree.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 using models::above;
 using models::at_least;
@@ -83,4 +83,4 @@ std::string choice_name(const std::vector<Choice<T>>& choices, const T& value) {
   misuse("a recipe value has no name");
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 constexpr std::size_t max_bytes = std::size_t{1} << 20;
@@ -226,4 +226,4 @@ YamlNode parse_yaml(std::string_view text, const std::string& source, bool numbe
   }
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

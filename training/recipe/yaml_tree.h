@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::training {
 
 struct YamlNode {
   enum class Kind : std::uint8_t { null, scalar, sequence, mapping };
@@ -25,4 +25,4 @@ struct YamlNode {
 // `source` alone.
 YamlNode parse_yaml(std::string_view text, const std::string& source, bool numbered = true);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -32,7 +32,7 @@ std::optional<std::string> ask_terminal(const std::string& question) {
 }
 
 void write_config(const std::string& path, const std::string& text, bool replaces) {
-  (void)parse_accelerate_config(text, path);  // the text must be readable
+  (void)training::parse_accelerate_config(text, path);  // the text must be readable
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replaces ? O_TRUNC : O_EXCL);
   const comm::FileDescriptor file(::open(path.c_str(), flags, 0666));
   TESSERA_CHECK(file.get() >= 0 || errno != EEXIST, ErrorCode::configuration,
@@ -66,13 +66,14 @@ int write_by_questions(const std::string& path) {
 }
 
 // Reading a file is not enough: a recipe must accept its settings together.
-Recipe recipe_for(const AccelerateConfig& config, const std::string& recipe_file,
-                  const std::vector<std::string>& overrides, int ranks) {
+training::Recipe recipe_for(const training::AccelerateConfig& config,
+                            const std::string& recipe_file,
+                            const std::vector<std::string>& overrides, int ranks) {
   const std::string text =
       recipe_file.empty() ? "data: {train: text}" : read_small_file(recipe_file, "recipe");
-  Recipe recipe =
-      parse_recipe(text, recipe_file.empty() ? config.source : recipe_file, overrides, &config);
-  validate(recipe, ranks);
+  training::Recipe recipe = training::parse_recipe(
+      text, recipe_file.empty() ? config.source : recipe_file, overrides, &config);
+  training::validate(recipe, ranks);
   return recipe;
 }
 
@@ -81,26 +82,26 @@ struct FileCommand {
   std::vector<std::string> overrides;
   std::int64_t ranks = 0;
 
-  [[nodiscard]] int world(const AccelerateConfig& config) const {
+  [[nodiscard]] int world(const training::AccelerateConfig& config) const {
     return ranks > 0 ? static_cast<int>(ranks) : config.processes.value_or(1);
   }
 
   [[nodiscard]] int check() const {
-    const AccelerateConfig config = read_accelerate_config(file);
-    const Recipe read = recipe_for(config, recipe, overrides, world(config));
+    const training::AccelerateConfig config = training::read_accelerate_config(file);
+    const training::Recipe read = recipe_for(config, recipe, overrides, world(config));
     for (const std::string& note : read.notes) fmt::print("{}\n", note);
     fmt::print("{}: good\n", file);
     return 0;
   }
 
   [[nodiscard]] int explain() const {
-    const AccelerateConfig config = read_accelerate_config(file);
+    const training::AccelerateConfig config = training::read_accelerate_config(file);
     const int size = world(config);
-    const Recipe read = recipe_for(config, recipe, overrides, size);
+    const training::Recipe read = recipe_for(config, recipe, overrides, size);
     fmt::print("{}", explain_settings(config, read));
     for (const std::string& note : read.notes) fmt::print("{}\n", note);
     if (recipe.empty()) return 0;
-    const auto under = [&](const AccelerateConfig& other) {
+    const auto under = [&](const training::AccelerateConfig& other) {
       return recipe_for(other, recipe, overrides, size);
     };
     fmt::print("{}", explain_costs(config, read, under, size));

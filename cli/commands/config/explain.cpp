@@ -15,9 +15,11 @@
 namespace tessera::cli {
 namespace {
 
-std::string values_text(const AccelerateKey& key) {
+using training::Recipe;
+
+std::string values_text(const training::AccelerateKey& key) {
   std::string text;
-  for (const AccelerateExample& example : key.taken) {
+  for (const training::AccelerateExample& example : key.taken) {
     text += fmt::format("{}`{}`", text.empty() ? "" : " ", example.value);
   }
   return text;
@@ -31,7 +33,7 @@ std::string quoted_list(const std::vector<std::string>& words) {
   return text;
 }
 
-std::string becomes_text(const AccelerateKey& key) {
+std::string becomes_text(const training::AccelerateKey& key) {
   if (key.becomes.empty()) return key.elsewhere ? "unused" : "";
   const bool recipe_key = key.becomes.find_first_of(" `") == std::string::npos;
   return recipe_key ? "`" + key.becomes + "`" : key.becomes;
@@ -40,7 +42,7 @@ std::string becomes_text(const AccelerateKey& key) {
 std::string table(const std::string& group) {
   std::string text =
       "| key | version | accepted | refused | becomes | effect here |\n|---|---|---|---|---|---|\n";
-  for (const AccelerateKey& key : accelerate_keys()) {
+  for (const training::AccelerateKey& key : training::accelerate_keys()) {
     if (key.group != group) continue;
     const std::string version = key.version != 0         ? std::to_string(key.version)
                                 : group == "fsdp_config" ? "1, 2"
@@ -55,18 +57,19 @@ std::string table(const std::string& group) {
   return text;
 }
 
-std::string said_value(const YamlNode& value) {
-  if (value.kind == YamlNode::Kind::scalar) return value.text;
-  return describe(value);
+std::string said_value(const training::YamlNode& value) {
+  if (value.kind == training::YamlNode::Kind::scalar) return value.text;
+  return training::describe(value);
 }
 
 // "NO_SHARD: nothing is sharded", for a value that the key's row explains.
-std::string meaning_of(const AccelerateKey& key, const YamlNode& value) {
-  if (value.kind != YamlNode::Kind::scalar) return "";
-  for (const AccelerateExample& example : key.taken) {
+std::string meaning_of(const training::AccelerateKey& key, const training::YamlNode& value) {
+  if (value.kind != training::YamlNode::Kind::scalar) return "";
+  for (const training::AccelerateExample& example : key.taken) {
     std::string name = example.value;
     std::erase(name, '\'');
-    if (!example.meaning.empty() && lower_case(name) == lower_case(value.text)) {
+    if (!example.meaning.empty() &&
+        training::lower_case(name) == training::lower_case(value.text)) {
       return fmt::format("{}: {}", value.text, example.meaning);
     }
   }
@@ -75,7 +78,7 @@ std::string meaning_of(const AccelerateKey& key, const YamlNode& value) {
 
 // The recipe's value, as it was read.
 std::string value_in(const Recipe& recipe, const std::string& name) {
-  for (const RecipeKey& key : recipe_keys()) {
+  for (const training::RecipeKey& key : training::recipe_keys()) {
     if (key.name != name || !key.write) continue;
     const nlohmann::json value = key.write(recipe);
     return value.is_string() ? value.get<std::string>() : value.dump();
@@ -84,9 +87,10 @@ std::string value_in(const Recipe& recipe, const std::string& name) {
 }
 
 PlanWorld world_for(const Recipe& recipe, int ranks) {
-  const DeviceChoice choice = recipe.train.device;
-  const bool gpus = choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic &&
-                                                     parse_device("auto").type == DeviceType::cuda);
+  const training::DeviceChoice choice = recipe.train.device;
+  const bool gpus =
+      choice == training::DeviceChoice::cuda || (choice == training::DeviceChoice::automatic &&
+                                                 parse_device("auto").type == DeviceType::cuda);
   return {.ranks = ranks,
           .device = gpus ? DeviceType::cuda : DeviceType::cpu,
           .one_memory = {},
@@ -100,7 +104,8 @@ std::string change_text(std::size_t with, std::size_t without) {
 }
 
 std::string difference(const MemoryPlan& with, const Recipe& other, const PlanWorld& world) {
-  const StrategyPlan without = plan_strategy(other, world, other.sharding.sharding_strategy);
+  const planner::StrategyPlan without =
+      planner::plan_strategy(other, world, other.sharding.sharding_strategy);
   if (!without.plan) return "without it: " + without.refused;
   return fmt::format("holds {}, moves {}", change_text(with.total(), without.plan->total()),
                      change_text(with.moved_bytes(), without.plan->moved_bytes()));
@@ -110,19 +115,19 @@ std::string difference(const MemoryPlan& with, const Recipe& other, const PlanWo
 
 std::string accelerate_reference() {
   std::string text = "### At the top of a file\n\n" + table("");
-  for (const std::string& group : accelerate_groups()) {
+  for (const std::string& group : training::accelerate_groups()) {
     text += fmt::format("\n### `{}`\n\n{}", group, table(group));
   }
   return text;
 }
 
-std::string explain_settings(const AccelerateConfig& config, const Recipe& recipe) {
+std::string explain_settings(const training::AccelerateConfig& config, const Recipe& recipe) {
   std::string text = fmt::format("{}:\n", config.source);
-  for (const AccelerateEntry& entry : config.given) {
-    const AccelerateKey& key = *entry.key;
+  for (const training::AccelerateEntry& entry : config.given) {
+    const training::AccelerateKey& key = *entry.key;
     text += fmt::format("  {}: {}\n", entry.written, said_value(entry.value));
     bool effective = false;
-    for (const OuterSetting& setting : config.settings) {
+    for (const training::OuterSetting& setting : config.settings) {
       if (setting.where != entry.where) continue;
       effective = true;
       text +=
@@ -138,7 +143,7 @@ std::string explain_settings(const AccelerateConfig& config, const Recipe& recip
       text += fmt::format("      {}\n", meaning);
     }
   }
-  for (const OuterSetting& setting : config.settings) {
+  for (const training::OuterSetting& setting : config.settings) {
     if (!setting.assumed || setting.where != config.source) continue;
     text += fmt::format("  (not given)\n      {}: {}\n      {}, if the recipe does not set it\n",
                         setting.recipe_key, value_in(recipe, setting.recipe_key), setting.said);
@@ -146,11 +151,12 @@ std::string explain_settings(const AccelerateConfig& config, const Recipe& recip
   return text;
 }
 
-std::string explain_costs(const AccelerateConfig& config, const Recipe& recipe,
-                          const std::function<Recipe(const AccelerateConfig&)>& recipe_under,
-                          int ranks) {
+std::string explain_costs(
+    const training::AccelerateConfig& config, const Recipe& recipe,
+    const std::function<Recipe(const training::AccelerateConfig&)>& recipe_under, int ranks) {
   const PlanWorld world = world_for(recipe, ranks);
-  const StrategyPlan whole = plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
+  const planner::StrategyPlan whole =
+      planner::plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
   if (!whole.plan) fail(ErrorCode::configuration, "{}", whole.refused);
   std::string text =
       fmt::format("\non {}, {} rank{}, {}: a rank holds {}, and a step moves {}\n", recipe.source,
@@ -159,9 +165,9 @@ std::string explain_costs(const AccelerateConfig& config, const Recipe& recipe,
                   bytes_text(whole.plan->total()), bytes_text(whole.plan->moved_bytes()));
   std::vector<std::string> without_difference;
   for (std::size_t i = 0; i < config.settings.size(); ++i) {
-    const OuterSetting& setting = config.settings[i];
+    const training::OuterSetting& setting = config.settings[i];
     if (setting.assumed || !setting.recipe_key.starts_with("sharding.")) continue;
-    AccelerateConfig rest = config;
+    training::AccelerateConfig rest = config;
     rest.settings.erase(rest.settings.begin() + static_cast<std::ptrdiff_t>(i));
     const Recipe other = recipe_under(rest);
     const std::string with = value_in(recipe, setting.recipe_key);

@@ -46,7 +46,7 @@ class Interview {
                      const std::vector<std::string>& choices) {
     const auto find = [&](const std::string& answer) -> std::string {
       for (const std::string& one : choices) {
-        if (lower_case(one) == lower_case(answer)) return one;
+        if (training::lower_case(one) == training::lower_case(answer)) return one;
       }
       return {};
     };
@@ -61,10 +61,12 @@ class Interview {
   }
 
   bool truth(const std::string& question, bool fallback) {
-    const auto is_yes = [](const std::string& word) { return lower_case(word).starts_with('y'); };
+    const auto is_yes = [](const std::string& word) {
+      return training::lower_case(word).starts_with('y');
+    };
     return is_yes(
         text(question + " (yes, no)", fallback ? "yes" : "no", [&](const std::string& word) {
-          const bool no = lower_case(word).starts_with('n');
+          const bool no = training::lower_case(word).starts_with('n');
           return is_yes(word) || no ? std::string() : "answer yes or no";
         }));
   }
@@ -175,7 +177,7 @@ ConfigAnswers default_answers() {
   ConfigAnswers answers;
   const int gpus = backend_of(DeviceType::cuda).device_count();
   answers.cpu = gpus == 0;
-  answers.processes = gpus > 0 ? gpus : usable_cores();
+  answers.processes = gpus > 0 ? gpus : launcher::usable_cores();
   return answers;
 }
 

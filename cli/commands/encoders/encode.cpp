@@ -62,9 +62,9 @@ class Lines {
 };
 
 void check_embedding_file(const std::string& out, const std::string& input) {
-  OutputFiles outputs;
+  logs::OutputFiles outputs;
   if (input != "-") outputs.add_input(input);
-  require_regular_output("--out " + out, out);
+  logs::require_regular_output("--out " + out, out);
   outputs.add("--out " + out, out, EmbeddingFile::is_one);
 }
 
@@ -127,7 +127,7 @@ int EncodeCommand::run() const {
                 "--input -: {} ranks cannot share stdin; give a file", world.size);
   Lines lines(input);
   check_embedding_file(out, input);  // before the work
-  const Context context = init(choose_device(device, world));
+  const Context context = init(training::choose_device(device, world));
   const LoadedEncoder encoder(folder, context,
                               {.dtype = compute, .base = base, .many_texts = true});
   EmbeddingFile file(out, encoder.model().dimension(), context);

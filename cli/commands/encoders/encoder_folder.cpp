@@ -75,10 +75,10 @@ Strategy parse_strategy(const std::string& name) {
   std::vector<std::string> names;
   for (const StrategyRow& row : strategy_table) {
     names.emplace_back(row.name);
-    if (lower_case(row.name) == lower_case(name)) return row.strategy;
+    if (training::lower_case(row.name) == training::lower_case(name)) return row.strategy;
   }
   fail(ErrorCode::usage, "--sharding-strategy {}: there are {}{}", name, fmt::join(names, ", "),
-       strategy_meant(name, names));
+       training::strategy_meant(name, names));
 }
 
 namespace {
@@ -126,7 +126,7 @@ struct ModelPlaces {
 ModelPlaces places_of(const fs::path& folder, const std::string& base, comm::Communicator& ranks) {
   const models::WeightFolders found = models::find_weights(folder.string(), base);
   if (found.adapter.empty()) return {found.base, {}, found.base};
-  std::string model = find_model_folder(found.base, ranks).string();
+  std::string model = training::find_model_folder(found.base, ranks).string();
   std::string tokenizer = tokenizers::is_tokenizer_folder(found.adapter) ? found.adapter : model;
   return {std::move(model), found.adapter, std::move(tokenizer)};
 }
@@ -154,7 +154,7 @@ void require_kind(const std::string& folder, models::ModelKind kind) {
 
 LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
                              const EncoderChoices& choices)
-    : path_(find_model_folder(folder, context.communicator())) {
+    : path_(training::find_model_folder(folder, context.communicator())) {
   const ModelPlaces places = places_of(path_, choices.base, context.communicator());
   const std::string& path = places.model;
   require_kind(path, models::ModelKind::text_encoder);
@@ -247,7 +247,7 @@ tasks::Encode LoadedEncoder::encode() const {
 
 LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Context& context,
                                          const EncoderChoices& choices) {
-  const fs::path found = find_model_folder(folder, context.communicator());
+  const fs::path found = training::find_model_folder(folder, context.communicator());
   const ModelPlaces places = places_of(found, choices.base, context.communicator());
   const std::string& path = places.model;
   require_kind(path, models::ModelKind::language_model);

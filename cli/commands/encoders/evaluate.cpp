@@ -65,7 +65,7 @@ class EvaluationProgress {
   bool shown_;
   std::int64_t ranks_, tokens_;
   std::int64_t done_ = 0;
-  bool animated_ = animated_by_default();
+  bool animated_ = logs::animated_by_default();
   bool drawn_ = false;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
@@ -195,9 +195,10 @@ EvaluateCommand::Result EvaluateCommand::evaluate(const Context& context) const 
 }
 
 void EvaluateCommand::check_output_of(const std::string& what) const {
-  OutputFiles outputs;
+  logs::OutputFiles outputs;
   for (const std::string& input : data) outputs.add_input(input);
-  outputs.add(what, json, begins_as("{", fmt::format(R"("format": "{}")", evaluation_format)));
+  outputs.add(what, json,
+              logs::begins_as("{", fmt::format(R"("format": "{}")", evaluation_format)));
 }
 
 int EvaluateCommand::run() const {
@@ -209,7 +210,7 @@ int EvaluateCommand::run() const {
   TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give the data to evaluate on as --data FILE");
   (void)choices();
   const comm::World world = comm::world_from_environment();
-  const Context context = init(choose_device(device, world));
+  const Context context = init(training::choose_device(device, world));
   const std::string what = "--json " + json;
   if (context.is_main()) check_output_of(what);  // before the work
   const Result result = evaluate(context);
@@ -286,7 +287,7 @@ Command describe_evaluate() {
            {.name = "--sharding-strategy",
             .target = &command->strategy,
             .help = "How ranks shard the parameters; does not change the result",
-            .type = strategy_names("|"),
+            .type = planner::strategy_names("|"),
             .shows_default = true},
            encoding_device_argument(command->device),
            encoding_dtype_argument(command->dtype)},

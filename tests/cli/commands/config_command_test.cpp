@@ -8,6 +8,7 @@
 namespace tessera::cli {
 namespace {
 
+using namespace training;
 using testing::Ended;
 using testing::example_recipe;
 using testing::read_text;
@@ -181,6 +182,17 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
   EXPECT_NE(costs.out.find("mixed_precision: bf16  (bf16 instead of no)\n      holds "),
             std::string::npos)
       << costs.out;
+}
+
+TEST(ConfigCommand, TheDocumentHasTheTableOfKeys) {
+  const char* folder = std::getenv("TESSERA_SOURCE_DIR");
+  const std::string page =
+      std::string(folder != nullptr ? folder : ".") + "/docs/from-accelerate.md";
+  const Ended keys = run_program({"config", "--keys"});
+  ASSERT_EQ(keys.code, 0) << keys.err;
+  ASSERT_NE(keys.out.find("### At the top of a file"), std::string::npos) << keys.out;
+  EXPECT_NE(read_text(page).find(keys.out), std::string::npos)
+      << "docs/from-accelerate.md does not have what `tessera config --keys` prints";
 }
 
 }  // namespace

@@ -115,7 +115,7 @@ TEST(HtmlReport, NeedsNoOtherFiles) {
 }
 
 void check_html_place(const fs::path& file) {
-  OutputFiles().add("--html " + file.string(), file, is_html_report);
+  logs::OutputFiles().add("--html " + file.string(), file, is_html_report);
 }
 
 TEST(HtmlReport, ReplacesNoFileOfAnotherKind) {

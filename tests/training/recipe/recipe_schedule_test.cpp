@@ -9,7 +9,7 @@
 #include "training/recipe/accelerate/config.h"
 #include "training/recipe/recipe.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 Recipe of(const std::string& sharding) {
@@ -99,4 +99,4 @@ TEST(RecipeSchedule, AcceleratesKeyTakesANumberOfRanks) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

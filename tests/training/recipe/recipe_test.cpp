@@ -14,7 +14,7 @@
 #include "training/recipe/other_words.h"
 #include "training/recipe/schema.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 Recipe parse(const std::string& text, const std::vector<std::string>& overrides = {}) {
@@ -507,4 +507,4 @@ TEST(Recipe, TheReferenceListsEveryKeyOnce) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::training

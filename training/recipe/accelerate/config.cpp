@@ -16,7 +16,7 @@
 #include "training/recipe/accelerate/keys.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace {
 
 bool names(const AccelerateKey& key, const std::string& word) {
@@ -249,4 +249,4 @@ std::vector<std::string> configuration_notes(const Recipe& recipe, int world_siz
   return notes;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

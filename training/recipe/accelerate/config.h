@@ -11,7 +11,7 @@
 #include "training/recipe/recipe.h"
 #include "training/recipe/yaml_tree.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 struct AccelerateKey;
 
@@ -53,4 +53,4 @@ Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::str
 // The notes from reading the recipe and its configuration file, for a run of this many ranks.
 std::vector<std::string> configuration_notes(const Recipe& recipe, int world_size);
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -8,7 +8,7 @@
 #include "training/recipe/accelerate/rows.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli::accelerate {
+namespace tessera::training::accelerate {
 namespace {
 
 Entry as_strategy(const Entry& entry, const char* strategy) {
@@ -283,4 +283,4 @@ std::vector<Row> rows_of_parallelism() {
   return rows;
 }
 
-}  // namespace tessera::cli::accelerate
+}  // namespace tessera::training::accelerate

@@ -11,7 +11,7 @@
 #include "training/recipe/accelerate/rows.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 namespace accelerate {
 namespace {
 
@@ -281,4 +281,4 @@ const std::vector<std::string>& accelerate_groups() {
   return groups;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -9,7 +9,7 @@
 
 #include "training/recipe/accelerate/config.h"
 
-namespace tessera::cli {
+namespace tessera::training {
 
 // A value in a file. `result`: the value of the row's recipe key that it sets, as JSON; empty if it
 // sets no key of the recipe. `meaning`: its meaning, if the key's help does not explain it.
@@ -38,7 +38,4 @@ const std::vector<AccelerateKey>& accelerate_keys();
 // The groups that have rows: "fsdp_config", "parallelism_config".
 const std::vector<std::string>& accelerate_groups();
 
-// docs/from-accelerate.md's tables.
-std::string accelerate_reference();
-
-}  // namespace tessera::cli
+}  // namespace tessera::training

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "training/recipe/values.h"
 
-namespace tessera::cli::accelerate {
+namespace tessera::training::accelerate {
 
 YamlNode scalar(std::string text, const std::string& where) {
   YamlNode node;
@@ -105,4 +105,4 @@ Row refused_above(std::string group, std::string name, std::int64_t most, std::s
   return row;
 }
 
-}  // namespace tessera::cli::accelerate
+}  // namespace tessera::training::accelerate

@@ -7,7 +7,7 @@
 
 #include "training/recipe/accelerate/keys.h"
 
-namespace tessera::cli::accelerate {
+namespace tessera::training::accelerate {
 
 using Entry = AccelerateEntry;
 using Config = AccelerateConfig;
@@ -45,4 +45,4 @@ std::vector<Row> rows_of_schedule();
 std::vector<Row> rows_of_state();
 std::vector<Row> rows_of_parallelism();
 
-}  // namespace tessera::cli::accelerate
+}  // namespace tessera::training::accelerate

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace tessera::cli {
+namespace tessera {
 
 struct StepMetrics {
   std::int64_t step = 0;  // from 1
@@ -26,4 +26,4 @@ struct StepMetrics {
   std::int64_t skipped_steps = 0;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera

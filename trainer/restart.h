@@ -8,7 +8,7 @@ namespace tessera::comm {
 class Communicator;
 }
 
-namespace tessera::cli {
+namespace tessera {
 
 struct LaunchOfRanks {
   // 16 hexadecimal digits that are the same in every restart of one launch and in no other launch:
@@ -26,4 +26,4 @@ LaunchOfRanks agree_on_launch(comm::Communicator& communicator);
 // tessera launch sets this variable.
 inline constexpr const char* launch_variable = "TESSERA_LAUNCH_ID";
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -1,4 +1,14 @@
-// A training run built from a recipe: model, optimizer, data and position, and its steps.
+// A training run: model, optimizer, data and position, and its steps.
+//
+//   ts::Trainer trainer(ts::tasks::make_tensor_task(net, samples, loss), context,
+//                       {.batch_size = 32, .checkpoint = {.dir = "out"}});
+//   trainer.resume();
+//   while (trainer.position().steps < 1000 && trainer.step()) {
+//   }
+//   trainer.save();
+//
+// Every rank makes the collective calls in the same order. An Error comes from options, data, files
+// or another rank; after one that a collective call has thrown, the run cannot go on.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +23,18 @@
 #include "checkpoint/save/model_files.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
+#include "sharding/context/loss_scaler.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan/plan.h"
 #include "sharding/profiler/step_recorder.h"
 #include "tasks/batch_order.h"
 #include "tasks/prepared_queue.h"
 #include "tasks/task.h"
-#include "training/recipe/recipe.h"
-#include "training/step_metrics.h"
+#include "trainer/events.h"
+#include "trainer/options.h"
+#include "trainer/step_metrics.h"
 
-namespace tessera::cli {
+namespace tessera {
 
 // The position of a run. It is the same on every rank and does not depend on the world size.
 struct TrainingPosition {
@@ -31,47 +43,46 @@ struct TrainingPosition {
   tasks::DataPosition data;
 };
 
-class TrainingRun {
+// Neither copied nor moved; a function may return one that it makes.
+class Trainer {
  public:
-  // Collective. Builds everything; reads no checkpoint yet. For a pretrained folder of steps it
-  // takes the newest complete step. On a planned device (sharding/plan/plan.h) it reads no data:
-  // the run can take steps, and nothing else.
-  TrainingRun(const Recipe& recipe, Context context);
+  // Collective. Shards the task's module and builds everything; reads no checkpoint yet. The
+  // thread's seed (ts::manual_seed) decides initial values and dropout: set it before the module is
+  // made, to the same number on every rank. On a planned device (sharding/plan/plan.h) the run can
+  // take steps, and nothing else. Throws Error(configuration) for options that cannot work.
+  Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOptions options);
 
-  // Collective. Goes on from the step that the recipe's `resume` names, if there is one. After a
-  // restart by the launcher it goes on from the newest save of this launch instead. Returns notes
-  // for the user.
-  std::vector<std::string> resume();
+  // Collective. Goes on from the step that checkpoint.resume names, if there is one. After a
+  // restart by the launcher it goes on from the newest save of this launch instead.
+  RunEvents resume();
   // Collective. Makes the checkpoints' folder if the run saves. If the folder cannot be written, or
-  // has no room for a single save, it fails before the first step, not at the first save. Returns
-  // notes for the user.
-  std::vector<std::string> prepare_folder();
+  // has no room for a single save, it fails before the first step, not at the first save.
+  RunEvents prepare_folder();
 
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
   // gradient that is not finite is an Error(numeric) that leaves the parameters unchanged; in fp16,
   // gradients that overflow are dropped. Returns nothing if a signal to stop has reached a rank
   // between two micro-batches: then no rank takes the step, and the position stays.
   std::optional<StepMetrics> step();
-  // Collective. The result of the task's evaluation on the recipe's validation data.
+  // Collective. The result of the task's evaluation.
   tasks::Evaluation evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to
-  // write it. `found` is the evaluation of this position, for checkpoint.keep_best. Returns notes
-  // for the user; each warning only once.
-  std::vector<std::string> save(const std::optional<tasks::Evaluation>& found = {});
-  // Notes about a checkpoint that is written while training goes on. The first returns them if the
-  // writing has ended. The second waits for the end and throws the error of the writing, if there
-  // was one. (Each step throws it as well.)
-  std::vector<std::string> finished_save();
-  std::vector<std::string> finish_save();
-  // Collective. Does what the recipe's checkpoint.export asks for, and returns a note if it does.
-  std::optional<std::string> export_weights();
+  // write it. `found` is the evaluation of this position, for SaveOptions::keep_best.
+  RunEvents save(const std::optional<tasks::Evaluation>& found = {});
+  // The end of a checkpoint that is written while training goes on. The first returns its events if
+  // the writing has ended. The second waits for the end and throws the error of the writing, if
+  // there was one. (Each step throws it as well.)
+  RunEvents finished_save();
+  RunEvents finish_save();
+  // Collective. Writes the weights alone into checkpoint.export_folder, if it is set.
+  RunEvents export_weights();
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
   // The folder of the step that resume() went on from, or an empty text.
   [[nodiscard]] const std::string& resumed_from() const { return resumed_from_; }
-  // Whether the recipe asks for checkpoints.
+  // Whether the options ask for checkpoints.
   [[nodiscard]] bool saves() const {
-    return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
+    return !options_.checkpoint.dir.empty() && options_.checkpoint.every > 0;
   }
   [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
   // The largest signal number that a rank noted until the end of the last step, or until it was
@@ -79,9 +90,8 @@ class TrainingRun {
   [[nodiscard]] int interruption() const { return interruption_; }
   // True if a rank has got a new request for a save (SIGUSR1).
   [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }
-  [[nodiscard]] std::string describe() const;
-  [[nodiscard]] std::int64_t parameters() const;
-  [[nodiscard]] std::int64_t trained_parameters() const;
+  [[nodiscard]] const tasks::Task& task() const { return *task_; }
+  [[nodiscard]] const ShardedModel& model() const { return *sharded_; }
   // From now on the run records each step (sharding/profiler/step_recorder.h), with everything
   // until the next step.
   void record() { recorder_ = sharded_->record(); }
@@ -93,36 +103,29 @@ class TrainingRun {
   [[nodiscard]] RankMemory memory() const { return measure_memory(context_); }
 
  private:
-  void load_pretrained();
-  // Collective. Refuses a step, or the newest step of a folder, that this run cannot go on from,
-  // with the recipe's keys that differ. Notes if the step has the pooler that the run keeps. If it
-  // has none (older versions did not keep it), loads the pooler of model.pretrained.
-  void look_at_step(const std::string& path);
-  // The checkpoint of a run of adapters has the adapter alone.
-  [[nodiscard]] checkpoint::StateNames state_names() const;
-  [[nodiscard]] checkpoint::StateNames names_to_load() const;
-  void remember_adapter(SaveOptions& options) const;
-  void check_adapter(const Scalars& scalars, const std::string& folder) const;
+  void load_initial_weights();
+  // Collective: StepChecks::before_load.
+  void check_step(const std::string& path);
   // The bytes that a save writes: tensors alone. The small files beside them do not matter.
   struct SaveBytes {
     std::uint64_t model = 0, optimizer = 0;
     [[nodiscard]] std::uint64_t total() const { return model + optimizer; }
   };
   [[nodiscard]] SaveBytes bytes_of_save() const;
-  [[nodiscard]] std::string check_room() const;
+  [[nodiscard]] std::optional<events::LittleRoom> check_room() const;
   [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
-  std::vector<std::string> note_saved(const checkpoint::Saved& saved, const std::string& how);
-  bool resume_restarted(int restart, std::vector<std::string>& notes);
+  [[nodiscard]] SaveOptions save_options(const std::optional<tasks::Evaluation>& found) const;
+  RunEvents saved_events(const checkpoint::Saved& saved, std::optional<double> seconds = {});
+  bool resume_restarted(int restart, RunEvents& events);
   // The step's folder, or nullopt if there is none.
   std::optional<std::string> resume_newest(const std::string& dir,
                                            const checkpoint::CheckpointQuery& search,
-                                           std::vector<std::string>& notes);
-  void resume_from(const std::string& path, std::vector<std::string>& notes);
-  void start_line(const std::string& from, std::vector<std::string>& notes);
-  // Both return a note.
-  std::string take_position(const Scalars& scalars, const std::string& folder);
+                                           RunEvents& events);
+  void resume_from(const std::string& path, RunEvents& events);
+  void start_line(const std::string& from, RunEvents& events);
+  events::Resumed take_position(const Scalars& scalars, const std::string& folder);
   void take_data_position(const Scalars& scalars, const std::string& folder);
-  std::string start_data_anew(const std::string& folder, std::int64_t steps);
+  events::Resumed start_data_anew(const std::string& folder, std::int64_t steps);
   struct MicroBatch {
     double loss = 0;
     std::int64_t tokens = 0;
@@ -139,10 +142,9 @@ class TrainingRun {
   // For the trace's lane of checkpoints, from `seconds` ago until now.
   void record_save(double seconds);
 
-  Recipe recipe_;
+  TrainerOptions options_;
   Context context_;
   std::unique_ptr<tasks::Task> task_;
-  std::optional<nn::LoraOptions> adapter_;  // set if adapters are trained
   std::optional<ShardedModel> sharded_;
   std::shared_ptr<StepRecorder> recorder_;  // null if no log needs it
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -153,19 +155,18 @@ class TrainingRun {
   // Micro-batches between two looks for a signal to stop, the same on all ranks: a look makes the
   // ranks wait for one another, so that there are as few as the last step's time allows.
   std::int64_t batches_per_check_ = 1;
-  std::int64_t batch_size_ = 0;
   TrainingPosition position_;
   std::string resumed_from_;
-  bool step_lacks_pooler_ = false;
+  checkpoint::StateNames names_to_load_;
   int interruption_ = 0;
   std::int64_t save_requests_ = 0;
   std::int64_t save_requests_before_ = 0;
   checkpoint::Line line_;
-  std::set<std::string> told_;  // warnings that were printed already
+  std::set<std::string> warned_;  // warnings that were returned already
   std::int64_t peak_resident_ = 0;
-  checkpoint::ModelFiles model_files_;  // rank 0's: of a pretrained folder
-  std::unique_ptr<AsyncSaver> saver_;   // last, so that it is destroyed first: it may be writing
+  checkpoint::ModelFiles files_;       // rank 0's: CheckpointOptions::files
+  std::unique_ptr<AsyncSaver> saver_;  // last, so that it is destroyed first: it may be writing
   bool saver_ready_ = false;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -1,5 +1,5 @@
 // Finds restarts in the environment.
-#include "launch/restart.h"
+#include "trainer/restart.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include "checkpoint/io/checksum.h"
 #include "comm/communicator.h"
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
 std::string_view environment_text(const char* name) {
@@ -76,4 +76,4 @@ LaunchOfRanks agree_on_launch(comm::Communicator& communicator) {
   return launch;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -1,0 +1,100 @@
+// The options of a Trainer, made of those of its parts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/save/model_files.h"
+#include "checkpoint/sharded_state.h"
+#include "engine/optim/optimizer.h"
+#include "engine/optim/schedule.h"
+#include "sharding/context/loss_scaler.h"
+#include "sharding/fully_shard.h"
+#include "tasks/batch_order.h"
+#include "trainer/events.h"
+
+namespace tessera {
+
+// Weights that a new run begins with.
+struct InitialWeights {
+  // Fills the model's tensors, on each rank.
+  std::function<void(std::vector<checkpoint::LogicalTensor>& tensors)> load = {};
+  std::vector<events::WeightsLoaded> from = {};  // where they are from, for the run's events
+  // Steps do not have all of these weights (an adapter's step has no base), so that a run that goes
+  // on from a step loads them first.
+  bool under_steps = false;
+};
+
+// Files of a saved folder that are there before the run. Rank 0 reads them before the first step.
+struct FilesToCopy {
+  std::string option;  // that names them, for messages
+  std::function<checkpoint::ModelFiles()> read;
+};
+
+// The program's loop calls Trainer::save(): `every` says how often it will.
+struct CheckpointOptions {
+  std::string dir = {};            // empty: no checkpoints
+  std::int64_t every = 1000;       // steps between saves; 0: never, as without `dir`
+  std::string resume = "auto";     // the newest step of `dir`, never, or a path
+  bool async = false;              // training goes on while the copy is written
+  std::string export_folder = {};  // for export_weights(); empty: it does nothing
+  // Options of each save. The run sets the step, the line and the score, and adds scalars and
+  // files.
+  SaveOptions save = {};
+  std::vector<FilesToCopy> files = {};
+  std::set<std::string> left_out = {};  // files that steps do not have
+};
+
+// Checks of a step that a run is to go on from.
+struct StepChecks {
+  // Collective. Refuses a step, or the newest step of a folder, before it is loaded. If it lacks
+  // tensors that the run has, returns the names that it has: the others get the initial weights.
+  std::function<std::optional<checkpoint::StateNames>(const ShardedModel&, const std::string& path)>
+      before_load = {};
+  std::function<void(const Scalars& scalars, const std::string& folder)> after_load = {};
+};
+
+// Signals that a rank has got so far.
+struct RunSignals {
+  int stop = 0;   // the number of a signal to stop
+  int saves = 0;  // requests to save
+};
+
+// How messages name options, and the places where they were given. A recipe's are its keys.
+struct OptionNames {
+  std::string source = "TrainerOptions";
+  std::map<std::string, std::string> given = {};  // places by name, if they are not the source
+  std::string learning_rate = "schedule.peak";
+  std::string initial_weights = "initial_weights";
+
+  [[nodiscard]] const std::string& place(const std::string& option) const {
+    const auto found = given.find(option);
+    return found == given.end() ? source : found->second;
+  }
+};
+
+struct TrainerOptions {
+  std::int64_t steps = 1000;    // of the whole run, to foresee the room that its checkpoints need
+  std::int64_t batch_size = 1;  // samples of a rank's micro-batch, the same on every rank
+  std::int64_t gradient_accumulation_steps = 1;
+  bool sync_each_batch = true;  // false: gradients are reduced after the last micro-batch only
+  double max_grad_norm = 1.0;   // 0: no clipping
+  ShardingOptions sharding = {};
+  LossScaleOptions loss_scale = {};  // for a param_dtype of float16
+  std::variant<optim::AdamWOptions, optim::SgdOptions> optimizer = optim::AdamWOptions{};
+  std::optional<optim::Schedule> schedule = {};  // unset: the optimizer's rate
+  tasks::BatchOrderOptions data = {};            // without `samples`, which the task has
+  CheckpointOptions checkpoint = {};
+  InitialWeights initial_weights = {};
+  StepChecks checks = {};
+  std::function<RunSignals()> signals = {};  // asked at each step
+  OptionNames names = {};
+};
+
+}  // namespace tessera

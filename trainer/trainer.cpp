@@ -1,0 +1,280 @@
+// Building a run from its parts, its steps and its evaluation.
+#include "trainer/trainer.h"
+
+#include <fmt/format.h>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "base/host_memory.h"
+#include "engine/autograd.h"
+#include "engine/device/backend.h"
+#include "engine/device/memory.h"
+#include "engine/ops.h"
+#include "engine/random.h"
+
+namespace tessera {
+namespace {
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const TrainerOptions& options,
+                                                 std::vector<nn::NamedParameter> parameters) {
+  if (const auto* sgd = std::get_if<optim::SgdOptions>(&options.optimizer)) {
+    return std::make_unique<optim::Sgd>(std::move(parameters), *sgd);
+  }
+  return std::make_unique<optim::AdamW>(std::move(parameters),
+                                        std::get<optim::AdamWOptions>(options.optimizer));
+}
+
+optim::Schedule schedule_of(const TrainerOptions& options) {
+  if (options.schedule) return *options.schedule;
+  return {.peak =
+              std::visit([](const auto& optimizer) { return optimizer.lr; }, options.optimizer)};
+}
+
+// A NaN's sign bit has no meaning and differs between compilers: messages do not show it.
+float unsigned_nan(float value) {
+  return std::isnan(value) ? std::fabs(value) : value;
+}
+
+// Seconds from a signal to the end of the run that gradient accumulation may add, as long as a
+// micro-batch takes less.
+constexpr double stop_delay = 0.5;
+
+// The numbers that the ranks exchange once per step.
+struct StepReport {
+  double loss = 0;
+  std::int64_t tokens = 0;
+  std::int64_t peak_bytes = 0;
+  std::int64_t cached_bytes = 0;
+  double data_wait_s = 0;
+  double step_s = 0;
+  int interruption = 0;
+  int save_requests = 0;
+  int save_failed = 0;
+};
+
+}  // namespace
+
+Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOptions options)
+    : options_(std::move(options)),
+      context_(std::move(context)),
+      task_(std::move(task)),
+      schedule_(schedule_of(options_)),
+      names_to_load_(options_.checkpoint.save.names) {
+  TESSERA_CHECK(options_.batch_size > 0 && options_.gradient_accumulation_steps > 0,
+                ErrorCode::configuration,
+                "{}: batch_size {} and gradient_accumulation_steps {} must be positive",
+                options_.names.source, options_.batch_size, options_.gradient_accumulation_steps);
+  options_.data.samples = task_->samples_per_epoch();
+  // A planned run has one endless data set.
+  if (options_.data.samples.empty()) {
+    options_.data.samples.push_back(std::numeric_limits<std::int64_t>::max() / 2);
+  }
+  order_.emplace(options_.data);
+  position_.data = order_->begin();
+  sharded_.emplace(task_->module(), context_, options_.sharding);
+  optimizer_ = make_optimizer(options_, sharded_->parameters());
+  if (options_.sharding.param_dtype == float16) scaler_.emplace(options_.loss_scale);
+  if (saves() && options_.checkpoint.async) {
+    saver_ = std::make_unique<AsyncSaver>(context_, *sharded_, *optimizer_);
+  }
+}
+
+// The next batch of the data; in a planned run, a batch of that size.
+tasks::PreparedQueue::Taken Trainer::next_batch(const tasks::DataPosition& data) {
+  if (context_.device().is_planned()) {
+    return {order_->at(data, options_.batch_size * context_.world_size()),
+            task_->blank(options_.batch_size)};
+  }
+  if (!batches_) {
+    const tasks::PreparedQueue::Share share{context_.rank(), context_.world_size(),
+                                            options_.batch_size};
+    batches_.emplace(*task_, *order_, share, data);
+  }
+  const ComputeScope waits(recorder_.get(), SpanKind::data);
+  return batches_->take();
+}
+
+Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, std::int64_t accumulated) {
+  const tasks::PreparedQueue::Taken next = next_batch(data);
+  const std::int64_t first = next.batch.first + context_.rank() * options_.batch_size;
+  begin_batch({static_cast<std::uint64_t>(data.batches), first, options_.batch_size});
+  Tensor loss;
+  {
+    const ComputeScope forward(recorder_.get(), SpanKind::forward);
+    loss = task_->loss(*next.prepared, context_);
+  }
+  const double value = loss.item();
+  // With several micro-batches, the gradient is the gradient of their mean.
+  if (accumulated != 1) loss = loss * (1.0 / static_cast<double>(accumulated));
+  (scaler_ ? scaler_->scale(loss) : loss).backward();
+  order_->advance(data, next.batch);
+  return {value, next.prepared->tokens};
+}
+
+std::optional<StepMetrics> Trainer::step() {
+  const auto begin = std::chrono::steady_clock::now();
+  if (recorder_) recorder_->begin_step(position_.steps + 1);
+  const CommunicationStatistics before = sharded_->communication();
+  const std::int64_t accumulated = options_.gradient_accumulation_steps;
+  task_->module().train();
+  const double waited_before = batches_ ? batches_->waited_seconds() : 0;
+  tasks::DataPosition data = position_.data;
+  MicroBatch mine;
+  for (std::int64_t micro = 0; micro < accumulated; ++micro) {
+    std::optional<ShardedModel::NoSync> local_only;
+    if (!options_.sync_each_batch && micro + 1 < accumulated) {
+      local_only.emplace(*sharded_);
+    }
+    const MicroBatch one = forward_backward(data, accumulated);
+    mine.loss += one.loss / static_cast<double>(accumulated);
+    mine.tokens += one.tokens;
+    if (micro + 1 < accumulated && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
+      abandon_step();
+      return std::nullopt;
+    }
+  }
+  StepMetrics metrics;
+  if (scaler_) metrics.loss_scale = scaler_->factor();
+  const double norm =
+      sharded_->clip_grad_norm(options_.max_grad_norm, metrics.loss_scale.value_or(1));
+  metrics.grad_norm = static_cast<float>(norm);
+  metrics.lr = schedule_.at(position_.steps);
+  metrics.data_wait_s = batches_ ? batches_->waited_seconds() - waited_before : 0;
+  const auto seconds_since = [](auto then) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
+  };
+  metrics.step_s = seconds_since(begin);
+  const MicroBatch all = agree(metrics, mine);
+  const bool usable = may_update(metrics, norm);
+  optimizer_->set_learning_rate(metrics.lr);
+  {
+    const ComputeScope optimizer(recorder_.get(), SpanKind::optimizer);
+    if (usable) optimizer_->step();
+    optimizer_->zero_grad();
+  }
+  // The first step creates everything that a run creates, so that a plan and a measurement include
+  // it.
+  if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve(options_.checkpoint.save.names);
+
+  position_.steps += 1;
+  position_.data = std::move(data);
+  const std::int64_t samples = accumulated * options_.batch_size * context_.world_size();
+  metrics.step = position_.steps;
+  metrics.comm_bytes = static_cast<std::int64_t>(sharded_->communication().bytes - before.bytes);
+  metrics.exposed_comm_s = sharded_->communication().exposed_seconds - before.exposed_seconds;
+  metrics.step_s = seconds_since(begin);
+  if (recorder_) recorder_->end_step();
+  metrics.samples_per_s = static_cast<double>(samples) / metrics.step_s;
+  metrics.tokens_per_s = static_cast<double>(all.tokens) / metrics.step_s;
+  return metrics;
+}
+
+bool Trainer::agree_to_stop() {
+  const int signal = options_.signals ? options_.signals().stop : 0;
+  std::string bytes(sizeof signal, '\0');
+  std::memcpy(bytes.data(), &signal, sizeof signal);
+  const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
+  const ComputeScope exchange(recorder_.get(), SpanKind::exchange);
+  int all = 0;
+  for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
+    int one = 0;
+    std::memcpy(&one, part.data(), sizeof one);
+    all = std::max(all, one);
+  }
+  if (context_.device().is_planned() || all == 0) return false;
+  interruption_ = all;
+  return true;
+}
+
+// The gradients so far are for nothing. The data of the step come again after a resume.
+void Trainer::abandon_step() {
+  optimizer_->zero_grad();
+  if (recorder_) recorder_->abandon_step();
+}
+
+// Decides if the step's gradients can be used. The decision is the same on every rank. A loss scale
+// that was too large costs a step; any other value that is not finite ends the run.
+bool Trainer::may_update(StepMetrics& metrics, double norm) {
+  bool overflow = false;
+  try {
+    overflow = scaler_ && !scaler_->update(norm);
+  } catch (const Error& error) {
+    fail(error.code(), "step {}: {}", position_.steps + 1, error.what());
+  }
+  TESSERA_CHECK(
+      overflow || (std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm)),
+      ErrorCode::numeric,
+      "step {}: loss {} and gradient norm {} are not finite; lower {}, or resume from the "
+      "last checkpoint",
+      position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm),
+      options_.names.learning_rate);
+  if (scaler_) metrics.skipped_steps = scaler_->state().skipped_steps;
+  return !overflow;
+}
+
+// Resident memory of the process; on a GPU the memory that it has taken from the arena: pools with
+// their caches, also those of side streams, collective memory, and the scratch of NCCL and of
+// kernels.
+std::int64_t Trainer::peak_bytes() {
+  const Device device = context_.device();
+  if (device.type == DeviceType::cpu) {
+    // The kernel's figure lacks counts that it has not summed up yet, and may sink.
+    return peak_resident_ = std::max(peak_resident_, peak_resident_bytes());
+  }
+  return static_cast<std::int64_t>(backend_of(device.type).memory_source(device)->taken().peak);
+}
+
+std::int64_t Trainer::cached_bytes() const {
+  const MemoryStats stats = MemoryPool::current(context_.device())->stats();
+  return static_cast<std::int64_t>(stats.held - stats.in_use);
+}
+
+Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine) {
+  const RunSignals signals = options_.signals ? options_.signals() : RunSignals{};
+  const StepReport report_of_mine{
+      mine.loss,      mine.tokens,         peak_bytes(),
+      cached_bytes(), metrics.data_wait_s, metrics.step_s,
+      signals.stop,   signals.saves,       saver_ && saver_->failed() ? 1 : 0};
+  std::string bytes(sizeof report_of_mine, '\0');
+  std::memcpy(bytes.data(), &report_of_mine, sizeof report_of_mine);
+  MicroBatch all;
+  interruption_ = 0;
+  save_requests_before_ = save_requests_;
+  bool save_failed = false;
+  double slowest = 0;
+  const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
+  const ComputeScope exchange(recorder_.get(), SpanKind::exchange);
+  for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
+    StepReport report;
+    std::memcpy(&report, part.data(), sizeof report);
+    all.loss += report.loss;
+    all.tokens += report.tokens;
+    metrics.peak_bytes = std::max(metrics.peak_bytes, report.peak_bytes);
+    metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
+    metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s);
+    slowest = std::max(slowest, report.step_s);
+    interruption_ = std::max(interruption_, report.interruption);
+    save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
+    save_failed = save_failed || report.save_failed != 0;
+  }
+  if (save_failed) (void)saver_->wait();  // throws the same on every rank
+  metrics.loss = static_cast<float>(all.loss / context_.world_size());
+  // A plan has no time of its own, and looks after each micro-batch.
+  if (!context_.device().is_planned() && slowest > 0) {
+    const auto accumulated = static_cast<double>(options_.gradient_accumulation_steps);
+    batches_per_check_ =
+        static_cast<std::int64_t>(std::clamp(stop_delay * accumulated / slowest, 1.0, accumulated));
+  }
+  return all;
+}
+
+tasks::Evaluation Trainer::evaluate() {
+  const NoGradGuard no_grad;
+  task_->module().eval();
+  return task_->evaluate(context_, options_.batch_size);
+}
+
+}  // namespace tessera

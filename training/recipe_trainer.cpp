@@ -1,0 +1,285 @@
+// From the keys of a recipe to the options of a run.
+#include "training/recipe_trainer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/io/collective.h"
+#include "checkpoint/load/peft.h"
+#include "checkpoint/save/export.h"
+#include "engine/nn/lora.h"
+#include "engine/random.h"
+#include "models/load/adapter.h"
+#include "training/interruption.h"
+#include "training/make_task.h"
+#include "training/pretrained_folder.h"
+#include "training/recipe_difference.h"
+
+namespace tessera::training {
+namespace {
+
+WrapPolicy wrap_policy(const Recipe& recipe, const tasks::ModelTask& task) {
+  switch (recipe.sharding.auto_wrap_policy) {
+    case AutoWrapPolicy::none:
+      return WrapPolicy::none();
+    case AutoWrapPolicy::size_based:
+      return WrapPolicy::size(recipe.sharding.min_num_params);
+    case AutoWrapPolicy::transformer_based:
+      break;
+  }
+  const auto& classes = recipe.sharding.transformer_layer_cls_to_wrap;
+  return WrapPolicy::transformer(classes.empty() ? std::vector{task.model().layer_class()}
+                                                 : classes);
+}
+
+ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
+                                 const tasks::ModelTask& task) {
+  const ShardingRecipe& chosen = recipe.sharding;
+  ShardingOptions options;
+  options.strategy = chosen.sharding_strategy;
+  options.wrap = wrap_policy(recipe, task);
+  set_precision(recipe, options);
+  if (chosen.ignored_modules) {
+    options.ignored_modules = chosen.ignored_modules->names;
+    options.ignored_pattern = chosen.ignored_modules->pattern;
+  }
+  options.backward_prefetch = chosen.backward_prefetch;
+  options.forward_prefetch = chosen.forward_prefetch;
+  options.limit_all_gathers = static_cast<int>(chosen.limit_all_gathers);
+  options.reshard_after_forward = chosen.reshard_after_forward;
+  options.reshard_after_backward = chosen.reshard_after_backward;
+  options.group_size = static_cast<int>(chosen.group_size.value_or(context.world().local_size));
+  options.reduction_group = static_cast<int>(chosen.reduction_group.value_or(0));
+  options.activation_checkpointing = chosen.activation_checkpointing;
+  options.activation_checkpointing_cls = chosen.activation_checkpointing_cls;
+  options.activation_checkpointing_every = static_cast<int>(chosen.activation_checkpointing_every);
+  options.activation_offload = chosen.activation_offload;
+  options.offload = offload_options(recipe);
+  return options;
+}
+
+IgnoredModules ignored_modules(const Recipe& recipe, nn::Module& module,
+                               const ShardingOptions& options) {
+  try {
+    return {module, options.ignored_modules, options.ignored_pattern};
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: sharding.{}",
+                                          where(recipe, "sharding.ignored_modules"), error.what()));
+  }
+}
+
+// The gradients of ignored modules are not reduced. Adapters in them would not be trained.
+void freeze_ignored(const Recipe& recipe, nn::Module& module, const ShardingOptions& options) {
+  const IgnoredModules ignored = ignored_modules(recipe, module, options);
+  for (const OwnedParameter& parameter : ignored.parameters()) {
+    TESSERA_CHECK(!trains_adapters(recipe) || !parameter.tensor.requires_grad(),
+                  ErrorCode::configuration,
+                  "{}: sharding.ignored_modules: {} is trained beside the model (model.lora), but "
+                  "ignored modules are frozen; leave one of them out",
+                  where(recipe, "sharding.ignored_modules"), parameter.name);
+  }
+  for (const auto& [name, part] : ignored.outermost()) freeze(*part);
+}
+
+std::vector<optim::ParameterGroup> parameter_groups(const TrainRecipe& train) {
+  std::vector<optim::ParameterGroup> groups;
+  for (const ParameterGroupRecipe& group : train.parameter_groups) {
+    const double scale = group.lr ? *group.lr / train.lr : 1.0;
+    groups.push_back(
+        {.pattern = group.pattern, .lr_scale = scale, .weight_decay = group.weight_decay});
+  }
+  return groups;
+}
+
+std::variant<optim::AdamWOptions, optim::SgdOptions> optimizer_options(const TrainRecipe& train) {
+  if (train.optimizer == OptimizerKind::sgd) {
+    return optim::SgdOptions{.lr = train.lr,
+                             .momentum = train.momentum,
+                             .weight_decay = train.weight_decay,
+                             .decay = optim::decay_matrices,
+                             .groups = parameter_groups(train)};
+  }
+  return optim::AdamWOptions{.lr = train.lr,
+                             .beta1 = train.betas[0],
+                             .beta2 = train.betas[1],
+                             .eps = train.eps,
+                             .weight_decay = train.weight_decay,
+                             .decay = optim::decay_matrices,
+                             .groups = parameter_groups(train)};
+}
+
+optim::Schedule make_schedule(const TrainRecipe& train) {
+  return {.kind = train.lr_schedule,
+          .peak = train.lr,
+          .minimum = train.min_lr,
+          .warmup_steps = train.warmup_steps,
+          .decay_steps = train.lr_decay_steps.value_or(train.steps)};
+}
+
+// What the closures of a run's options need. The Trainer owns the task.
+struct RecipeRun {
+  Recipe recipe;
+  Context context;
+  tasks::ModelTask* task = nullptr;
+  std::optional<nn::LoraOptions> adapter = {};  // set if adapters are trained
+};
+using SharedRun = std::shared_ptr<const RecipeRun>;
+
+std::optional<nn::LoraOptions> adapter_of(const Recipe& recipe) {
+  if (const auto& folder = recipe.model.adapter) {
+    return models::lora_options(checkpoint::read_peft_config(*folder));
+  }
+  if (trains_adapters(recipe)) return lora_options(recipe);
+  return std::nullopt;
+}
+
+InitialWeights initial_weights(const SharedRun& run) {
+  const ModelRecipe& model = run->recipe.model;
+  InitialWeights weights;
+  if (model.pretrained) {
+    weights.from.push_back({*model.pretrained});
+    weights.load = [run](std::vector<checkpoint::LogicalTensor>& tensors) {
+      const ModelRecipe& wanted = run->recipe.model;
+      std::vector<checkpoint::LogicalTensor> base = models::base_tensors(tensors);
+      run->task->load_weights(*wanted.pretrained, base);
+      if (wanted.adapter) models::load_lora(*wanted.adapter, run->task->model(), tensors);
+    };
+    weights.under_steps = run->adapter.has_value();
+  }
+  if (model.adapter) weights.from.push_back({*model.adapter, true});
+  return weights;
+}
+
+// The checkpoint of a run of adapters has the adapter alone: its tensors, the factor, and PEFT's
+// description.
+void save_adapter(const RecipeRun& run, CheckpointOptions& options) {
+  SaveOptions& save = options.save;
+  // The weights of an encoder's modules are small, and Sentence Transformers looks for them there.
+  save.names = [folders = run.task->tensor_folders()](const std::string& name, bool trained) {
+    const bool of_folder = folders.contains(name.substr(0, name.find('.')));
+    return of_folder ? name : checkpoint::peft_name_of(name, trained);
+  };
+  if (!run.recipe.model.pretrained) return;  // the run saves nothing
+  save.model_file = "adapter_model";
+  save.max_file_size = 0;
+  options.left_out.insert("config.json");    // else transformers loads a whole model
+  save.tensor_folders.insert("classifier");  // it is trained beside the adapters
+  save.scalars.set("adapter/scaling", run.adapter->scaling());
+  const std::string base = std::filesystem::absolute(*run.recipe.model.pretrained).string();
+  save.files[checkpoint::peft_config_file] =
+      to_text(models::peft_config(run.task->model(), *run.adapter, base));
+}
+
+CheckpointOptions checkpoint_options(const SharedRun& run) {
+  const Recipe& recipe = run->recipe;
+  const CheckpointRecipe& chosen = recipe.checkpoint;
+  CheckpointOptions options;
+  options.dir = chosen.dir.value_or("");
+  options.every = chosen.every;
+  options.resume = chosen.resume;
+  options.async = chosen.async;
+  options.export_folder = chosen.export_folder.value_or("");
+  options.save.type = chosen.state_dict_type;
+  options.save.model_dtype = chosen.dtype;
+  options.save.keep = static_cast<int>(chosen.keep);
+  options.save.keep_best = static_cast<int>(chosen.keep_best);
+  options.save.max_file_size = chosen.max_file_size;
+  options.save.stall_timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(chosen.stall_timeout * 1000));
+  options.save.files["recipe.json"] = to_json(recipe).dump(2) + "\n";
+  if (recipe.model.pretrained) {
+    options.files.push_back({"model.pretrained", [run] {
+                               return checkpoint::read_model_files(*run->recipe.model.pretrained);
+                             }});
+  }
+  options.files.push_back({"data.tokenizer", [run] { return tokenizer_files(run->recipe); }});
+  if (run->adapter) save_adapter(*run, options);
+  return options;
+}
+
+// Refuses a step with the recipe's keys that differ. If the step lacks the pooler that the run
+// keeps (older versions did not keep it), the pooler is that of model.pretrained.
+std::optional<checkpoint::StateNames> check_step(const RecipeRun& run, const ShardedModel& model,
+                                                 const std::string& path) {
+  const auto parameters = model.sharded_parameters();
+  const bool keeps_pooler =
+      !run.adapter && std::any_of(parameters.begin(), parameters.end(), [](const auto& parameter) {
+        return parameter.name == models::pooler_weight;
+      });
+  const auto messages = checkpoint::run_on_all_ranks(
+      run.context.communicator(), "reading the recipe of a step",
+      [&] { return run.context.is_main() ? describe_step(path, keeps_pooler) : std::string(); });
+  if (messages.front().empty()) return std::nullopt;
+  const SavedRecipe saved = parse_step_description(messages.front());
+  require_same_training(decisive_differences(saved, run.recipe,
+                                             run.task->model().config(run.recipe.checkpoint.dtype)),
+                        saved.step);
+  if (!keeps_pooler || saved.has_pooler) return std::nullopt;
+  return [](const std::string& name, bool /*trained*/) {
+    return name.starts_with("pooler.") ? std::string() : name;
+  };
+}
+
+void check_adapter(const RecipeRun& run, const Scalars& scalars, const std::string& folder) {
+  if (!run.adapter) return;
+  const auto scaling = scalars.get<double>("adapter/scaling");
+  const double own = run.adapter->scaling();
+  TESSERA_CHECK(scaling == own, ErrorCode::configuration,
+                "{}: the adapter there is multiplied by {}, and this one's alpha, r and use_rslora "
+                "make {}; go on with the same",
+                folder, scaling, own);
+}
+
+TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
+                               ShardingOptions sharding) {
+  const Recipe& recipe = run->recipe;
+  const TrainRecipe& train = recipe.train;
+  TrainerOptions options;
+  options.steps = train.steps;
+  options.batch_size = batch_size;
+  options.gradient_accumulation_steps = train.gradient_accumulation_steps;
+  options.sync_each_batch = train.sync_each_batch;
+  options.max_grad_norm = train.max_grad_norm;
+  options.sharding = std::move(sharding);
+  options.loss_scale = loss_scale_options(recipe);
+  options.optimizer = optimizer_options(train);
+  options.schedule = make_schedule(train);
+  options.data = {.mix = recipe.data.mix,
+                  .seed = static_cast<std::uint64_t>(train.seed),
+                  .even_batches = recipe.data.even_batches,
+                  .drop_last = recipe.data.drop_last};
+  options.checkpoint = checkpoint_options(run);
+  options.initial_weights = initial_weights(run);
+  options.checks.before_load = [run](const ShardedModel& model, const std::string& path) {
+    return check_step(*run, model, path);
+  };
+  options.checks.after_load = [run](const Scalars& scalars, const std::string& folder) {
+    check_adapter(*run, scalars, folder);
+  };
+  options.signals = [] { return RunSignals{InterruptionWatch::signal(), requested_saves()}; };
+  options.names = {.source = recipe.source,
+                   .given = recipe.given,
+                   .learning_rate = "train.lr",
+                   .initial_weights = "model.pretrained"};
+  return options;
+}
+
+}  // namespace
+
+Trainer make_trainer(const Recipe& recipe, const Context& context) {
+  const auto run =
+      std::make_shared<RecipeRun>(RecipeRun{with_model_folder(recipe, context), context});
+  const std::int64_t batch_size = batch_size_per_rank(run->recipe, context.world_size());
+  manual_seed(static_cast<std::uint64_t>(recipe.train.seed));
+  std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, context.device().is_planned());
+  run->task = task.get();
+  run->adapter = adapter_of(run->recipe);
+  ShardingOptions sharding = sharding_options(run->recipe, context, *task);
+  freeze_ignored(run->recipe, task->module(), sharding);
+  return {std::move(task), context, trainer_options(run, batch_size, std::move(sharding))};
+}
+
+}  // namespace tessera::training
