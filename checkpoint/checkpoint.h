@@ -8,6 +8,8 @@
 // sixth of the time to compile the library's headers.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -58,6 +60,9 @@ struct SaveOptions {
   Scalars scalars = {};                // the program's own values, the same on every rank
   std::map<std::string, std::string> files =
       {};  // extra small files by name (config.json, 1_Pooling/config.json ...), from rank 0
+  // The modes of files that come from other files: what others may not read there, they may not
+  // read here. From rank 0.
+  std::map<std::string, mode_t> file_modes = {};
   // FULL: the model's tensors whose names begin with one of these and a dot go into
   // model.safetensors in a folder of that name, without this prefix.
   std::set<std::string> tensor_folders = {};

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/write_failure.h"
+#include "checkpoint/io/removal.h"
 #include "engine/storage/output_file.h"
 
 namespace tessera::logs {
@@ -126,7 +127,7 @@ void LogFile::rename_aside() {
 
 LogFile::~LogFile() {
   ::close(file_);
-  if (is_new_ && !begun_) ::unlink(path_.c_str());
+  if (is_new_ && !begun_) checkpoint::try_remove_tree(path_);
 }
 
 void LogFile::begin() {

@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "base/write_failure.h"
+#include "checkpoint/io/removal.h"
 #include "comm/file_descriptor.h"
 #include "planner/environment.h"
 #include "planner/kernel_times.h"
@@ -249,7 +250,7 @@ std::optional<DiskRates> disk_rates(const std::filesystem::path& folder) {
   const comm::FileDescriptor file(::mkostemp(name.data(), O_CLOEXEC));
   TESSERA_CHECK(file.get() != -1, ErrorCode::configuration, "--calibrate: {} cannot be written: {}",
                 folder.string(), describe_errno("mkostemp", errno));
-  ::unlink(name.c_str());
+  checkpoint::try_remove_tree(name);
   if (::fcntl(file.get(), F_SETFL, O_DIRECT) == -1) return std::nullopt;
   struct Free {
     void operator()(void* block) const { std::free(block); }
@@ -299,21 +300,28 @@ void note_best_products(Cluster& cluster, int ranks) {
 // The text that the trainings read; removed at the end.
 class TemporaryCorpus {
  public:
-  explicit TemporaryCorpus(const std::filesystem::path& folder)
-      : file_(folder / fmt::format("tessera-calibration-{}.txt", ::getpid())) {
+  explicit TemporaryCorpus(const std::filesystem::path& folder) {
+    // A new file: with a name that others can guess, it could be a link of theirs.
+    constexpr std::string_view ending = ".txt";
+    std::string name = (folder / "tessera-calibration-XXXXXX.txt").string();
+    const int made = ::mkostemps(name.data(), static_cast<int>(ending.size()), O_CLOEXEC);
+    TESSERA_CHECK(made != -1, full_disk_or(errno, ErrorCode::configuration),
+                  "--calibrate: {} cannot be written: {}", folder.string(),
+                  describe_errno("mkostemps", errno));
+    ::close(made);
+    file_ = name;
     std::ofstream stream(file_, std::ios::binary);
     for (int line = 0; line < 20'000; ++line) {
       stream << "line " << line * 2'654'435'761U << " of a text without meaning\n";
     }
     stream.close();
-    TESSERA_CHECK(stream.good(), full_disk_or_runtime(errno),
-                  "--calibrate: {} cannot be written: {}", file_.string(),
-                  describe_errno("write", errno));
+    if (stream.good()) return;
+    const int reason = errno;
+    checkpoint::try_remove_tree(file_);
+    fail(full_disk_or_runtime(reason), "--calibrate: {} cannot be written: {}", file_.string(),
+         describe_errno("write", reason));
   }
-  ~TemporaryCorpus() {
-    std::error_code gone;
-    std::filesystem::remove(file_, gone);
-  }
+  ~TemporaryCorpus() { checkpoint::try_remove_tree(file_); }
   TemporaryCorpus(const TemporaryCorpus&) = delete;
   TemporaryCorpus& operator=(const TemporaryCorpus&) = delete;
   [[nodiscard]] const std::filesystem::path& file() const { return file_; }

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/sharded_state.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
@@ -33,7 +34,7 @@ struct InitialWeights {
 // Files of a saved folder that are there before the run. Rank 0 reads them before the first step.
 struct FilesToCopy {
   std::string option;  // that names them, for messages
-  std::function<std::map<std::string, std::string>()> read;
+  std::function<checkpoint::ModelFiles()> read;
 };
 
 // The program's loop calls Trainer::save(): `every` says how often it will.

@@ -86,7 +86,9 @@ RunEvents Trainer::prepare_folder() {
   if (!saves() && wanted.export_folder.empty()) return events;
   for (const FilesToCopy& files : wanted.files) {
     on_main(files.option, [&] {
-      for (auto& [name, content] : files.read()) files_[name] = content;
+      checkpoint::ModelFiles found = files.read();
+      for (auto& [name, text] : found.contents) files_.contents[name] = std::move(text);
+      for (const auto& [name, mode] : found.modes) files_.modes[name] = mode;
     });
   }
   return events;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "checkpoint/save/async_save.h"
+#include "checkpoint/save/model_files.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "sharding/context/loss_scaler.h"
@@ -163,7 +164,7 @@ class Trainer {
   checkpoint::Line line_;
   std::set<std::string> warned_;  // warnings that were returned already
   std::int64_t peak_resident_ = 0;
-  std::map<std::string, std::string> files_;  // rank 0's: CheckpointOptions::files
+  checkpoint::ModelFiles files_;       // rank 0's: CheckpointOptions::files
   std::unique_ptr<AsyncSaver> saver_;  // last, so that it is destroyed first: it may be writing
   bool saver_ready_ = false;
 };

@@ -153,7 +153,7 @@ RunEvents Trainer::resume() {
 }
 
 std::map<std::string, std::string> Trainer::files_beside_weights() const {
-  std::map<std::string, std::string> files = files_;
+  std::map<std::string, std::string> files = files_.contents;
   for (auto& [name, content] : task_->files(options_.checkpoint.save.model_dtype)) {
     files[name] = content;
   }
@@ -225,6 +225,7 @@ SaveOptions Trainer::save_options(const std::optional<tasks::Evaluation>& found)
         .set("loss_scale/skipped_steps", state.skipped_steps);
   }
   options.files.merge(files_beside_weights());
+  options.file_modes = files_.modes;
   for (const std::string& name : options_.checkpoint.left_out) options.files.erase(name);
   options.tensor_folders.merge(task_->tensor_folders());
   if (found && std::isfinite(found->best_by())) {
@@ -297,13 +298,17 @@ RunEvents Trainer::export_weights() {
   if (wanted.export_folder.empty()) return {};
   const checkpoint::State state =
       checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::save);
-  checkpoint::export_model(context_.communicator(), wanted.export_folder, state.model,
-                           {.dtype = wanted.save.model_dtype,
-                            .max_file_size = wanted.save.max_file_size,
-                            .files = files_beside_weights(),
-                            .tensor_folders = task_->tensor_folders(),
-                            .stall_timeout = wanted.save.stall_timeout});
-  return {events::Exported{wanted.export_folder}};
+  const std::vector<std::string> notes =
+      checkpoint::export_model(context_.communicator(), wanted.export_folder, state.model,
+                               {.dtype = wanted.save.model_dtype,
+                                .max_file_size = wanted.save.max_file_size,
+                                .files = files_beside_weights(),
+                                .file_modes = files_.modes,
+                                .tensor_folders = task_->tensor_folders(),
+                                .stall_timeout = wanted.save.stall_timeout});
+  RunEvents events{events::Exported{wanted.export_folder}};
+  for (const std::string& note : notes) events.push_back(events::Warning{note});
+  return events;
 }
 
 }  // namespace tessera

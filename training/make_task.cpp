@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "checkpoint/save/export.h"
 #include "engine/data/corpus.h"
 #include "models/load/adapter.h"
 #include "models/registry/registry.h"
@@ -191,7 +190,7 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
 
 }  // namespace
 
-std::map<std::string, std::string> tokenizer_files(const Recipe& recipe) {
+checkpoint::ModelFiles tokenizer_files(const Recipe& recipe) {
   const std::string name = tokenizer_name(recipe);
   std::error_code error;
   if (!std::filesystem::is_directory(name, error)) return {};

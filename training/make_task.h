@@ -1,11 +1,11 @@
 // Makes the task that a recipe trains.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "checkpoint/save/model_files.h"
 #include "tasks/task.h"
 #include "training/recipe/recipe.h"
 
@@ -16,7 +16,7 @@ std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned);
 
 // The files of the recipe's tokenizer by name, if the tokenizer is a folder: a saved model has them
 // beside its weights.
-std::map<std::string, std::string> tokenizer_files(const Recipe& recipe);
+checkpoint::ModelFiles tokenizer_files(const Recipe& recipe);
 
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
 nlohmann::json model_configuration(const Recipe& recipe);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/text/nearest.h"
 #include "bench/harness/file.h"
+#include "checkpoint/io/removal.h"
 #include "engine/storage/output_file.h"
 
 namespace tessera::bench {
@@ -204,8 +205,7 @@ std::string peer_unavailable(const PeerOptions& options, const std::string& peer
 RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob& job,
                   BenchProcesses& processes) {
   const fs::path question = job.folder / "job.json", answer = job.folder / "answer.json";
-  std::error_code ignored;
-  fs::remove(answer, ignored);
+  checkpoint::remove_tree(answer);
   write_output(question.string(), question, json_text(job_of(row, job), 2) + "\n");
   const std::string script = script_of(options.scripts, row.peer->name).string();
   const ProgramEnd end = processes.run(

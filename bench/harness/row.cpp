@@ -14,6 +14,7 @@
 #include "base/text/byte_size.h"
 #include "bench/harness/file.h"
 #include "checkpoint/io/checksum.h"
+#include "checkpoint/io/removal.h"
 #include "engine/device/backend.h"
 #include "engine/storage/output_file.h"
 #include "planner/advice.h"
@@ -229,8 +230,7 @@ fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
 
 RowRound RowRunner::run(const BenchRow& row, const RowSteps& steps, double seconds) {
   for (const char* name : {"metrics.jsonl", "memory.json", "summary.json"}) {
-    std::error_code ignored;  // usually it does not exist
-    fs::remove(folder / name, ignored);
+    checkpoint::remove_tree(folder / name);  // usually it does not exist
   }
   const ProgramEnd end =
       processes.run(command(row, steps), environment(), seconds, SIGTERM, copies(row));
@@ -249,8 +249,7 @@ TimedProducts RowRunner::time_products(const BenchRow& row, double tokens, doubl
   const bool gpu = bench_world(row).device == DeviceType::cuda;
   const std::string file = (folder / "products.json").string();
   for (int rank = 0; rank < row.world_size; ++rank) {
-    std::error_code ignored;
-    fs::remove(fmt::format("{}.{}", file, rank), ignored);
+    checkpoint::remove_tree(fmt::format("{}.{}", file, rank));
   }
   write_output(file, file,
                json_text(products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5)));

@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"
+#include "checkpoint/io/removal.h"
 #include "checkpoint/state/snapshot.h"
 #include "comm/world.h"
 #include "engine/device/memory.h"
@@ -83,10 +84,7 @@ class CheckpointBench {
         memory_(pool_memory(static_cast<std::size_t>(bytes_), 63)) {
     fs::create_directories(folder_);
   }
-  ~CheckpointBench() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
+  ~CheckpointBench() { checkpoint::try_remove_tree(folder_); }
   CheckpointBench(const CheckpointBench&) = delete;
   CheckpointBench& operator=(const CheckpointBench&) = delete;
 
@@ -130,7 +128,7 @@ class CheckpointBench {
   // touched. Every timing begins with the same amount of the former.
   void recycle() {
     write_file("recycled");
-    fs::remove(folder_ / "recycled");
+    checkpoint::remove_tree(folder_ / "recycled");
   }
   // Ranks with their shards in memory, and their work between two barriers. `prepare` comes before.
   double on_ranks(const RankWork& work, const RankWork& prepare = {}) const {

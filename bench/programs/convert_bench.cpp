@@ -22,6 +22,7 @@
 #include "bench/programs/options.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/io/file.h"
+#include "checkpoint/io/removal.h"
 #include "checkpoint/safetensors/safetensors.h"
 
 namespace {
@@ -126,13 +127,13 @@ int main(int argc, char** argv) {
        bench::text("FOLDER", place, "where the files are written, and deleted at the end"),
        bench::number("REPEATS", repeats, 1, "rounds, of which the median counts")});
   const fs::path folder = fs::path(place) / "tessera-convert-bench";
-  fs::remove_all(folder);
+  checkpoint::remove_tree(folder);
   fs::create_directories(folder);
   const fs::path weights = folder / "weights";
   const fs::path full = folder / "full";
   write_weights(weights, mebibytes);
   in_process([&] { checkpoint::convert(weights, full, {.to = "full"}); });
-  fs::remove_all(weights);
+  checkpoint::remove_tree(weights);
   const auto bytes = fs::file_size(full / "model.safetensors");
 
   const auto converting = [&](const std::string& to, std::optional<DType> dtype) {
@@ -154,7 +155,7 @@ int main(int argc, char** argv) {
       const Measured measured = in_process([&] { row.work(result); });
       row.seconds.push_back(measured.seconds);
       row.peak_bytes = std::max(row.peak_bytes, measured.peak_bytes);
-      fs::remove_all(result);
+      checkpoint::remove_tree(result);
       ::sync();  // so that no row waits for another row's dirty pages
     }
   }
@@ -169,6 +170,6 @@ int main(int argc, char** argv) {
         row.name, static_cast<double>(bytes) / 1e6 / seconds, median(copy.seconds) / seconds,
         fastest(copy.seconds) / fastest(row.seconds), row.peak_bytes / 1'000'000);
   }
-  fs::remove_all(folder);
+  checkpoint::remove_tree(folder);
   return 0;
 }

@@ -22,6 +22,7 @@
 #include "bench/programs/options.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/save/export.h"
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/sharded_state.h"
 #include "engine/autograd.h"
 #include "engine/optim/optimizer.h"
@@ -157,7 +158,7 @@ class Bench {
     }
     checkpoint::State state = checkpoint::state_of(sharded_, nullptr, checkpoint::Direction::save);
     checkpoint::ExportOptions options;
-    options.files = checkpoint::read_model_files(arguments_.folder);
+    options.files = checkpoint::read_model_files(arguments_.folder).contents;
     for (const auto& [name, text] : model_->files()) options.files[name] = text;
     options.files["config.json"] = model_->config().dump(2);
     options.tensor_folders = model_->tensor_folders();

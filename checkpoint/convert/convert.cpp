@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -203,8 +204,11 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   ConversionPlan plan = plan_conversion(*source, to, options, !is_step);
   const std::size_t block_bytes = block_bytes_for(options.max_memory, before_bytes, *source, plan);
 
+  std::set<std::string> carried;
+  for (const auto& file : plan.contents.files) carried.insert(file.first);
+  for (const auto& text : plan.contents.texts) carried.insert(text.first);
   PendingTarget target(target_path, to.is_file, options.force,
-                       needed_bytes(plan, options.world_size));
+                       needed_bytes(plan, options.world_size), std::move(carried));
   ConvertReport report;
   report.notes = plan.contents.notes;
   report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());

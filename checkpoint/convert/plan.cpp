@@ -266,6 +266,9 @@ class Planner {
     nlohmann::json config = parse_config(given_);
     if (!config.is_object()) return;
     config[config.contains("dtype") ? "dtype" : "torch_dtype"] = name_of(*options_.dtype);
+    if (const auto file = given_.files.find("config.json"); file != given_.files.end()) {
+      plan_.contents.text_modes["config.json"] = File::open_for_reading(file->second).mode();
+    }
     plan_.contents.files.erase("config.json");
     plan_.contents.texts["config.json"] = config.dump(2) + '\n';
   }
@@ -327,7 +330,9 @@ std::optional<std::string> model_config_text(const Contents& contents) {
   }
   const auto file = contents.files.find("config.json");
   if (file == contents.files.end()) return std::nullopt;
-  return read_file(file->second, config_limit);
+  const std::filesystem::path& path = file->second;
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  return read_whole(open_member(folder, path.filename().string()), config_limit);
 }
 
 std::uint64_t bytes_of(const TensorInfo& tensor) {

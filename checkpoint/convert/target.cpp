@@ -2,17 +2,22 @@
 #include "checkpoint/convert/target.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <random>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/printable.h"
 #include "checkpoint/formats/format.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
+#include "checkpoint/io/removal.h"
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint {
@@ -42,8 +47,45 @@ bool present(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
+bool is_conversion_file(const std::string& name) {
+  return name == manifest_name || name == ".metadata" || is_model_file(name) ||
+         is_weights_file(name, "model") || is_weights_file(name, "optimizer") ||
+         (name.starts_with("__") && name.ends_with(".distcp"));
+}
+
+// What a step's manifest lists is Tessera's.
+std::set<std::string> listed_files(const fs::path& folder) {
+  std::set<std::string> names;
+  std::error_code error;
+  if (!fs::is_regular_file(folder / manifest_name, error)) return names;
+  try {
+    for (const FileRecord& file : read_manifest(folder).files) names.insert(file.name);
+  } catch (const Error&) {
+    return {};  // it is damaged, and the names that every conversion writes must do
+  }
+  return names;
+}
+
+// Throws if a folder holds anything that no conversion wrote.
+void check_contents(const fs::path& target, const std::set<std::string>& carried) {
+  const std::set<std::string> listed = listed_files(target);
+  std::vector<std::string> unknown = unknown_files(target, [&](const std::string& name) {
+    return is_conversion_file(name) || listed.contains(name) || carried.contains(name);
+  });
+  if (unknown.empty()) return;
+  constexpr std::size_t shown = 3;
+  const bool more = unknown.size() > shown;
+  unknown.resize(std::min(unknown.size(), shown));
+  for (std::string& name : unknown) name = fmt::format("'{}'", printable(name));
+  fail(ErrorCode::checkpoint,
+       "'{}' holds {}{}, which no conversion wrote, and --force replaces only checkpoints; move {} "
+       "away or choose another place",
+       target.string(), fmt::join(unknown, ", "), more ? " and more" : "",
+       more || unknown.size() > 1 ? "them" : "it");
+}
+
 // Only a checkpoint may be replaced, so that a typing error does not remove a home folder.
-void check_replaceable(const fs::path& target) {
+void check_replaceable(const fs::path& target, const std::set<std::string>& carried) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(target, error);
   TESSERA_CHECK(fs::is_directory(status) || fs::is_regular_file(status), ErrorCode::checkpoint,
@@ -58,12 +100,14 @@ void check_replaceable(const fs::path& target) {
       "'{}' is not a checkpoint, and --force replaces only checkpoints; remove it yourself or "
       "choose another place",
       target.string());
+  if (fs::is_directory(status)) check_contents(target, carried);
 }
 
 }  // namespace
 
-PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uint64_t needed_bytes)
-    : target_(std::move(target)), is_file_(is_file), force_(force) {
+PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uint64_t needed_bytes,
+                             std::set<std::string> carried)
+    : target_(std::move(target)), is_file_(is_file), force_(force), carried_(std::move(carried)) {
   if (!target_.has_filename()) target_ = target_.parent_path();  // "out/" is "out"
   const std::string name = target_.filename().string();
   TESSERA_CHECK(is_plain_name(name), ErrorCode::usage,
@@ -72,7 +116,7 @@ PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uin
   check_place();
   create_folders(parent_);
   restore_old();
-  notes_ = clear_partials(target_);
+  for (std::string& line : clear_partials(target_)) notes_.push_back(std::move(line));
   const std::uint64_t available = free_bytes(parent_);
   TESSERA_CHECK(needed_bytes <= available, ErrorCode::checkpoint,
                 "the result needs {} bytes, '{}' has {} free; free some space or choose another "
@@ -96,7 +140,8 @@ void PendingTarget::restore_old() {
   aside += aside_suffix;
   if (!present(aside)) return;
   if (present(target_)) {
-    remove_tree(aside);
+    std::string kept = remove_leftover(aside);
+    if (!kept.empty()) notes_.push_back(std::move(kept));
     return;
   }
   rename_path(aside, target_);
@@ -114,7 +159,7 @@ void PendingTarget::check_place() const {
   if (!present(target_)) return;
   TESSERA_CHECK(force_, ErrorCode::checkpoint,
                 "'{}' exists; choose another place, or --force to replace it", target_.string());
-  check_replaceable(target_);
+  check_replaceable(target_, carried_);
 }
 
 void PendingTarget::publish() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,15 @@
 namespace tessera::checkpoint {
 
 // Owns TARGET.partial-<id>/, and removes it at its end if it was not published. The folder is
-// locked: the next conversion to the same target removes the remains of a dead conversion, but not
-// the folder of one that still runs.
+// locked: the next conversion to the same target removes the remains of a dead conversion of this
+// user, but not the folder of one that still runs.
 class PendingTarget {
  public:
-  // Refuses an existing target unless `force` allows it to replace a checkpoint.
-  PendingTarget(std::filesystem::path target, bool is_file, bool force, std::uint64_t needed_bytes);
+  // Refuses an existing target unless `force` allows it to replace a checkpoint. A folder with
+  // anything else in it is never replaced; `carried` are the names of the small files that the
+  // result will have, and that the target may have.
+  PendingTarget(std::filesystem::path target, bool is_file, bool force, std::uint64_t needed_bytes,
+                std::set<std::string> carried);
   ~PendingTarget();
   PendingTarget(const PendingTarget&) = delete;
   PendingTarget& operator=(const PendingTarget&) = delete;
@@ -37,6 +41,7 @@ class PendingTarget {
   std::filesystem::path target_, parent_, partial_, payload_;
   bool is_file_;
   bool force_;
+  std::set<std::string> carried_;
   std::optional<LockedFolder> lock_;
   bool owns_partial_ = false;
   std::vector<std::string> notes_;

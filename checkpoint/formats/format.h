@@ -4,6 +4,8 @@
 // Nothing here uses ranks: one process reads a Source with bounded memory and appends to a Sink.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -48,6 +50,8 @@ struct Contents {
   std::vector<std::string> notes;
   // Small files like `files` that do not exist as files yet: name to contents.
   std::map<std::string, std::string> texts = {};
+  // The modes of files that texts were made from.
+  std::map<std::string, mode_t> text_modes = {};
 };
 
 // Damage that verification found in one place.

@@ -9,6 +9,7 @@
 #include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/streamed_file.h"
 #include "checkpoint/load/hugging_face.h"
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint::formats {
@@ -52,6 +53,7 @@ class HuggingFaceSource final : public Source {
                   path.string());
     if (fs::is_directory(path, error)) {
       folder_ = open_hugging_face(path);
+      for (const auto& file : folder_.files) require_member(path, file->file());
       add_files(path);
     } else {
       folder_.add(path);
@@ -115,12 +117,14 @@ class HuggingFaceSource final : public Source {
       const std::string inner = entry.path().filename().string();
       if (inner == hugging_face_file) {
         modules_.push_back(std::make_unique<SafetensorsFile>(entry.path()));
+        require_member(folder.parent_path(), modules_.back()->file());
         continue;
       }
       if (inner.starts_with('.') || !is_plain_name(inner) || !entry.is_regular_file(error) ||
           entry.file_size(error) > small_file) {
         continue;
       }
+      (void)open_member(folder.parent_path(), name + "/" + inner);
       contents_.files[name + "/" + inner] = entry.path();
     }
   }
@@ -142,7 +146,7 @@ class HuggingFaceSource final : public Source {
     const bool of_modules = fs::exists(folder / "modules.json", error);
     for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
       const std::string name = entry.path().filename().string();
-      if (of_modules && is_numbered_module(name) && entry.is_directory(error)) {
+      if (of_modules && is_module_folder(name) && entry.is_directory(error)) {
         add_modules(entry.path());
         continue;
       }
@@ -153,6 +157,7 @@ class HuggingFaceSource final : public Source {
           entry.file_size(error) > small_file) {
         continue;
       }
+      (void)open_member(folder, name);
       contents_.files[name] = entry.path();
     }
   }

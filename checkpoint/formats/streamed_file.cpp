@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "checkpoint/io/xxh3.h"
 #include "checkpoint/load/hugging_face.h"
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint::formats {
@@ -23,9 +24,12 @@ namespace {
 constexpr std::size_t copy_block = std::size_t{1} << 20;
 constexpr std::uint64_t writing_block = std::uint64_t{32} << 20;
 
-void copy_small_file(const fs::path& from, const fs::path& to) {
-  const File in = File::open_for_reading(from);
-  File out = File::create(to);
+// `name` is the end of the path `from`: the rest is the folder that the file may not leave.
+void copy_small_file(const std::string& name, const fs::path& from, const fs::path& to) {
+  const bool in_module = name.find('/') != std::string::npos;
+  const fs::path folder = in_module ? from.parent_path().parent_path() : from.parent_path();
+  const File in = open_member(folder.empty() ? fs::path(".") : folder, name);
+  File out = File::create(to, in.mode());
   const std::uint64_t bytes = in.size();
   std::vector<std::byte> block(
       static_cast<std::size_t>(std::min<std::uint64_t>(copy_block, bytes)));
@@ -234,11 +238,6 @@ std::string index_text(const PlannedTensors& plan, const std::vector<TensorSpec>
   return index.dump(2) + '\n';
 }
 
-bool is_numbered_module(const std::string& name) {
-  const auto digits = name.find_first_not_of("0123456789");
-  return digits != 0 && digits != std::string::npos && name[digits] == '_';
-}
-
 std::set<std::string> module_folders(const Contents& contents) {
   const auto holds = [&](const std::string& file) {
     return contents.files.contains(file) || contents.texts.contains(file);
@@ -248,7 +247,7 @@ std::set<std::string> module_folders(const Contents& contents) {
   for (const TensorInfo& tensor : contents.tensors) {
     const std::string first = tensor.name.substr(0, tensor.name.find('.'));
     if (tensor.part == Part::model && first.size() < tensor.name.size() &&
-        is_numbered_module(first) && is_plain_name(first) && holds(first + "/config.json")) {
+        is_module_folder(first) && is_plain_name(first) && holds(first + "/config.json")) {
       folders.insert(first);
     }
   }
@@ -287,12 +286,17 @@ std::vector<std::string> carry_files(const Contents& contents, const fs::path& f
   };
   for (const auto& [name, text] : contents.texts) {
     make_folder_of(name);
-    if (!fs::exists(fs::symlink_status(folder / name, error))) write_file(folder / name, text);
+    const auto mode = contents.text_modes.find(name);
+    if (!fs::exists(fs::symlink_status(folder / name, error))) {
+      write_file(folder / name, text,
+                 mode == contents.text_modes.end() ? File::default_mode : mode->second);
+    }
     names.insert(name);
   }
   for (const auto& [name, path] : contents.files) {
     make_folder_of(name);
-    if (!fs::exists(fs::symlink_status(folder / name, error))) copy_small_file(path, folder / name);
+    if (!fs::exists(fs::symlink_status(folder / name, error)))
+      copy_small_file(name, path, folder / name);
     names.insert(name);
   }
   for (const fs::path& made : folders) sync_folder(made);

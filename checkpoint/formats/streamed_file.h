@@ -100,8 +100,6 @@ struct PartSpecs {
 };
 PartSpecs specs_of_part(const Contents& contents, Part part, const char* format);
 
-// True for a module's folder name as Sentence Transformers forms it: "1_Pooling".
-bool is_numbered_module(const std::string& name);
 // The module folders of contents whose tensors have their own files: "2_Dense", with a
 // configuration and tensors "2_Dense.linear.weight".
 std::set<std::string> module_folders(const Contents& contents);

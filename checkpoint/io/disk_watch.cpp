@@ -72,11 +72,11 @@ int DiskWatch::rename(const char* from, const char* to) {
 int DiskWatch::exchange(const char* first, const char* second) {
   return watched("renameat2", -1, [&] { return calls_.exchange(first, second); });
 }
-int DiskWatch::unlink(const char* path) {
-  return watched("unlink", -1, [&] { return calls_.unlink(path); });
+int DiskWatch::openat(int folder, const char* name, int flags) {
+  return watched("openat", folder, [&] { return calls_.openat(folder, name, flags); });
 }
-int DiskWatch::rmdir(const char* path) {
-  return watched("rmdir", -1, [&] { return calls_.rmdir(path); });
+int DiskWatch::unlinkat(int folder, const char* name, int flags) {
+  return watched("unlinkat", folder, [&] { return calls_.unlinkat(folder, name, flags); });
 }
 int DiskWatch::statvfs(const char* path, struct statvfs* result) {
   return watched("statvfs", -1, [&] { return calls_.statvfs(path, result); });

@@ -34,8 +34,8 @@ class DiskWatch final : public SystemCalls {
   int mkdir(const char* path, mode_t mode) override;
   int rename(const char* from, const char* to) override;
   int exchange(const char* first, const char* second) override;
-  int unlink(const char* path) override;
-  int rmdir(const char* path) override;
+  int openat(int folder, const char* name, int flags) override;
+  int unlinkat(int folder, const char* name, int flags) override;
   int statvfs(const char* path, struct statvfs* result) override;
 
  private:

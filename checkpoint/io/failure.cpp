@@ -6,6 +6,12 @@
 
 namespace tessera::checkpoint {
 
+void fail_path(std::string_view action, const std::filesystem::path& path, const char* call,
+               int error_number) {
+  throw SystemFailure(error_number, fmt::format("cannot {} '{}': {}", action, path.string(),
+                                                describe_errno(call, error_number)));
+}
+
 bool is_damage(const Error& error) {
   return error.code() == ErrorCode::checkpoint &&
          dynamic_cast<const SystemFailure*>(&error) == nullptr &&

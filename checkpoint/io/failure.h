@@ -2,7 +2,9 @@
 // ends the load.
 #pragma once
 
+#include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -25,6 +27,10 @@ class Misfit : public Error {
  public:
   explicit Misfit(const std::string& message) : Error(ErrorCode::checkpoint, message) {}
 };
+
+// Throws a SystemFailure: "cannot <action> '<path>': <call> failed: ...".
+[[noreturn]] void fail_path(std::string_view action, const std::filesystem::path& path,
+                            const char* call, int error_number);
 
 // True if bytes are missing or differ from those that were written.
 bool is_damage(const Error& error);

@@ -53,11 +53,11 @@ int SystemCalls::rename(const char* from, const char* to) {
 int SystemCalls::exchange(const char* first, const char* second) {
   return ::renameat2(AT_FDCWD, first, AT_FDCWD, second, RENAME_EXCHANGE);
 }
-int SystemCalls::unlink(const char* path) {
-  return ::unlink(path);
+int SystemCalls::openat(int folder, const char* name, int flags) {
+  return ::openat(folder, name, flags);
 }
-int SystemCalls::rmdir(const char* path) {
-  return ::rmdir(path);
+int SystemCalls::unlinkat(int folder, const char* name, int flags) {
+  return ::unlinkat(folder, name, flags);
 }
 int SystemCalls::statvfs(const char* path, struct statvfs* result) {
   return ::statvfs(path, result);
@@ -95,8 +95,6 @@ bool says_no_file(int error_number) {
          error_number == ENXIO || error_number == EISDIR;
 }
 
-constexpr mode_t file_mode = 0666;  // before umask
-
 }  // namespace
 
 SystemCalls& system_calls() {
@@ -111,9 +109,8 @@ ScopedSystemCalls::~ScopedSystemCalls() {
   replaced_calls = previous_;
 }
 
-File::File(std::filesystem::path path, int flags) : path_(std::move(path)) {
-  fd_ = uninterrupted(
-      [&] { return system_calls().open(path_.c_str(), flags | O_CLOEXEC, file_mode); });
+File::File(std::filesystem::path path, int flags, mode_t mode) : path_(std::move(path)) {
+  fd_ = uninterrupted([&] { return system_calls().open(path_.c_str(), flags | O_CLOEXEC, mode); });
   if (fd_ != -1) return;
   const bool creates = (flags & O_CREAT) != 0;
   if (!creates && says_no_file(errno)) {
@@ -135,8 +132,9 @@ File File::open_for_writing(const std::filesystem::path& path) {
   return file;
 }
 
-File File::create(const std::filesystem::path& path) {
-  return File(path, O_RDWR | O_CREAT | O_EXCL);
+File File::create(const std::filesystem::path& path, mode_t mode) {
+  constexpr mode_t of_owner = 0600;
+  return File(path, O_RDWR | O_CREAT | O_EXCL, (mode & default_mode) | of_owner);
 }
 
 File File::create_or_truncate(const std::filesystem::path& path) {
@@ -170,6 +168,16 @@ std::uint64_t File::size() const {
   struct stat status {};
   if (::fstat(fd_, &status) == -1) fail_io("examine", path_, "fstat");
   return static_cast<std::uint64_t>(status.st_size);
+}
+
+mode_t File::mode() const {
+  struct stat status {};
+  if (::fstat(fd_, &status) == -1) fail_io("examine", path_, "fstat");
+  return status.st_mode & 0777;
+}
+
+std::filesystem::path File::real_path() const {
+  return path_of_descriptor(fd_);
 }
 
 void File::read_at(std::uint64_t offset, void* data, std::size_t bytes) const {

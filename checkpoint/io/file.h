@@ -32,8 +32,9 @@ class SystemCalls {
   virtual int mkdir(const char* path, mode_t mode);
   virtual int rename(const char* from, const char* to);
   virtual int exchange(const char* first, const char* second);  // swaps two names in one step
-  virtual int unlink(const char* path);
-  virtual int rmdir(const char* path);
+  // For a name in an open folder.
+  virtual int openat(int folder, const char* name, int flags);
+  virtual int unlinkat(int folder, const char* name, int flags);
   virtual int statvfs(const char* path, struct statvfs* result);
 };
 
@@ -57,9 +58,12 @@ class ScopedSystemCalls {
 // Error(checkpoint).
 class File {
  public:
+  static constexpr mode_t default_mode = 0666;
+
   static File open_for_reading(const std::filesystem::path& path);
-  static File open_for_writing(const std::filesystem::path& path);    // it exists
-  static File create(const std::filesystem::path& path);              // it does not
+  static File open_for_writing(const std::filesystem::path& path);  // it exists
+  // It does not exist. Has no permission for others that `mode` or the umask lacks.
+  static File create(const std::filesystem::path& path, mode_t mode = default_mode);
   static File create_or_truncate(const std::filesystem::path& path);  // never through a link
 
   File(File&& other) noexcept;
@@ -89,16 +93,43 @@ class File {
   Lock try_lock();
 
   [[nodiscard]] std::uint64_t size() const;
+  [[nodiscard]] mode_t mode() const;  // the permissions
+  // The path of the open file, without links.
+  [[nodiscard]] std::filesystem::path real_path() const;
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
 
  private:
-  File(std::filesystem::path path, int flags);
+  File(std::filesystem::path path, int flags, mode_t mode = default_mode);
   void require_regular() const;
   void sync_range(std::uint64_t offset, std::uint64_t bytes, unsigned flags);
 
   std::filesystem::path path_;
   int fd_ = -1;
 };
+
+// An open folder. Work through its descriptor stays in this folder, whatever has its name
+// meanwhile.
+class OpenFolder {
+ public:
+  explicit OpenFolder(const std::filesystem::path& folder);
+  // A folder in `parent`. A link in its place is refused.
+  OpenFolder(const OpenFolder& parent, const std::string& name);
+  ~OpenFolder();
+  OpenFolder(const OpenFolder&) = delete;
+  OpenFolder& operator=(const OpenFolder&) = delete;
+
+  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  // The names in it, sorted.
+  [[nodiscard]] std::vector<std::string> names() const;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
+// The path of an open file or folder, without links.
+std::filesystem::path path_of_descriptor(int fd);
 
 // Makes the names in a folder durable.
 void sync_folder(const std::filesystem::path& folder);
@@ -116,15 +147,21 @@ std::filesystem::path exchange_folders(const std::filesystem::path& fresh,
 std::vector<std::string> names_in_folder(const std::filesystem::path& folder);
 // True if the path exists; SystemFailure if this cannot be determined.
 bool path_exists(const std::filesystem::path& path);
-// Removes a folder with all below it; links are removed, not followed.
-void remove_tree(const std::filesystem::path& path);
 // Writes a new file with these contents, durable.
-void write_file(const std::filesystem::path& path, std::string_view contents);
+void write_file(const std::filesystem::path& path, std::string_view contents,
+                mode_t mode = File::default_mode);
 // Writes a temporary file and renames it over `path`, durable; readers see the old or the new
 // contents.
 void replace_file(const std::filesystem::path& path, std::string_view contents);
 // Reads a whole small file; refuses a larger one.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
+std::string read_whole(const File& file, std::uint64_t limit);
+// Refuses an open file of a model's folder, which may come from somebody else, that a link brought
+// in from outside the folder. Hugging Face's cache is understood: files of snapshots/<revision>/
+// are links into blobs/ beside snapshots/.
+void require_member(const std::filesystem::path& folder, const File& file);
+// Opens a file of such a folder.
+File open_member(const std::filesystem::path& folder, const std::string& name);
 // SystemFailure with errno if the process cannot make a file in the folder (a read-only file
 // system, no permission). Leaves nothing behind.
 void check_writable(const std::filesystem::path& folder);

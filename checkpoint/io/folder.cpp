@@ -1,17 +1,22 @@
 // Folders and whole small files: the functions of checkpoint/io/file.h that need several system
 // calls.
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/text/printable.h"
 #include "checkpoint/io/failure.h"
 #include "checkpoint/io/file.h"
+#include "checkpoint/io/removal.h"
 
 namespace tessera::checkpoint {
 
@@ -19,36 +24,61 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void fail_path(std::string_view action, const fs::path& path, const char* call,
-                            int error_number) {
-  throw SystemFailure(error_number, fmt::format("cannot {} '{}': {}", action, path.string(),
-                                                describe_errno(call, error_number)));
-}
-
 fs::path parent_of(const fs::path& path) {
   const fs::path parent = path.parent_path();
   return parent.empty() ? fs::path(".") : parent;
 }
 
-// Closes a folder's descriptor at the end of the block.
-class OpenFolder {
- public:
-  explicit OpenFolder(const fs::path& folder) {
-    do {
-      fd_ = system_calls().open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-    } while (fd_ == -1 && errno == EINTR);
-    if (fd_ == -1) fail_path("open folder", folder, "open", errno);
-  }
-  ~OpenFolder() { system_calls().close(fd_); }  // nothing was written through it
-  OpenFolder(const OpenFolder&) = delete;
-  OpenFolder& operator=(const OpenFolder&) = delete;
-  [[nodiscard]] int fd() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
-
 }  // namespace
+
+OpenFolder::OpenFolder(const fs::path& folder) : path_(folder) {
+  do {
+    fd_ = system_calls().open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  } while (fd_ == -1 && errno == EINTR);
+  if (fd_ == -1) fail_path("open folder", path_, "open", errno);
+}
+
+OpenFolder::OpenFolder(const OpenFolder& parent, const std::string& name)
+    : path_(parent.path_ / name) {
+  constexpr int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  do {
+    fd_ = system_calls().openat(parent.fd_, name.c_str(), flags);
+  } while (fd_ == -1 && errno == EINTR);
+  if (fd_ == -1) fail_path("open folder", path_, "openat", errno);
+}
+
+OpenFolder::~OpenFolder() {
+  system_calls().close(fd_);  // nothing was written through it
+}
+
+std::vector<std::string> OpenFolder::names() const {
+  const int copy = ::fcntl(fd_, F_DUPFD_CLOEXEC, 0);  // closedir closes it
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(copy == -1 ? nullptr : ::fdopendir(copy),
+                                                    ::closedir);
+  if (entries == nullptr) {
+    const int error_number = errno;
+    if (copy != -1) ::close(copy);
+    fail_path("list", path_, "fdopendir", error_number);
+  }
+  ::rewinddir(entries.get());  // the copy has the same position
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(entries.get())) {
+    const std::string_view name(entry->d_name);
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (errno != 0) fail_path("list", path_, "readdir", errno);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+fs::path path_of_descriptor(int fd) {
+  std::error_code error;
+  const fs::path link = fmt::format("/proc/self/fd/{}", fd);
+  fs::path path = fs::read_symlink(link, error);
+  if (error) fail_path("find the path of", link, "readlink", error.value());
+  return path;
+}
 
 void sync_folder(const fs::path& folder) {
   const OpenFolder opened(folder);
@@ -130,20 +160,8 @@ bool path_exists(const fs::path& path) {
   return there;
 }
 
-void remove_tree(const fs::path& path) {
-  std::error_code error;
-  const fs::file_status status = fs::symlink_status(path, error);
-  if (status.type() == fs::file_type::not_found) return;
-  if (status.type() != fs::file_type::directory) {
-    if (system_calls().unlink(path.c_str()) == -1) fail_path("remove", path, "unlink", errno);
-    return;
-  }
-  for (const std::string& child : names_in_folder(path)) remove_tree(path / child);
-  if (system_calls().rmdir(path.c_str()) == -1) fail_path("remove folder", path, "rmdir", errno);
-}
-
-void write_file(const fs::path& path, std::string_view contents) {
-  File file = File::create(path);
+void write_file(const fs::path& path, std::string_view contents, mode_t mode) {
+  File file = File::create(path, mode);
   file.write_at(0, contents.data(), contents.size());
   file.sync();
   file.close();
@@ -161,14 +179,39 @@ void replace_file(const fs::path& path, std::string_view contents) {
 }
 
 std::string read_file(const fs::path& path, std::uint64_t limit) {
-  const File file = File::open_for_reading(path);
+  return read_whole(File::open_for_reading(path), limit);
+}
+
+std::string read_whole(const File& file, std::uint64_t limit) {
   const std::uint64_t bytes = file.size();
   TESSERA_CHECK(bytes <= limit, ErrorCode::checkpoint,
-                "'{}' has {} bytes, more than the {} that such a file may have", path.string(),
-                bytes, limit);
+                "'{}' has {} bytes, more than the {} that such a file may have",
+                file.path().string(), bytes, limit);
   std::string contents(static_cast<std::size_t>(bytes), '\0');
   file.read_at(0, contents.data(), contents.size());
   return contents;
+}
+
+void require_member(const fs::path& folder, const File& file) {
+  // Both paths are those of open files: a link by name could change meanwhile.
+  const fs::path root = path_of_descriptor(OpenFolder(folder).fd());
+  const fs::path real = file.real_path();
+  const bool is_inside =
+      std::mismatch(root.begin(), root.end(), real.begin(), real.end()).first == root.end();
+  const fs::path snapshots = root.parent_path();
+  const bool is_blob = snapshots.filename() == "snapshots" &&
+                       real.parent_path() == snapshots.parent_path() / "blobs";
+  TESSERA_CHECK(
+      is_inside || is_blob, ErrorCode::checkpoint,
+      "'{}' is a link out of its folder, to '{}'; if you trust it, replace it by a copy of "
+      "the file",
+      printable(file.path().string()), printable(real.string()));
+}
+
+File open_member(const fs::path& folder, const std::string& name) {
+  File file = File::open_for_reading(folder / name);
+  require_member(folder, file);
+  return file;
 }
 
 void check_writable(const fs::path& folder) {
@@ -177,7 +220,7 @@ void check_writable(const fs::path& folder) {
       system_calls().open(probe.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file == -1) fail_path("write into folder", folder, "open", errno);
   system_calls().close(file);
-  if (system_calls().unlink(probe.c_str()) == -1) fail_path("remove", probe, "unlink", errno);
+  remove_tree(probe);
 }
 
 std::uint64_t free_bytes(const fs::path& folder) {

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <exception>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -17,6 +18,7 @@
 
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/failure.h"
+#include "checkpoint/io/removal.h"
 
 namespace tessera::checkpoint {
 
@@ -160,8 +162,10 @@ void FolderLock::take_owner_file(const fs::path& dir) {
 
 FolderLock::~FolderLock() {
   if (owner_file_.empty()) return;
-  if (system_calls().unlink(owner_file_.c_str()) == -1) {
-    std::fprintf(stderr, "%s\n", describe_errno("unlink .lock-owner", errno).c_str());
+  try {
+    remove_tree(owner_file_);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
   }
 }
 
@@ -204,15 +208,22 @@ std::vector<std::string> clear_partials(const fs::path& target) {
     const fs::path path = parent / name;
     std::error_code error;
     if (!fs::is_directory(fs::symlink_status(path, error))) continue;
+    if (std::string line = describe_other_owner(path); !line.empty()) {
+      lines.push_back(std::move(line));
+      continue;
+    }
     const std::optional<LockedFolder> lock = LockedFolder::try_lock(path);
     if (!lock) {
       lines.push_back(fmt::format("'{}' belongs to a conversion or an export that may still run",
                                   path.string()));
       continue;
     }
-    remove_tree(path);
-    lines.push_back(
-        fmt::format("removed '{}', left by a conversion or an export that died", path.string()));
+    std::string line = remove_leftover(path);
+    if (line.empty()) {
+      line =
+          fmt::format("removed '{}', left by a conversion or an export that died", path.string());
+    }
+    lines.push_back(std::move(line));
   }
   return lines;
 }

@@ -53,8 +53,8 @@ class LockedFolder {
 
 // The name of the folders TARGET.partial-<id> that conversions and exports work in.
 std::filesystem::path partial_beside(const std::filesystem::path& target, const std::string& id);
-// Removes every such folder beside `target` that is not locked. Returns a line for each that was
-// removed or stays.
+// Removes every such folder beside `target` that is this user's and not locked. Returns a line for
+// each that was removed or stays.
 std::vector<std::string> clear_partials(const std::filesystem::path& target);
 
 }  // namespace tessera::checkpoint

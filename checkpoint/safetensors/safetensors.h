@@ -92,6 +92,7 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
   [[nodiscard]] const SafetensorsHeader& header() const { return header_; }
+  [[nodiscard]] const File& file() const { return file_; }
   [[nodiscard]] const std::filesystem::path& path() const { return file_.path(); }
   [[nodiscard]] const TensorEntry* find(const std::string& name) const {
     return header_.find(name);

@@ -3,17 +3,17 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/printable.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
+#include "checkpoint/io/removal.h"
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/save/writer.h"
 
 namespace tessera::checkpoint {
@@ -21,36 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files that Hugging Face's tokenizers and generation need.
-constexpr std::array<std::string_view, 13> model_file_names = {"tokenizer.json",
-                                                               "tokenizer_config.json",
-                                                               "special_tokens_map.json",
-                                                               "added_tokens.json",
-                                                               "vocab.json",
-                                                               "vocab.txt",
-                                                               "merges.txt",
-                                                               "tokenizer.model",
-                                                               "spiece.model",
-                                                               "sentencepiece.bpe.model",
-                                                               "chat_template.jinja",
-                                                               "generation_config.json",
-                                                               "preprocessor_config.json"};
-// The largest tokenizers have tens of megabytes.
-constexpr std::uint64_t model_file_limit = std::uint64_t{256} << 20;
-
-// The folder of a module as Sentence Transformers names it: "1_Pooling".
-bool is_module_folder(const std::string& name) {
-  const auto digits = name.find_first_not_of("0123456789");
-  return digits != 0 && digits != std::string::npos && name[digits] == '_';
-}
-
 bool is_export_file(const std::string& name) {
-  return name == "config.json" || name == "modules.json" || name == "sentence_bert_config.json" ||
-         name == "config_sentence_transformers.json" || is_module_folder(name) ||
-         name == "model.safetensors.index.json" ||
-         (name.starts_with("model") && name.ends_with(".safetensors")) ||
-         std::find(model_file_names.begin(), model_file_names.end(), name) !=
-             model_file_names.end();
+  return is_model_file(name) || is_weights_file(name, "model");
 }
 
 fs::path folder_above(const fs::path& folder) {
@@ -77,7 +49,7 @@ class ExportDestination final : public Destination {
   void prepare(std::uint64_t needed_bytes) override {
     check_export_folder(folder_);
     create_folders(folder_above(folder_));
-    (void)clear_partials(folder_);
+    notes_ = clear_partials(folder_);
     check_free_bytes(folder_above(folder_), needed_bytes);
     create_folder(partial_);
     owns_partial_ = true;
@@ -96,12 +68,12 @@ class ExportDestination final : public Destination {
           exchange_folders(partial_, folder_, fs::path(partial_.string() + ".old"));
       sync_folder(above);
       remove_tree(old);
-      return {};
+    } else {
+      rename_path(partial_, folder_);
+      owns_partial_ = false;
+      sync_folder(above);
     }
-    rename_path(partial_, folder_);
-    owns_partial_ = false;
-    sync_folder(above);
-    return {};
+    return saved_line("", 0, notes_);
   }
 
   std::string roll_back() noexcept override {
@@ -118,6 +90,7 @@ class ExportDestination final : public Destination {
   fs::path folder_;
   fs::path partial_;
   bool owns_partial_ = false;
+  std::vector<std::string> notes_;    // about what dead exports left
   std::optional<LockedFolder> lock_;  // lets another export distinguish it from a dead one's
 };
 
@@ -136,22 +109,10 @@ void check_export_folder(const std::string& folder) {
   if (status.type() == fs::file_type::not_found) return;
   TESSERA_CHECK(fs::is_directory(status), ErrorCode::checkpoint,
                 "'{}' is not a folder; export to another place", path.string());
-  fs::directory_iterator entries(path, error);
-  TESSERA_CHECK(!error, ErrorCode::checkpoint, "cannot list '{}': {}", path.string(),
-                error.message());
-  for (const fs::directory_entry& entry : entries) {
-    const std::string name = entry.path().filename();
-    TESSERA_CHECK(is_export_file(name), ErrorCode::checkpoint,
-                  "'{}' holds '{}', which no export wrote; export to another folder", path.string(),
-                  name);
-    if (!is_module_folder(name) || !entry.is_directory(error)) continue;
-    for (const fs::directory_entry& inner : fs::directory_iterator(entry.path(), error)) {
-      const std::string file = inner.path().filename();
-      TESSERA_CHECK(file == "config.json" || file == "model.safetensors", ErrorCode::checkpoint,
-                    "'{}' holds '{}', which no export wrote; export to another folder",
-                    entry.path().string(), file);
-    }
-  }
+  const std::vector<std::string> unknown = unknown_files(path, is_export_file);
+  TESSERA_CHECK(unknown.empty(), ErrorCode::checkpoint,
+                "'{}' holds '{}', which no export wrote; export to another folder", path.string(),
+                printable(unknown.front()));
 }
 
 void check_room_for_export(const std::string& folder, std::uint64_t bytes) {
@@ -161,14 +122,16 @@ void check_room_for_export(const std::string& folder, std::uint64_t bytes) {
   check_free_bytes(above, bytes);
 }
 
-void export_model(comm::Communicator& communicator, const std::string& folder,
-                  const std::vector<LogicalTensor>& model, const ExportOptions& options) {
+std::vector<std::string> export_model(comm::Communicator& communicator, const std::string& folder,
+                                      const std::vector<LogicalTensor>& model,
+                                      const ExportOptions& options) {
   const fs::path target = without_slash(folder);
   SaveJob job;
   job.target = target;
   job.state.model = model;
   job.options.model_dtype = options.dtype;
   job.options.files = options.files;
+  job.options.file_modes = options.file_modes;
   job.options.tensor_folders = options.tensor_folders;
   job.options.max_file_size = options.max_file_size;
   job.options.stall_timeout = options.stall_timeout;
@@ -177,18 +140,7 @@ void export_model(comm::Communicator& communicator, const std::string& folder,
   job.destination = [target, partial = job.partial](const std::string& id) {
     return std::make_unique<ExportDestination>(target, partial(id));
   };
-  (void)run_save(communicator, std::move(job));
-}
-
-std::map<std::string, std::string> read_model_files(const std::string& folder) {
-  std::map<std::string, std::string> files;
-  for (const std::string_view name : model_file_names) {
-    const fs::path path = fs::path(folder) / name;
-    std::error_code error;
-    if (!fs::exists(path, error)) continue;
-    files.emplace(name, read_file(path, model_file_limit));
-  }
-  return files;
+  return run_save(communicator, std::move(job)).warnings;
 }
 
 }  // namespace tessera::checkpoint

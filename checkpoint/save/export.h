@@ -1,5 +1,7 @@
-// Weights alone as a plain Hugging Face folder, and the small files that go with a model's weights.
+// Weights alone as a plain Hugging Face folder.
 #pragma once
+
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
@@ -17,6 +19,7 @@ struct ExportOptions {
   DType dtype = DType::float32;                   // of floating tensors
   std::uint64_t max_file_size = 0;                // as SaveOptions::max_file_size
   std::map<std::string, std::string> files = {};  // config.json ..., from rank 0
+  std::map<std::string, mode_t> file_modes = {};  // as SaveOptions::file_modes
   std::set<std::string> tensor_folders = {};      // as SaveOptions::tensor_folders
   std::chrono::milliseconds stall_timeout{300'000};
 };
@@ -24,18 +27,16 @@ struct ExportOptions {
 // Collective. Writes `model`'s tensors and `files` to `folder`, which AutoModel can open:
 // model.safetensors, or numbered files and their index. Afterwards the folder is complete, or
 // unchanged. An existing folder is replaced if it holds only what an export writes; otherwise it is
-// refused. The errors are those of save().
-void export_model(comm::Communicator& communicator, const std::string& folder,
-                  const std::vector<LogicalTensor>& model, const ExportOptions& options);
+// refused. The errors are those of save(). Returns a line for each leftover beside it that was
+// removed or stays.
+std::vector<std::string> export_model(comm::Communicator& communicator, const std::string& folder,
+                                      const std::vector<LogicalTensor>& model,
+                                      const ExportOptions& options);
 
 // Throws Error(checkpoint) if export_model would refuse the folder because of its contents.
 void check_export_folder(const std::string& folder);
 // Makes the parent folder. Throws Error(checkpoint) if it cannot be written, or has no room for an
 // export of so many bytes.
 void check_room_for_export(const std::string& folder, std::uint64_t bytes);
-
-// The files of a Hugging Face folder that belong to a model besides weights and config.json: its
-// tokenizer and generation settings, by name.
-std::map<std::string, std::string> read_model_files(const std::string& folder);
 
 }  // namespace tessera::checkpoint

@@ -1,6 +1,5 @@
 // Saves into a step folder, which is committed by its rename.
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -25,9 +24,7 @@ class StepDestination final : public Destination {
     manifest.lineage = pending_->lineage();
     const auto warnings =
         pending_->commit(to_text(manifest), {options_.keep, options_.keep_best}, options_.score);
-    const nlohmann::json outcome{
-        {"run", manifest.lineage.run}, {"commit", manifest.lineage.commit}, {"warnings", warnings}};
-    return outcome.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    return saved_line(manifest.lineage.run, manifest.lineage.commit, warnings);
   }
   std::string roll_back() noexcept override {
     return pending_ ? pending_->roll_back() : std::string();

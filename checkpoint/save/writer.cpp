@@ -148,9 +148,7 @@ Saved Save::run(comm::Communicator& communicator) {
   try {
     all(communicator, &Save::prepare);
     collect(all(communicator, &Save::write));
-    const std::string committed = all(communicator, &Save::commit).front();
-    if (committed.empty()) return saved;
-    const json line = json::parse(committed);
+    const json line = json::parse(all(communicator, &Save::commit).front());
     saved.line = job_.options.line;
     saved.line.run = line.at("run").get<std::string>();
     saved.line.parent = save_id_;
@@ -270,7 +268,11 @@ std::string Save::prepare() {
     file.resize(planned.bytes);
     file.close();
   }
-  for (const auto& [name, contents] : job_.options.files) write_file(partial_ / name, contents);
+  for (const auto& [name, contents] : job_.options.files) {
+    const auto mode = job_.options.file_modes.find(name);
+    write_file(partial_ / name, contents,
+               mode == job_.options.file_modes.end() ? File::default_mode : mode->second);
+  }
   return {};
 }
 
@@ -378,6 +380,12 @@ std::string Save::roll_back() {
 }
 
 }  // namespace
+
+std::string saved_line(const std::string& run, std::int64_t commit,
+                       const std::vector<std::string>& warnings) {
+  const json line{{"run", run}, {"commit", commit}, {"warnings", warnings}};
+  return line.dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 Saved run_save(comm::Communicator& communicator, SaveJob job) {
   const auto save = std::make_shared<Save>(communicator, std::move(job));

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state/state.h"
@@ -21,11 +22,14 @@ class Destination {
   virtual ~Destination() = default;
   // Makes the folder for the files, and checks that it has room for `needed_bytes`.
   virtual void prepare(std::uint64_t needed_bytes) = 0;
-  // Returns what the other ranks need: Saved's line and warnings, as JSON, or empty.
+  // Returns what the other ranks need, as saved_line() writes it.
   virtual std::string commit(Manifest manifest) = 0;
   // Removes the files; returns the reason if it could not, or empty.
   virtual std::string roll_back() noexcept = 0;
 };
+
+std::string saved_line(const std::string& run, std::int64_t commit,
+                       const std::vector<std::string>& warnings);
 
 struct SaveJob {
   std::filesystem::path target;  // the final path

@@ -12,6 +12,7 @@
 
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/failure.h"
+#include "checkpoint/io/removal.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint {
@@ -28,10 +29,9 @@ bool is_real_folder(const fs::path& path) {
   return fs::is_directory(fs::symlink_status(path, error));
 }
 
-// Removes the manifest first: a folder with a manifest is complete.
+// The manifest goes first: a folder with a manifest is complete.
 void remove_step(const fs::path& folder) {
-  remove_tree(folder / manifest_name);
-  remove_tree(folder);
+  remove_tree(folder, manifest_name);
 }
 
 // True if the manifest is valid and every file has its size: the step was written and fsynced, but
@@ -105,7 +105,8 @@ std::vector<std::string> settle_leftovers(const fs::path& dir, bool clear) {
         rename_path(path, step);
         sync_folder(dir);
       } else if (clear) {
-        remove_step(path);
+        std::string kept = remove_leftover(path, manifest_name);
+        if (!kept.empty()) trouble.push_back(std::move(kept));
       }
     } catch (const SystemFailure& failure) {
       trouble.push_back(fmt::format("the leftover '{}' stays until the next save: {}",

@@ -24,7 +24,7 @@ bool is_leftover_name(std::string_view name);
 
 // Requires the folder's lock. Complete leftovers (the process died between two renames, or just
 // before the only one) become steps again if no step has their name. The others are removed if
-// `clear` is set. Returns a line for each that could not be removed.
+// `clear` is set and they are this user's. Returns a line for each that stays.
 std::vector<std::string> settle_leftovers(const std::filesystem::path& dir, bool clear);
 // The same for a reader, which removes nothing. Runs only if there is something to recover and no
 // save is running. Returns a line for each failure.

@@ -16,6 +16,7 @@
 #include "base/write_failure.h"
 #include "bench/harness/report.h"
 #include "bench/harness/run.h"
+#include "checkpoint/io/removal.h"
 #include "cli/commands/bench_options.h"
 #include "cli/report/html_report.h"
 #include "cli/subcommands.h"
@@ -45,10 +46,7 @@ class BenchFolder {
                   describe_errno("mkdtemp", errno));
     path_ = pattern;
   }
-  ~BenchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
+  ~BenchFolder() { checkpoint::try_remove_tree(path_); }
   BenchFolder(const BenchFolder&) = delete;
   BenchFolder& operator=(const BenchFolder&) = delete;
   [[nodiscard]] const fs::path& path() const { return path_; }

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/write_failure.h"
+#include "checkpoint/io/removal.h"
 #include "cli/subcommands.h"
 #include "engine/device/backend.h"
 #include "engine/storage/output_file.h"
@@ -97,8 +98,7 @@ class Folder {
     path_ = pattern;
   }
   ~Folder() {
-    std::error_code ignored;
-    if (!kept_) fs::remove_all(path_, ignored);
+    if (!kept_) checkpoint::try_remove_tree(path_);
   }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;

@@ -140,8 +140,8 @@ bool is_partial_of(const std::string& stream, const std::string& name) {
          name.find_first_not_of("0123456789abcdef", digits_at) == std::string::npos;
 }
 
-// Removes partial files of the same stream that killed processes left; each may be as large as the
-// corpus. Failure to remove one does not stop the writer.
+// Removes partial files of the same stream that killed processes of this user left; each may be as
+// large as the corpus. Failure to remove one does not stop the writer.
 void remove_stale_partials(const std::filesystem::path& stream) {
   std::error_code ended;
   const std::filesystem::path folder = stream.has_parent_path() ? stream.parent_path() : ".";
@@ -153,7 +153,7 @@ void remove_stale_partials(const std::filesystem::path& stream) {
     if (file < 0) continue;
     struct stat status {};
     const bool is_stale = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
-                          ::flock(file, LOCK_EX | LOCK_NB) == 0;
+                          status.st_uid == ::geteuid() && ::flock(file, LOCK_EX | LOCK_NB) == 0;
     if (is_stale) ::unlink(path.c_str());
     ::close(file);
   }

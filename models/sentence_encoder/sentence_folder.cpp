@@ -24,10 +24,10 @@ using nlohmann::json;
 
 constexpr std::uint64_t description_limit = std::uint64_t{16} << 20;
 
-std::optional<std::string> text_of(const fs::path& path) {
+std::optional<std::string> text_of(const fs::path& folder, const std::string& name) {
   std::error_code error;
-  if (!fs::exists(path, error)) return std::nullopt;
-  return checkpoint::read_file(path, description_limit);
+  if (!fs::exists(folder / name, error)) return std::nullopt;
+  return checkpoint::read_whole(checkpoint::open_member(folder, name), description_limit);
 }
 
 // Fields of the small files beside a config.json.
@@ -75,7 +75,7 @@ class FolderReader {
 json take_json(const fs::path& folder, const std::string& name,
                std::map<std::string, std::string>& files) {
   const fs::path path = folder / name;
-  const auto text = text_of(path);
+  const auto text = text_of(folder, name);
   TESSERA_CHECK(text.has_value(), ErrorCode::configuration,
                 "'{}' has no {}; it is incomplete: copy or download it again", folder.string(),
                 name);
@@ -192,7 +192,7 @@ SentenceModuleHandle read_dense(const json& config, const std::string& source, s
 
 // The tokenizer's limit, if Sentence Transformers' own file has none.
 std::optional<std::int64_t> tokenizer_length(const fs::path& folder) {
-  const auto text = text_of(folder / "tokenizer_config.json");
+  const auto text = text_of(folder, "tokenizer_config.json");
   if (!text) return std::nullopt;
   const json config = checkpoint::parse_json(*text, (folder / "tokenizer_config.json").string());
   const auto it = config.is_object() ? config.find("model_max_length") : config.end();
@@ -205,7 +205,7 @@ std::optional<std::int64_t> tokenizer_length(const fs::path& folder) {
 void read_lengths(const fs::path& folder, SentenceEncoder::Parts& parts) {
   const std::int64_t positions = parts.transformer->positions();
   std::optional<std::int64_t> length;
-  if (const auto text = text_of(folder / "sentence_bert_config.json")) {
+  if (const auto text = text_of(folder, "sentence_bert_config.json")) {
     const std::string source = (folder / "sentence_bert_config.json").string();
     const json config = checkpoint::parse_json(*text, source);
     const FolderReader reader(config, source);
@@ -278,7 +278,7 @@ void read_following(const fs::path& folder, const std::vector<ModuleEntry>& entr
       const json config = take_json(folder, name, parts.files);
       parts.modules.emplace_back(entry.path, read_dense(config, where, parts.dimension));
     } else if (entry.kind == "Normalize") {
-      if (text_of(folder / name)) {  // older versions do not write it
+      if (text_of(folder, name)) {  // older versions do not write it
         check_names(FolderReader(take_json(folder, name, parts.files), where));
       }
       parts.modules.emplace_back(entry.path,
@@ -312,7 +312,7 @@ SentenceEncoder::Parts read_folder(const fs::path& folder, const json& changes) 
   parts.transformer = make_text_encoder(transformer_config(folder, changes), source);
   read_lengths(folder, parts);
   read_following(folder, entries, modules, parts);
-  if (const auto text = text_of(folder / "config_sentence_transformers.json")) {
+  if (const auto text = text_of(folder, "config_sentence_transformers.json")) {
     parts.files["config_sentence_transformers.json"] = *text;
   }
   return parts;

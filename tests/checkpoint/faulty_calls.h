@@ -107,16 +107,19 @@ class FaultyCalls final : public SystemCalls {
     move_records(first, second);
     return SystemCalls::exchange(first, second);
   }
-  int unlink(const char* path) override {
+  int openat(int folder, const char* name, int flags) override {
+    const std::lock_guard guard(mutex_);
+    const int fd = SystemCalls::openat(folder, name, flags);
+    if (fd != -1) path_of_[fd] = path_of_.at(folder) + "/" + name;
+    return fd;
+  }
+  int unlinkat(int folder, const char* name, int flags) override {
     const std::lock_guard guard(mutex_);
     if (fails()) return -1;
+    const std::string path = path_of_.at(folder) + "/" + name;
     unsynced_.erase(path);
     created_.erase(path);
-    return SystemCalls::unlink(path);
-  }
-  int rmdir(const char* path) override {
-    const std::lock_guard guard(mutex_);
-    return fails() ? -1 : SystemCalls::rmdir(path);
+    return SystemCalls::unlinkat(folder, name, flags);
   }
 
   bool no_exchange = false;  // like a file system without RENAME_EXCHANGE

@@ -26,6 +26,24 @@ ODD_ENGLISH = re.compile(r"^\s*(?://|#) Of |(?<!there )(?<!There )\bis no\b(?! l
 # The rules themselves, their test, and what was written before them.
 ODD_ENGLISH_ALLOWED = ("docs/style.md", "CHANGELOG.md", "tests/tidiness/tidiness.py", "tests/tidiness/tidiness_test.py")
 
+# Removal by name: it can follow a link that another process has put in a folder's place.
+REMOVAL = re.compile(r"\bremove_all\(|\brmdir\(|\bunlink(?:at)?\(|\b(?:filesystem|fs)::remove\(|\bstd::remove\([^,;]*\);")
+REMOVAL_FREE = ("tests", "examples", "emulator")
+REMOVER = "checkpoint/io/removal.cpp"
+# Each with its reason. A single name is removed there, and no folder.
+REMOVAL_ALLOWED = {
+    REMOVER: "removes through descriptors",
+    "checkpoint/io/file.h": "the system call, which takes a descriptor",
+    "checkpoint/io/file.cpp": "the system call, which takes a descriptor",
+    "checkpoint/io/disk_watch.h": "the system call, which takes a descriptor",
+    "checkpoint/io/disk_watch.cpp": "the system call, which takes a descriptor",
+    "engine/storage/state_file.cpp": "below checkpoint; a file of mkostemp",
+    "engine/storage/output_file.cpp": "below checkpoint; the partial file of this process",
+    "engine/data/token_stream.cpp": "below checkpoint; its own files and locked ones of this user",
+    "engine/data/corpus.cpp": "below checkpoint; a file of mkstemp",
+    "comm/control/bootstrap.cpp": "below checkpoint; the file of rank 0's address",
+}
+
 CPP = (".h", ".cpp", ".cu", ".cuh")
 TEXT = CPP + (".py", ".sh", ".cmake", ".txt", ".md", ".yaml", ".yml", ".json", ".in", "")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
@@ -186,6 +204,11 @@ def check_file(root, path, lines):
             errors.append((number, f"odd English (docs/style.md): {odd.group(0).strip()}"))
         if not is_cpp:
             continue
+        place = path.replace(os.sep, "/")
+        removal = REMOVAL.search(line.split("//")[0])
+        if removal and place.split("/")[0] not in REMOVAL_FREE and place not in REMOVAL_ALLOWED:
+            errors.append((number, f"{removal.group(0)} removes by a name that others can exchange: "
+                           "use remove_tree() of checkpoint/io/removal.h"))
         if len(line) > LONGEST_LINE and not INCLUDE.match(line):
             warnings.append((number, f"{len(line)} columns, more than {LONGEST_LINE}"))
         include = INCLUDE.match(line)

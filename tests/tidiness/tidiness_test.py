@@ -129,6 +129,16 @@ class Tidiness(unittest.TestCase):
         self.write("docs/style.md", "not \"is no\", not \"nobody\"\n")
         self.assertEqual(self.errors(), [])
 
+    def test_removal_by_name_is_found(self):
+        for line in ("std::filesystem::remove_all(path);", "fs::remove(path, ignored);", "::unlink(name.c_str());",
+                     "std::remove(name.c_str());", "::rmdir(name);", "::unlinkat(fd, name, 0);"):
+            self.write("training/a.cpp", f"// A file.\n{line}\n")
+            self.assert_one_error("training/a.cpp:2:", "remove_tree()")
+            self.write("training/a.cpp", "// A file.\nqueue.remove(entry); remove_tree(path);  // not rmdir()\n")
+            for place in ("checkpoint/io/removal.cpp", "tests/training/a_test.cpp", "examples/a.cpp"):
+                self.write(place, f"// A file.\n{line}\n")
+            self.assertEqual(self.errors(), [])
+
     def test_length_only_warns(self):
         self.write("engine/long.cpp", "// A file.\n" + "int x;\n" * 500 + "// " + "x" * 100 + "\n")
         errors, warnings, _ = check_tree(self.folder.name)

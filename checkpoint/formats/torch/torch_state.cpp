@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/io/file.h"
 
 namespace tessera::checkpoint::formats {
 
@@ -127,6 +128,7 @@ void add_model_files(Contents& contents, const std::filesystem::path& folder) {
         entry.file_size(error) > model_file_limit) {
       continue;
     }
+    (void)open_member(folder, name);
     contents.files[name] = entry.path();
   }
 }

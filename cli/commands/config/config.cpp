@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text/small_file.h"
 #include "base/write_failure.h"
+#include "checkpoint/io/removal.h"
 #include "cli/commands/config/explain.h"
 #include "cli/commands/config/questions.h"
 #include "cli/subcommands.h"
@@ -41,7 +42,8 @@ void write_config(const std::string& path, const std::string& text, bool replace
   const ssize_t written = ::write(file.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size())) {
     const int reason = written < 0 ? errno : ENOSPC;
-    if (!replaces) ::unlink(path.c_str());  // an incomplete file could be read as a complete one
+    if (!replaces)
+      checkpoint::try_remove_tree(path);  // an incomplete file could be read as a complete one
     fail(full_disk_or_runtime(reason), "{}: {}", path, describe_errno("write", reason));
   }
   fmt::print("configuration saved at {}; tessera config explain {} explains it\n", path, path);

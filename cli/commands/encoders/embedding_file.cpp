@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/io/removal.h"
 
 namespace tessera::cli {
 namespace {
@@ -78,9 +79,7 @@ EmbeddingFile::EmbeddingFile(std::filesystem::path path, std::int64_t dimension,
 }
 
 EmbeddingFile::~EmbeddingFile() {
-  if (!file_ || !context_.is_main()) return;
-  std::error_code ignored;
-  std::filesystem::remove(partial_, ignored);
+  if (file_ && context_.is_main()) checkpoint::try_remove_tree(partial_);
 }
 
 void EmbeddingFile::write_row(std::int64_t row, std::span<const float> values) {

@@ -341,6 +341,114 @@ TEST_F(Convert, AnExistingTargetStays) {
   EXPECT_EQ(names_in_folder(*this / ""), (std::set<std::string>{"notes", "out", "run"}));
 }
 
+TEST_F(Convert, AFolderWithOtherThingsIsNeverReplaced) {
+  const fs::path step = save_step(StateDictType::full);
+  const fs::path victim = *this / "victim";
+  convert_to(step, victim, "hf");
+  fs::create_directory(victim / "sub");
+  write_all(victim / "sub/thesis.tex", "mine");
+  const auto refusal = [&] {
+    return error_of([&] { convert_to(step, victim, "hf", {.force = true}); });
+  };
+  std::string text = refusal();
+  EXPECT_TRUE(has(text, "holds 'sub/thesis.tex', which no conversion wrote"));
+  EXPECT_TRUE(has(text, "move it away or choose another place"));
+  for (const char* name : {"a.py", "b.txt", "model_of_mine.safetensors"}) {
+    write_all(victim / name, "mine");
+  }
+  text = refusal();
+  EXPECT_TRUE(has(text, "holds 'a.py', 'b.txt', 'model_of_mine.safetensors' and more, which no"));
+  EXPECT_EQ(read_all(victim / "sub/thesis.tex"), "mine");
+  fs::remove_all(victim / "sub");
+  for (const char* name : {"a.py", "b.txt", "model_of_mine.safetensors"}) {
+    fs::remove(victim / name);
+  }
+  fs::create_directory(victim / "empty");
+  EXPECT_TRUE(has(refusal(), "holds 'empty/', which"));
+  fs::remove(victim / "empty");
+  convert_to(step, victim, "sharded", {.force = true});
+  expect_version(victim, 4);
+}
+
+TEST_F(Convert, TheSmallFilesOfAnEarlierResultMayBeReplaced) {
+  const fs::path folder = hugging_face({"a"});
+  write_all(folder / "notes.txt", "of the model");
+  convert_to(folder, *this / "out", "hf");
+  convert_to(folder, *this / "out", "full", {.force = true});
+  fs::remove(folder / "notes.txt");
+  // The manifest lists it.
+  convert_to(folder, *this / "out", "hf", {.force = true});
+  EXPECT_FALSE(fs::exists(*this / "out/notes.txt"));
+  // A folder of Hugging Face's has no list: notes.txt could be the user's.
+  write_all(*this / "out/notes.txt", "mine");
+  EXPECT_TRUE(has(error_of([&] { convert_to(folder, *this / "out", "hf", {.force = true}); }),
+                  "holds 'notes.txt', which no conversion wrote"));
+}
+
+TEST_F(Convert, ALinkOutOfTheFolderIsRefused) {
+  const fs::path folder = hugging_face({"a"});
+  write_all(*this / "secret", "secret");
+  const auto refuse = [&](const char* name) {
+    const std::string text = error_of([&] { convert_to(folder, *this / "out", "hf"); });
+    EXPECT_TRUE(has(text, fmt::format("'{}' is a link out of its folder, to '{}'",
+                                      (folder / name).string(), (*this / "secret").string())));
+    EXPECT_FALSE(fs::exists(*this / "out"));
+    fs::remove(folder / name);
+  };
+  fs::create_symlink(*this / "secret", folder / "notes.txt");
+  refuse("notes.txt");
+  fs::create_symlink("../secret", folder / "tokenizer.json");
+  refuse("tokenizer.json");
+  fs::rename(folder / "model.safetensors", *this / "secret");
+  fs::create_symlink("../secret", folder / "model.safetensors");
+  refuse("model.safetensors");
+  fs::rename(*this / "secret", folder / "model.safetensors");
+  fs::create_symlink("config.json", folder / "other.json");  // within the folder
+  convert_to(folder, *this / "out", "hf");
+  EXPECT_FALSE(fs::is_symlink(*this / "out/other.json"));
+}
+
+TEST_F(Convert, LinksOfTheHubCacheAreFollowed) {
+  const fs::path folder = hugging_face({"a"});
+  const fs::path cache = *this / "models--a--b";
+  const fs::path snapshot = cache / "snapshots/0123";
+  fs::create_directories(snapshot);
+  fs::create_directories(cache / "blobs");
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::rename(folder / name, cache / "blobs" / (std::string("hash-") + name));
+    fs::create_symlink(std::string("../../blobs/hash-") + name, snapshot / name);
+  }
+  convert_to(snapshot, *this / "out", "hf");
+  EXPECT_EQ(names_in_folder(*this / "out"),
+            (std::set<std::string>{"config.json", "model.safetensors"}));
+  EXPECT_FALSE(fs::is_symlink(*this / "out/config.json"));
+  // A blob that is a link itself may be anything.
+  write_all(*this / "secret", "{}");
+  fs::create_symlink(*this / "secret", cache / "blobs/hash");
+  fs::create_symlink("../../blobs/hash", snapshot / "notes.json");
+  EXPECT_TRUE(has(error_of([&] { convert_to(snapshot, *this / "second", "hf"); }),
+                  "notes.json' is a link out of its folder"));
+}
+
+TEST_F(Convert, ACopiedFileStaysPrivate) {
+  const fs::path folder = hugging_face({"a"}, R"({"dtype": "float32"})");
+  write_all(folder / "private.json", "{}");
+  write_all(folder / "public.json", "{}");
+  const auto of_owner = fs::perms::owner_read | fs::perms::owner_write;
+  for (const char* name : {"private.json", "config.json"}) {
+    fs::permissions(folder / name, of_owner);
+  }
+  fs::permissions(folder / "public.json",
+                  of_owner | fs::perms::group_read | fs::perms::others_read);
+  const auto mode_of = [&](const char* name) {
+    return fs::status(*this / "out" / name).permissions();
+  };
+  convert_to(folder, *this / "out", "full", {.dtype = DType::bfloat16});
+  EXPECT_EQ(mode_of("private.json"), of_owner);
+  EXPECT_EQ(mode_of("config.json"), of_owner);  // made from the source's
+  EXPECT_EQ(mode_of("public.json") & fs::perms::owner_all, of_owner);
+}
+
 TEST_F(Convert, SourceAndTargetMustBeSeparate) {
   const fs::path step = save_step(StateDictType::full);
   for (const fs::path& target :

@@ -4,6 +4,7 @@
 #include "checkpoint/io/folder_lock.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/save/export.h"
+#include "checkpoint/save/model_files.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/support.h"
 
@@ -115,7 +116,7 @@ TEST(Export, ReplacesNoFolderOfAModuleWithMoreInIt) {
   write_all(out / "1_Pooling/notes.txt", "x");
   std::string error;
   export_version(out, 1, nullptr, &error);
-  EXPECT_TRUE(has(error, "holds 'notes.txt', which no export wrote")) << error;
+  EXPECT_TRUE(has(error, "holds '1_Pooling/notes.txt', which no export wrote")) << error;
   EXPECT_EQ(names_at(out / "1_Pooling"), (std::vector<std::string>{"config.json", "notes.txt"}));
 }
 
@@ -161,11 +162,44 @@ TEST(Export, CopiesTheTokenizer) {
                            "README.md", "model.safetensors"}) {
     write_all(folder.path() / name, name);
   }
-  const auto files = read_model_files(folder.path());
-  EXPECT_EQ(files, (std::map<std::string, std::string>{
-                       {"generation_config.json", "generation_config.json"},
-                       {"tokenizer.json", "tokenizer.json"},
-                       {"vocab.txt", "vocab.txt"}}));
+  const ModelFiles files = read_model_files(folder.path());
+  EXPECT_EQ(files.contents, (std::map<std::string, std::string>{
+                                {"generation_config.json", "generation_config.json"},
+                                {"tokenizer.json", "tokenizer.json"},
+                                {"vocab.txt", "vocab.txt"}}));
+}
+
+TEST(Export, RefusesALinkOutOfTheFolderOfTheTokenizer) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder.path() / "model");
+  write_all(folder.path() / "secret", "secret");
+  fs::create_symlink("../secret", folder.path() / "model/tokenizer.json");
+  EXPECT_TRUE(has(error_of([&] { read_model_files((folder.path() / "model").string()); }),
+                  "model/tokenizer.json' is a link out of its folder, to '"));
+}
+
+TEST(Export, KeepsPrivateFilesPrivate) {
+  const TemporaryFolder folder;
+  const fs::path model = folder.path() / "model", out = folder.path() / "out";
+  fs::create_directory(model);
+  const auto of_owner = fs::perms::owner_read | fs::perms::owner_write;
+  for (const char* name : {"tokenizer.json", "config.json"}) {
+    write_all(model / name, "{}");
+    fs::permissions(model / name, of_owner);
+  }
+  ModelFiles files = read_model_files(model);
+  files.contents["config.json"] = "{}";
+  comm::run_local(1, [&](const auto& communicator) {
+    const RankState own = make_state(0, 1, 1, whole_cut(), true);
+    export_model(*communicator, out, own.state.model,
+                 {.files = files.contents, .file_modes = files.modes});
+    save(*communicator, folder.path() / "run", 1, own.state,
+         {.files = files.contents, .file_modes = files.modes});
+  });
+  for (const char* name : {"tokenizer.json", "config.json"}) {
+    EXPECT_EQ(fs::status(out / name).permissions(), of_owner) << name;
+    EXPECT_EQ(fs::status(folder.path() / "run/step-1" / name).permissions(), of_owner) << name;
+  }
 }
 
 }  // namespace

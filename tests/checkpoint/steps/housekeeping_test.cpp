@@ -1,5 +1,6 @@
 // Failures beside a save are reported and do not end it: leftovers, retention, a file system
 // without flock, a process killed between two renames.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -32,7 +33,8 @@ Saved save_and_tell(const fs::path& dir, int step, const SaveOptions& options = 
 class ReaderElsewhere final : public SystemCalls {
  public:
   explicit ReaderElsewhere(int number) : number_(number) {}
-  int rmdir(const char*) override {
+  int unlinkat(int folder, const char* name, int flags) override {
+    if (flags != AT_REMOVEDIR) return SystemCalls::unlinkat(folder, name, flags);
     errno = number_;
     return -1;
   }
@@ -193,14 +195,15 @@ TEST(LockWithoutFlock, OnlyALockOfACertainlyDeadOwnerIsTakenOver) {
 // Another run takes over from a dead one just before this run does.
 class OvertakenAtTheOwnerFile final : public SystemCalls {
  public:
-  explicit OvertakenAtTheOwnerFile(std::string theirs) : theirs_(std::move(theirs)) {}
+  OvertakenAtTheOwnerFile(fs::path dir, std::string theirs)
+      : dir_(std::move(dir)), theirs_(std::move(theirs)) {}
   int flock(int, int) override {
     errno = ENOLCK;
     return -1;
   }
-  int unlink(const char* path) override {
-    overtake(path);
-    return SystemCalls::unlink(path);
+  int unlinkat(int folder, const char* name, int flags) override {
+    overtake(dir_ / name);
+    return SystemCalls::unlinkat(folder, name, flags);
   }
   int rename(const char* from, const char* to) override {
     overtake(from);
@@ -211,6 +214,7 @@ class OvertakenAtTheOwnerFile final : public SystemCalls {
   void overtake(const fs::path& path) {
     if (path.filename() == ".lock-owner" && !std::exchange(done_, true)) write_all(path, theirs_);
   }
+  fs::path dir_;
   std::string theirs_;
   bool done_ = false;
 };
@@ -229,7 +233,7 @@ TEST(LockWithoutFlock, OneOfTwoTakesOver) {
     here = read_all(owner_file(folder.path()));
   }
   write_all(owner_file(folder.path()), here.substr(0, here.find("boot")) + "boot other\nstart 1\n");
-  OvertakenAtTheOwnerFile overtaken(here);
+  OvertakenAtTheOwnerFile overtaken(folder.path(), here);
   const std::string text = error_of([&] { save_and_tell(folder.path(), 3, {}, &overtaken); });
   EXPECT_TRUE(has(text, "another run is saving into"));
   EXPECT_EQ(read_all(owner_file(folder.path())), here);

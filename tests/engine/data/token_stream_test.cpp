@@ -257,6 +257,16 @@ TEST(TokenStreams, StalePartsAreRemoved) {
   EXPECT_TRUE(fs::exists(named));
 }
 
+TEST(TokenStreams, StalePartsOfOtherUsersStay) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file to another user";
+  const StreamFolder folder;
+  const WordLengths tokenizer;
+  const fs::path theirs = folder.write("text.tokens.partial-0123abcd", "half a corpus");
+  ASSERT_EQ(::chown(theirs.c_str(), 65534, 65534), 0);
+  TokenStreamWriter(folder / "text.tokens", tokenizer, {}).finish();
+  EXPECT_TRUE(fs::exists(theirs));
+}
+
 TEST(TokenizedText, ByOneRankForAll) {
   const StreamFolder folder;
   std::string contents;
