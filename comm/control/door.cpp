@@ -130,9 +130,13 @@ Admission take_last(Frame frame, Handshake& handshake) {
   Reader reader(frame.payload);
   const auto proof = reader.number<Proof>();
   const std::string_view said = reader.rest();
-  if (!handshake.holds(proof, label_of_host(frame.header.kind), said)) not_ours("it has another");
+  const bool holds = handshake.holds(proof, label_of_host(frame.header.kind), said);
   const auto stream_header = reader.number<StreamHeader>();
   std::string text(reader.rest());
+  // A host that this end has not convinced gives no reason.
+  if (!holds || (frame.header.kind == FrameKind::refusal && text.empty())) {
+    not_ours("it has another");
+  }
   if (frame.header.kind == FrameKind::misled) throw NotOurHub(ErrorCode::configuration, text);
   TESSERA_CHECK(frame.header.kind == FrameKind::hello, ErrorCode::configuration, "{}", text);
   return {std::move(text), handshake.session(stream_header)};

@@ -25,7 +25,7 @@
 namespace tessera::comm::control {
 namespace {
 
-using namespace testing;
+using namespace doors;
 using tessera::testing::expect_parts;
 
 TEST(ControlDoor, ACallerWithTheKeyIsAdmitted) {

@@ -24,7 +24,7 @@ namespace tessera::comm::control {
 namespace {
 
 using tessera::testing::expect_parts;
-using namespace testing;
+using namespace doors;
 
 World port_world(int rank, int port) {
   World world;

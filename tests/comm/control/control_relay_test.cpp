@@ -16,14 +16,14 @@ namespace tessera::comm::control {
 namespace {
 
 using tessera::testing::expect_parts;
-using namespace testing;
+using namespace doors;
 
 std::string unchanged(bool, std::string bytes) {
   return bytes;
 }
 
 // Overwrites bytes of the first frame from one end, after the frame's header.
-Relay::Edit overwrite(bool of_caller, std::size_t at, std::string with) {
+Relay::Edit overwriting(bool of_caller, std::size_t at, std::string with) {
   return [=, done = false](bool from_caller, std::string bytes) mutable {
     if (done || from_caller != of_caller) return bytes;
     done = true;
@@ -81,25 +81,25 @@ TEST(ControlRelay, ADowngradeFails) {
   const std::string none(4, '\0'), version_3("\3\0\0\0", 4);
   EXPECT_EQ(called_through(the_key(), the_key(), unchanged), "the host");
   // "I have no key", from either side.
-  expect_parts(called_through(the_key(), the_key(), overwrite(true, 4, none)),
+  expect_parts(called_through(the_key(), the_key(), overwriting(true, 4, none)),
                {"not ours: ", "does not know this job's key"});
-  expect_parts(called_through(the_key(), the_key(), overwrite(false, 4, none)),
+  expect_parts(called_through(the_key(), the_key(), overwriting(false, 4, none)),
                {"not ours: ", "it has none"});
   // An older protocol. Refusals without a proof are not trusted.
-  expect_parts(called_through(the_key(), the_key(), overwrite(true, 0, version_3)),
+  expect_parts(called_through(the_key(), the_key(), overwriting(true, 0, version_3)),
                {"not ours: ", "another version"});
-  expect_parts(called_through(the_key(), the_key(), overwrite(false, 0, version_3)),
+  expect_parts(called_through(the_key(), the_key(), overwriting(false, 0, version_3)),
                {"not ours: ", "does not know this job's key"});
   // Public keys of the relay's own.
   const std::string own(32, '\7');
-  expect_parts(called_through(the_key(), the_key(), overwrite(true, 16, own)),
+  expect_parts(called_through(the_key(), the_key(), overwriting(true, 16, own)),
                {"not ours: ", "does not know this job's key"});
-  expect_parts(called_through(the_key(), the_key(), overwrite(false, 8, own)),
+  expect_parts(called_through(the_key(), the_key(), overwriting(false, 8, own)),
                {"not ours: ", "does not know this job's key"});
   // Sides that differ, with a relay that says what each wants to hear.
   const std::string one("\1\0\0\0", 4);
-  expect_parts(called_through(JobKey(), the_key(), overwrite(false, 4, one)), {"not ours: "});
-  expect_parts(called_through(the_key(), JobKey(), overwrite(false, 4, none)), {"not ours: "});
+  expect_parts(called_through(JobKey(), the_key(), overwriting(false, 4, one)), {"not ours: "});
+  expect_parts(called_through(the_key(), JobKey(), overwriting(false, 4, none)), {"not ours: "});
 }
 
 // Jobs with one key: a door of one is not a door of the other.
@@ -107,7 +107,7 @@ TEST(ControlRelay, AConnectionIsNotPassedOnToAnotherJobWithTheKey) {
   OpenDoor door(the_key());
   const std::uint64_t id = meeting_of("test", "run", {}).id;
   Relay relay("127.0.0.2", door.port(), door.port(),
-              overwrite(true, 8, {reinterpret_cast<const char*>(&id), sizeof id}));
+              overwriting(true, 8, {reinterpret_cast<const char*>(&id), sizeof id}));
   const FileDescriptor connection = *connect_to("127.0.0.2", door.port());
   EXPECT_THROW(
       introduce(connection.get(), meeting_of("test", "another run", the_key()), "a caller", 5s),

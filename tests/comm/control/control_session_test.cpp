@@ -17,9 +17,9 @@
 namespace tessera::comm::control {
 namespace {
 
+using doors::the_key;
+using doors::two_sessions;
 using tessera::testing::expect_parts;
-using testing::the_key;
-using testing::two_sessions;
 
 FrameHeader sealed_post(std::uint64_t round, std::size_t bytes) {
   return {.kind = FrameKind::post, .group = 7, .round = round, .bytes = bytes};
@@ -98,7 +98,8 @@ TEST(ControlSession, AChangedBitAnywhereIsNoticed) {
   const std::size_t bytes = 2 * Session::header_bytes + 5 + Session::tag_bytes;
   for (std::size_t bit = 0; bit < 8 * bytes; bit += 3) {
     auto [caller, host] = two_sessions(the_key());
-    std::string wire = caller.seal(sealed_post(1, 0), {}) + caller.seal(sealed_post(2, 5), "bytes");
+    std::string wire = caller.seal(sealed_post(1, 0), {});
+    wire += caller.seal(sealed_post(2, 5), "bytes");
     ASSERT_EQ(wire.size(), bytes);
     wire[bit / 8] = static_cast<char>(wire[bit / 8] ^ (1 << (bit % 8)));
     const Opened opened = open_all(host, wire);
@@ -158,7 +159,7 @@ TEST(ControlSession, ATruncatedFrameDoesNotArrive) {
     FileDescriptor one(ends[0]);
     const FileDescriptor other(ends[1]);
     auto [caller, host] = two_sessions(the_key());
-    testing::send_all(one.get(), caller.seal(sealed_post(1, 4), "four").substr(0, cut));
+    doors::send_all(one.get(), caller.seal(sealed_post(1, 4), "four").substr(0, cut));
     one.reset();
     EXPECT_THROW((void)receive_frame(other.get(), &host), Error) << cut;
   }
@@ -177,7 +178,7 @@ TEST(ControlSession, KeysDependOnTheJobsKeyTheTranscriptAndBothPublicKeys) {
     return open_all(to, from.seal(sealed_post(1, 0), {})).error.empty();
   };
   EXPECT_TRUE(opens(the_key(), "meeting", true));
-  EXPECT_FALSE(opens(testing::another_key(), "meeting", true));
+  EXPECT_FALSE(opens(doors::another_key(), "meeting", true));
   EXPECT_FALSE(opens(the_key(), "another", true));
   EXPECT_FALSE(opens(the_key(), "meeting", false));
 }

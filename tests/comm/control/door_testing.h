@@ -22,7 +22,7 @@
 #include "base/error.h"
 #include "comm/control/door.h"
 
-namespace tessera::comm::control::testing {
+namespace tessera::comm::control::doors {
 
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
@@ -193,4 +193,4 @@ inline std::pair<Session, Session> two_sessions(const JobKey& key) {
   return {caller.session(of_host), std::move(hosts)};
 }
 
-}  // namespace tessera::comm::control::testing
+}  // namespace tessera::comm::control::doors

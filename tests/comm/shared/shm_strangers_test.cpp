@@ -87,7 +87,9 @@ void expect_rank_in_flood(bool of_another_user) {
     }
     const MeetingAddress meeting = meeting_address(world_of_process(0, 2));
     allow_files(1000);
-    if (of_another_user) ASSERT_EQ(setuid(another_user), 0);
+    if (of_another_user) {
+      ASSERT_EQ(setuid(another_user), 0);
+    }
     std::vector<FileDescriptor> silent;
     for (int i = 0; i < 800; ++i) silent.push_back(connection_at(meeting));
     gate.open();
