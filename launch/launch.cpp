@@ -18,8 +18,11 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "checkpoint/state/line.h"
+#include "comm/control/bootstrap.h"
+#include "comm/control/wire.h"
 #include "comm/file_descriptor.h"
 #include "comm/timeout.h"
+#include "comm/watch/port_holder.h"
 #include "launch/failure_channel.h"
 #include "launch/guardian.h"
 #include "launch/nodes.h"
@@ -36,7 +39,7 @@ constexpr auto grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr Clock::duration last_words = std::chrono::seconds(1);
 
 // A free port of this node: the wanted one, or any for 0.
-int free_port(int wanted, in_addr_t of = INADDR_LOOPBACK) {
+int free_port(int wanted) {
   const comm::FileDescriptor socket(
       TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
   const int yes = 1;  // a port that was just closed counts as free
@@ -44,7 +47,7 @@ int free_port(int wanted, in_addr_t of = INADDR_LOOPBACK) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(wanted));
-  address.sin_addr.s_addr = htonl(of);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   const int bound = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
   TESSERA_CHECK(
@@ -59,9 +62,9 @@ int free_port(int wanted, in_addr_t of = INADDR_LOOPBACK) {
 // The ranks of one attempt, from start to end.
 class Attempt {
  public:
-  // `nodes`: the other launchers, if there are any.
+  // `nodes`: the other launchers, if there are any; `listener`: rank 0's at MASTER_PORT, or -1.
   Attempt(const LaunchOptions& options, const LaunchPlan& plan, int restart, SignalQueue& signals,
-          Guardian& guardian, LaunchNodes* nodes)
+          Guardian& guardian, LaunchNodes* nodes, int listener)
       : plan_(plan),
         signals_(signals),
         nodes_(nodes),
@@ -75,7 +78,11 @@ class Attempt {
       // A rank that reads a terminal from a background process group would be stopped.
       start.keeps_stdin = plan.first_rank + rank == 0 && ::isatty(STDIN_FILENO) == 0;
       start.signal_mask = signals.mask_before();
-      start.keep_descriptor = channel_.write_end();
+      start.keep_descriptors = {channel_.write_end()};
+      if (plan.first_rank + rank == 0 && listener >= 0) {
+        start.keep_descriptors.push_back(listener);
+        start.environment[comm::control::listener_variable] = std::to_string(listener);
+      }
       start.output = output_.ends_of(rank);
       ranks_.emplace_back(plan.first_rank + rank, start, guardian);
     }
@@ -131,6 +138,7 @@ class Attempt {
         {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan_.max_restarts)},
         {launch_variable, plan_.launch_id},
         {comm::control::job_key_variable, options.job_key.for_environment()},
+        {comm::control::listener_variable, ""},
         {failure_pipe_variable, channel_.variable_value()},
     };
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
@@ -307,7 +315,8 @@ std::string new_run_id() {
 int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueue& signals,
                 Guardian& guardian) {
   for (int restart = 0;; ++restart) {
-    const LaunchOutcome outcome = Attempt(options, plan, restart, signals, guardian, nullptr).run();
+    const LaunchOutcome outcome =
+        Attempt(options, plan, restart, signals, guardian, nullptr, -1).run();
     const LaunchReport report = report_of(outcome, plan.world, plan.world, "");
     if (!report.line.empty()) say(report.line);
     if (restart == plan.max_restarts || !report.worth_restarting) return report.code;
@@ -317,7 +326,14 @@ int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueu
 
 int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, SignalQueue& signals,
                        Guardian& guardian) {
-  if (options.node_rank == 0) (void)free_port(options.master_port, INADDR_ANY);
+  // From before the launchers meet until the end, so that no other program takes rank 0's place.
+  std::optional<comm::FileDescriptor> listener;
+  if (options.node_rank == 0) {
+    listener = comm::control::listen_on(options.master_port);
+    TESSERA_CHECK(listener.has_value(), ErrorCode::configuration,
+                  "--master-port {}: {} has this port; choose another", options.master_port,
+                  comm::holder_of_port(options.master_port).name);
+  }
   LaunchNodes nodes(options, names.run_id, names.launch_id);
   if (const auto signal = nodes.meet(signals)) {
     say(fmt::format("stopped by signal {} (SIG{}) before all nodes had come", *signal,
@@ -327,8 +343,10 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
   for (int restart = 0;; ++restart) {
     bool lacked_room = false;
     try {
-      lacked_room =
-          Attempt(options, nodes.plan(), restart, signals, guardian, &nodes).run().lacked_room;
+      lacked_room = Attempt(options, nodes.plan(), restart, signals, guardian, &nodes,
+                            listener ? listener->get() : -1)
+                        .run()
+                        .lacked_room;
     } catch (const Error& error) {  // the program cannot be run here
       nodes.tell_failure({.code = static_cast<int>(error.code()),
                           .weight = Weight::failure,

@@ -89,7 +89,8 @@ class LaunchNodes {
   [[nodiscard]] std::string reason_to_refuse(const std::string& its) const;
   [[nodiscard]] std::string introduction() const;
   [[nodiscard]] comm::control::Meeting meeting() const;
-  void add_peer(comm::FileDescriptor connection, const std::string& its);
+  void add_peer(comm::FileDescriptor connection, comm::control::Session session,
+                const std::string& its);
   std::string try_to_come();
   void check_master_address() const;
   void send_plans();

@@ -51,7 +51,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   }
   if (start.output[0] >= 0) ::dup2(start.output[0], STDOUT_FILENO);
   if (start.output[1] >= 0) ::dup2(start.output[1], STDERR_FILENO);
-  if (start.keep_descriptor) ::fcntl(*start.keep_descriptor, F_SETFD, 0);
+  for (const int kept : start.keep_descriptors) ::fcntl(kept, F_SETFD, 0);
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &start.signal_mask, nullptr);

@@ -30,7 +30,7 @@ class RankProcess {
     std::map<std::string, std::string> environment;  // beside the launcher's own
     bool keeps_stdin = false;
     sigset_t signal_mask{};                // the program starts with it
-    std::optional<int> keep_descriptor;    // stays open over exec
+    std::vector<int> keep_descriptors;     // stay open over exec
     std::array<int, 2> output = {-1, -1};  // stdout and stderr; -1: the launcher's
   };
 

@@ -98,8 +98,8 @@ void LaunchNodes::let_in(Door& door) {
         Door::refuse(caller, why);
         continue;
       }
-      Door::answer(caller, introduction());
-      add_peer(std::move(caller.connection), caller.introduction);
+      comm::control::Session session = Door::answer(caller, introduction());
+      add_peer(std::move(caller.connection), std::move(session), caller.introduction);
     } catch (const std::exception&) {
       // It is gone, or its message is not valid; it may come again.
     }
@@ -129,7 +129,8 @@ std::string LaunchNodes::reason_to_refuse(const std::string& its) const {
   return "";
 }
 
-void LaunchNodes::add_peer(FileDescriptor connection, const std::string& its) {
+void LaunchNodes::add_peer(FileDescriptor connection, comm::control::Session session,
+                           const std::string& its) {
   const Json other = Json::parse(its, nullptr, false);
   TESSERA_CHECK(other.is_object(), ErrorCode::rank_failed, "an introduction is not valid");
   comm::control::prepare_connection(connection.get(), 2 * silence_);
@@ -139,7 +140,7 @@ void LaunchNodes::add_peer(FileDescriptor connection, const std::string& its) {
   peer.name = fmt::format("node {} (pid {} on {})", peer.node, other.value("pid", 0),
                           other.value("host", "?"));
   peer.heard = clock_.look();
-  peer.stream = FrameStream(std::move(connection), longest_message);
+  peer.stream = FrameStream(std::move(connection), std::move(session), longest_message);
 }
 
 void LaunchNodes::send_plans() {
@@ -203,9 +204,9 @@ std::string LaunchNodes::try_to_come() {
   }
   if (!connection) return "no program listens there";
   try {
-    const std::string its = comm::control::introduce(connection->get(), meeting(), introduction(),
-                                                     introduction_patience);
-    add_peer(std::move(*connection), its);
+    comm::control::Admission admission = comm::control::introduce(
+        connection->get(), meeting(), introduction(), introduction_patience);
+    add_peer(std::move(*connection), std::move(admission.session), admission.introduction);
     return "";
   } catch (const NotOurHub& other) {
     if (other.code() == ErrorCode::configuration) throw;

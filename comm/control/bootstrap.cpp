@@ -2,15 +2,22 @@
 #include "comm/control/bootstrap.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <optional>
 #include <sstream>
@@ -20,6 +27,7 @@
 #include "base/error.h"
 #include "comm/control/mpi_broadcast.h"
 #include "comm/wait_notice.h"
+#include "comm/watch/port_holder.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -27,6 +35,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int ports_tried = 16;
 constexpr std::chrono::milliseconds pause{50};
+constexpr std::chrono::milliseconds patience_at_others{1'000};
 
 struct Address {
   std::string host;
@@ -58,8 +67,38 @@ std::string own_address(const World& world) {
        "TESSERA_HOST_ADDRESS, or use TESSERA_BOOTSTRAP=tcp with MASTER_ADDR");
 }
 
-FileDescriptor listen_near(int port, bool loopback) {
-  for (int i = 0; i < ports_tried; ++i) {
+// The listener that the launcher has passed to this process, if it is one at this port. The
+// launcher's descriptor stays open for a later connection of this process, and for no child of it.
+std::optional<FileDescriptor> listener_of_launcher(int port) {
+  if (!is_set(listener_variable)) return std::nullopt;
+  const int given = std::atoi(std::getenv(listener_variable));
+  int listens = 0;
+  socklen_t bytes = sizeof(listens);
+  if (given <= STDERR_FILENO ||
+      getsockopt(given, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || listens == 0 ||
+      port_of(given) != port) {
+    return std::nullopt;
+  }
+  TESSERA_SYSTEM(fcntl(given, F_SETFD, FD_CLOEXEC));
+  set_blocking(given, false);
+  // Callers of an earlier start of the ranks may wait here; one of this start comes again.
+  constexpr int longest_queue = 4096;
+  for (int i = 0; i < longest_queue; ++i) {
+    if (FileDescriptor(::accept(given, nullptr, nullptr)).get() < 0) break;
+  }
+  return FileDescriptor(TESSERA_SYSTEM(fcntl(given, F_DUPFD_CLOEXEC, 0)));
+}
+
+// Rank 0 moves to another port only if its own launcher has MASTER_PORT.
+FileDescriptor listen_at(int port, bool loopback) {
+  if (auto given = listener_of_launcher(port)) return std::move(*given);
+  if (auto listener = listen_on(port, loopback)) return std::move(*listener);
+  const PortHolder holder = holder_of_port(port);
+  TESSERA_CHECK(holder.is_ours, ErrorCode::configuration,
+                "rank 0 cannot listen at MASTER_PORT={}: {} has this port of its host; end that "
+                "process, or set MASTER_PORT to another on all hosts",
+                port, holder.name);
+  for (int i = 1; i < ports_tried; ++i) {
     if (auto listener = listen_on(port + i, loopback)) return std::move(*listener);
   }
   fail(ErrorCode::configuration,
@@ -80,44 +119,67 @@ Address from_text(const std::string& text, std::string_view source) {
   return address;
 }
 
-// Writes the file whole or not at all: other ranks may read it at any time.
+// Writes the file whole or not at all: other ranks may read it at any time. The folder may be one
+// that other users can write to, such as /tmp: no file or link of theirs is followed.
 void write_address(const std::filesystem::path& path, const std::string& text) {
-  const std::filesystem::path partial = path.string() + ".partial";
-  {
-    std::ofstream file(partial);
-    file << text << "\n";
-    file.flush();
-    TESSERA_CHECK(file.good(), ErrorCode::configuration,
-                  "TESSERA_BOOTSTRAP: {} cannot be written; name a file that all hosts see",
-                  partial.string());
-  }
-  std::filesystem::rename(partial, path);
+  std::uint64_t random = 0;
+  std::memcpy(&random, make_nonce().data(), sizeof(random));
+  const std::string partial = fmt::format("{}.partial-{:016x}", path.string(), random);
+  const std::string line = text + "\n";
+  FileDescriptor file(
+      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  const bool written = file.get() >= 0 && ::write(file.get(), line.data(), line.size()) ==
+                                              static_cast<ssize_t>(line.size());
+  const bool whole = written && std::rename(partial.c_str(), path.c_str()) == 0;
+  const int error = errno;
+  if (!whole && file.get() >= 0) (void)::unlink(partial.c_str());
+  TESSERA_CHECK(whole, ErrorCode::configuration,
+                "TESSERA_BOOTSTRAP: {} cannot be written ({}); name a file that all hosts see",
+                path.string(), describe_errno(written ? "rename" : "open", error));
 }
 
 // The present content of the file: nothing, or an earlier job's address, until rank 0 has written.
 std::optional<Address> read_address(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  if (!std::getline(file, line) || line.empty()) return std::nullopt;
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (file.get() < 0 && errno != ELOOP) return std::nullopt;
+  struct stat status {};
+  const bool is_ours = file.get() >= 0 && ::fstat(file.get(), &status) == 0 &&
+                       S_ISREG(status.st_mode) &&
+                       (status.st_uid == ::geteuid() || status.st_uid == 0);
+  TESSERA_CHECK(is_ours, ErrorCode::configuration,
+                "TESSERA_BOOTSTRAP: {} is not a regular file of this user or of root; name another",
+                path.string());
+  std::array<char, 512> bytes{};
+  const ssize_t got = ::read(file.get(), bytes.data(), bytes.size());
+  const std::string_view text(bytes.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  const std::string line(text.substr(0, text.find('\n')));
+  if (line.empty()) return std::nullopt;
   return from_text(line, path.string());
 }
 
-// Tries the ports until the job's hub answers at one.
+// Tries the ports until the job's hub answers at one. The ports after the first are worth a look
+// only if another program answers at the first: otherwise rank 0 has not come yet. Each listener
+// must prove itself, so that a stranger at one of these ports costs a moment and no more.
 std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>& where,
                                   const std::string& place, const World& world, const JobKey& key,
                                   const Patience& patience) {
   const auto deadline = Clock::now() + patience.rendezvous;
   std::string last = "no process listens there";
+  Patience at_others = patience;
+  at_others.introduction = std::min(patience.introduction, patience_at_others);
   WaitNotice notice(patience.rendezvous);
   do {
     const Address address = where().value_or(Address{});
     for (int port = address.first_port; port < address.first_port + address.ports; ++port) {
       std::optional<FileDescriptor> connection = connect_to(address.host, port);
+      const bool is_first = port == address.first_port;
+      if (!connection && is_first) break;
       if (!connection) continue;
       try {
-        return std::make_shared<RankControl>(std::move(*connection), world, key, patience);
+        return std::make_shared<RankControl>(std::move(*connection), world, key,
+                                             is_first ? patience : at_others);
       } catch (const NotOurHub& other) {
-        last = other.what();
+        if (is_first) last = other.what();
       }
     }
     notice.look(
@@ -168,8 +230,9 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience,
     // If this rank cannot resolve the name, the other nodes' ranks cannot either.
     if (way == "tcp" && !one_node) require_address(world.master_address);
     // The ranks of one node connect over its loopback, unless MASTER_ADDR names another address.
-    FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0,
-                                          one_node && is_loopback(world.master_address));
+    const bool loopback = one_node && is_loopback(world.master_address);
+    FileDescriptor listener =
+        way == "tcp" ? listen_at(world.master_port, loopback) : *listen_on(0, loopback);
     if (way != "tcp") announced = as_text(world, listener.get());
     address = {"127.0.0.1", port_of(listener.get()), 1};
     plane.hub = std::make_unique<Hub>(std::move(listener), world, key,

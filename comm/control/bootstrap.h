@@ -11,6 +11,10 @@
 
 namespace tessera::comm::control {
 
+// The environment variable by which a launcher that has bound MASTER_PORT passes the listening
+// socket to rank 0: the number of an inherited descriptor.
+inline constexpr const char* listener_variable = "TESSERA_MASTER_LISTENER";
+
 // A rank's control plane; rank 0 has the hub as well. Members are destroyed in reverse order: the
 // hub last, after this rank's own connection has left.
 struct ControlPlane {
@@ -19,14 +23,16 @@ struct ControlPlane {
 };
 
 // The environment variable TESSERA_BOOTSTRAP selects how rank 0's address reaches the others:
-//   tcp (default)  rank 0 listens on MASTER_PORT of MASTER_ADDR, or on the first free port of the
-//                  next 15 (torchrun's agent may have taken MASTER_PORT itself);
+//   tcp (default)  rank 0 listens on MASTER_PORT of MASTER_ADDR: with the launcher's listener
+//                  (listener_variable) or its own. It takes the first free port of the next 15 only
+//                  if a process that started it listens there itself, as torchrun's agent does;
+//                  the other ranks then find a program there that is not the hub, and go on;
 //   file:PATH      rank 0 writes address and port into PATH, which all nodes see;
 //   mpi            MPI broadcasts them, in programs that mpirun started; the default of those on
 //                  several nodes without MASTER_ADDR.
 // Throws Error(rank_failed) naming the ranks that did not come; Error(configuration) for a wrong
-// setting, a duplicate rank, worlds that differ, or a world over several nodes that has no key
-// (job_key.h) and has not declined one.
+// setting, a port that another program has, a duplicate rank, worlds that differ, or a world over
+// several nodes that has no key (job_key.h) and has not declined one.
 ControlPlane connect_control_plane(const World& world, const Patience& patience, const JobKey& key);
 // With the key of the environment.
 ControlPlane connect_control_plane(const World& world, const Patience& patience);

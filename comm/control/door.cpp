@@ -18,28 +18,33 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::uint32_t protocol_version = 3;
+constexpr std::uint32_t protocol_version = 4;
 constexpr std::uint64_t most_bytes_of_a_stranger = 2048;
-constexpr std::string_view host_label = "tessera control plane, host";
 constexpr std::string_view caller_label = "tessera control plane, caller";
+
+std::string_view label_of_host(FrameKind kind) {
+  switch (kind) {
+    case FrameKind::hello:
+      return "tessera control plane, host";
+    case FrameKind::refusal:
+      return "tessera control plane, host refuses";
+    default:
+      return "tessera control plane, host names a relay";
+  }
+}
 
 // The first two fields never change, so that any two versions can tell each other apart.
 struct Knock {
   std::uint32_t protocol = protocol_version;
   std::uint32_t has_key = 0;
   std::uint64_t meeting = 0;
-  Nonce nonce{};
+  PublicKey public_key{};
 };
 struct ChallengeOfHost {
   std::uint32_t protocol = protocol_version;
   std::uint32_t has_key = 0;
-  Nonce nonce{};
-  Proof proof{};
+  PublicKey public_key{};
 };
-
-std::string_view text_of(const Nonce& nonce) {
-  return {reinterpret_cast<const char*>(nonce.data()), nonce.size()};
-}
 
 template <class T>
 std::string_view bytes_of(const T& value) {
@@ -85,65 +90,103 @@ void send_to_host(int socket, FrameKind kind, std::string_view payload) {
   }
 }
 
-void check_challenge(const Meeting& meeting, const Knock& knock, const ChallengeOfHost& challenge) {
-  if (meeting.key.given()) {
-    if (challenge.has_key != 0 &&
-        meeting.key.holds(challenge.proof,
-                          {host_label, text_of(knock.nonce), text_of(challenge.nonce)})) {
-      return;
-    }
-    throw NotOurHub(
-        ErrorCode::configuration,
-        fmt::format("the process there does not know this job's key ({}): give all "
-                    "hosts the same {}",
-                    challenge.has_key != 0 ? "it has another" : "it has none", job_key_variable));
-  }
-  TESSERA_CHECK(challenge.has_key == 0, ErrorCode::configuration,
+[[noreturn]] void not_ours(std::string_view what) {
+  throw NotOurHub(ErrorCode::configuration,
+                  fmt::format("the process there does not know this job's key ({}): give all hosts "
+                              "the same {}",
+                              what, job_key_variable));
+}
+
+// A caller with a key takes no host without one, and the reverse.
+void check_challenge(const Meeting& meeting, const ChallengeOfHost& challenge) {
+  if (meeting.key.given() && challenge.has_key == 0) not_ours("it has none");
+  TESSERA_CHECK(meeting.key.given() || challenge.has_key == 0, ErrorCode::configuration,
                 "rank 0 requires the job's key, and this rank has none: give all hosts the same {} "
                 "or {}",
                 job_key_variable, job_key_file_variable);
+}
+
+// A message of one who proves itself: the proof, then what it covers.
+std::string proven(const Handshake& handshake, std::string_view label, std::string_view said) {
+  Writer message;
+  message.number(handshake.prove(label, said));
+  message.raw(said);
+  return message.bytes();
+}
+
+// The host's last message. Only a caller that has proven itself gets one with a proof.
+void send_last(const Door::Caller& caller, FrameKind kind, std::string_view text) {
+  Writer said;
+  said.number(caller.handshake.stream_header());
+  said.raw(text);
+  send_frame(caller.connection.get(), {.kind = kind},
+             proven(caller.handshake, label_of_host(kind), said.bytes()));
+}
+
+Admission take_last(Frame frame, Handshake& handshake) {
+  if (frame.payload.size() < sizeof(Proof) + sizeof(StreamHeader)) {
+    throw NotOurHub(ErrorCode::rank_failed, "the process there uses another protocol");
+  }
+  Reader reader(frame.payload);
+  const auto proof = reader.number<Proof>();
+  const std::string_view said = reader.rest();
+  const bool holds = handshake.holds(proof, label_of_host(frame.header.kind), said);
+  const auto stream_header = reader.number<StreamHeader>();
+  std::string text(reader.rest());
+  // A host that this end has not convinced gives no reason.
+  if (!holds || (frame.header.kind == FrameKind::refusal && text.empty())) {
+    not_ours("it has another");
+  }
+  if (frame.header.kind == FrameKind::misled) throw NotOurHub(ErrorCode::configuration, text);
+  TESSERA_CHECK(frame.header.kind == FrameKind::hello, ErrorCode::configuration, "{}", text);
+  return {std::move(text), handshake.session(stream_header)};
 }
 
 }  // namespace
 
 Meeting meeting_of(std::string_view purpose, std::string_view name, JobKey key) {
   std::uint64_t hash = 14695981039346656037u;  // FNV-1a: identifies, does not authenticate
-  for (const std::string_view part : {purpose, std::string_view("\0", 1), name}) {
-    for (const char character : part) {
-      hash = (hash ^ static_cast<unsigned char>(character)) * 1099511628211u;
-    }
+  std::string whole(purpose);
+  (whole += '\0') += name;
+  for (const char character : whole) {
+    hash = (hash ^ static_cast<unsigned char>(character)) * 1099511628211u;
   }
-  return {hash, std::move(key)};
+  return {hash, std::move(whole), std::move(key)};
 }
 
-std::string introduce(int socket, const Meeting& meeting, std::string_view introduction,
-                      milliseconds patience) {
+Admission introduce(int socket, const Meeting& meeting, std::string_view introduction,
+                    milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
-  const Knock knock{
-      .has_key = meeting.key.given() ? 1U : 0U, .meeting = meeting.id, .nonce = make_nonce()};
+  Handshake handshake(Handshake::End::caller, meeting.key, meeting.name);
+  const Knock knock{.has_key = meeting.key.given() ? 1U : 0U,
+                    .meeting = meeting.id,
+                    .public_key = handshake.public_key()};
+  handshake.add(bytes_of(knock));
   send_to_host(socket, FrameKind::knock, bytes_of(knock));
-  Frame frame = await_frame(socket, deadline);
+  const Frame frame = await_frame(socket, deadline);
   if (frame.header.kind == FrameKind::refusal && meeting.key.given()) {
     throw NotOurHub(ErrorCode::configuration, frame.payload);  // the sender has not proven itself
   }
   TESSERA_CHECK(frame.header.kind != FrameKind::refusal, ErrorCode::configuration, "{}",
                 frame.payload);
-  if (frame.header.kind != FrameKind::challenge ||
-      frame.payload.size() != sizeof(ChallengeOfHost)) {
+  ChallengeOfHost challenge;
+  if (frame.header.kind != FrameKind::challenge || frame.payload.size() != sizeof(challenge)) {
     throw NotOurHub(ErrorCode::rank_failed, "the process there uses another protocol");
   }
-  ChallengeOfHost challenge;
   std::memcpy(&challenge, frame.payload.data(), sizeof(challenge));
-  check_challenge(meeting, knock, challenge);
-  Writer hello;
-  hello.number(meeting.key.prove(
-      {caller_label, text_of(knock.nonce), text_of(challenge.nonce), introduction}));
-  hello.raw(introduction);
-  send_to_host(socket, FrameKind::hello, hello.bytes());
-  frame = await_frame(socket, deadline);
-  TESSERA_CHECK(frame.header.kind == FrameKind::hello, ErrorCode::configuration, "{}",
-                frame.payload);
-  return std::move(frame.payload);
+  check_challenge(meeting, challenge);
+  handshake.add(frame.payload);
+  if (!handshake.agree(challenge.public_key)) {
+    throw NotOurHub(ErrorCode::rank_failed, "the process there uses another protocol");
+  }
+  Writer said;
+  said.number(static_cast<std::uint32_t>(port_of_peer(socket)));
+  said.number(handshake.stream_header());
+  said.raw(introduction);
+  const std::string hello = proven(handshake, caller_label, said.bytes());
+  handshake.add(hello);
+  send_to_host(socket, FrameKind::hello, hello);
+  return take_last(await_frame(socket, deadline), handshake);
 }
 
 Door::Door(FileDescriptor listener, Meeting meeting, std::string host, Options options)
@@ -155,32 +198,46 @@ Door::Door(FileDescriptor listener, Meeting meeting, std::string host, Options o
 }
 
 void Door::add_to(std::vector<pollfd>& watched) const {
-  if (strangers_.size() < options_.strangers) watched.push_back({listener_.get(), POLLIN, 0});
+  if (pause_.over()) watched.push_back({listener_.get(), POLLIN, 0});
   for (const Stranger& one : strangers_) watched.push_back({one.stream.socket(), POLLIN, 0});
 }
 
 std::vector<Door::Caller> Door::serve() {
-  accept_all();
   std::vector<Caller> callers;
   std::erase_if(strangers_, [&](Stranger& stranger) { return drops(stranger, callers); });
+  accept_all(callers);
   return callers;
 }
 
-void Door::accept_all() {
-  while (listener_.get() >= 0 && strangers_.size() < options_.strangers) {
+void Door::accept_all(std::vector<Caller>& callers) {
+  if (listener_.get() < 0 || !pause_.over()) return;
+  const auto look = [&](Stranger& stranger) { return look_at(stranger, callers); };
+  for (int i = 0; i < CrowdLimits::accepted_a_turn; ++i) {
     FileDescriptor connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (connection.get() < 0) return;
+    if (connection.get() < 0) {
+      if (pause_.makes_room(errno, strangers_, look)) continue;
+      return;
+    }
     prepare_connection(connection.get(), options_.patience);
+    make_room(strangers_, options_.strangers, address_of_peer(connection.get()), look);
     take(std::move(connection));
+    // Its first message has usually arrived: those that have spoken are kept longest.
+    if (drops(strangers_.back(), callers)) strangers_.pop_back();
   }
+}
+
+Standing Door::look_at(Stranger& stranger, std::vector<Caller>& callers) {
+  if (!stranger.handshake && drops(stranger, callers)) return Standing::gone;
+  if (stranger.handshake) return Standing::has_spoken;
+  report(stranger, "it said nothing while many connections waited");
+  return Standing::silent;
 }
 
 void Door::take(FileDescriptor connection) {
   Stranger& stranger = strangers_.emplace_back();
   stranger.address = address_of_peer(connection.get());
-  stranger.stream = FrameStream(std::move(connection), most_bytes_of_a_stranger);
-  stranger.deadline = Clock::now() + options_.patience;
-  stranger.ours = make_nonce();
+  stranger.stream = FrameStream(std::move(connection), {}, most_bytes_of_a_stranger);
+  stranger.since = Clock::now();
 }
 
 bool Door::drops(Stranger& stranger, std::vector<Caller>& callers) {
@@ -188,7 +245,7 @@ bool Door::drops(Stranger& stranger, std::vector<Caller>& callers) {
     (void)stranger.stream.receive();
     while (const std::optional<Frame> frame = stranger.stream.next()) {
       const bool done =
-          stranger.knocked ? take_hello(stranger, *frame, callers) : take_knock(stranger, *frame);
+          stranger.handshake ? take_hello(stranger, *frame, callers) : take_knock(stranger, *frame);
       if (done) return true;
     }
   } catch (const Error& error) {
@@ -196,13 +253,14 @@ bool Door::drops(Stranger& stranger, std::vector<Caller>& callers) {
   }
   if (stranger.stream.ended()) {
     // A connection that only tests the port is not worth a line.
-    return stranger.knocked && meeting_.key.given()
+    return stranger.handshake && meeting_.key.given()
                ? report(stranger, "it closed the connection when the job's key was required")
                : true;
   }
-  if (Clock::now() < stranger.deadline) return false;
+  const milliseconds patience = options_.strangers.patience(strangers_.size(), options_.patience);
+  if (Clock::now() - stranger.since < patience) return false;
   return report(stranger, fmt::format("it did not identify itself within {} s",
-                                      std::chrono::duration<double>(options_.patience).count()));
+                                      std::chrono::duration<double>(patience).count()));
 }
 
 bool Door::take_knock(Stranger& stranger, const Frame& frame) {
@@ -221,12 +279,13 @@ bool Door::take_knock(Stranger& stranger, const Frame& frame) {
   Knock knock;
   std::memcpy(&knock, frame.payload.data(), sizeof(knock));
   if (knock.meeting != meeting_.id) return true;  // a caller of another job
-  stranger.knocked = true;
-  stranger.its = knock.nonce;
-  const ChallengeOfHost challenge{
-      .has_key = meeting_.key.given() ? 1U : 0U,
-      .nonce = stranger.ours,
-      .proof = meeting_.key.prove({host_label, text_of(stranger.its), text_of(stranger.ours)})};
+  Handshake& handshake =
+      stranger.handshake.emplace(Handshake::End::host, meeting_.key, meeting_.name);
+  stranger.public_key = knock.public_key;
+  const ChallengeOfHost challenge{.has_key = meeting_.key.given() ? 1U : 0U,
+                                  .public_key = handshake.public_key()};
+  handshake.add(frame.payload);
+  handshake.add(bytes_of(challenge));
   stranger.stream.send({.kind = FrameKind::challenge}, bytes_of(challenge));
   return false;
 }
@@ -237,12 +296,29 @@ bool Door::take_hello(Stranger& stranger, const Frame& frame, std::vector<Caller
   }
   Reader reader(frame.payload);
   const auto proof = reader.number<Proof>();
-  if (!meeting_.key.holds(
-          proof, {caller_label, text_of(stranger.its), text_of(stranger.ours), reader.rest()})) {
+  Handshake& handshake = *stranger.handshake;
+  if (!handshake.holds(proof, caller_label, reader.rest())) {
+    // Without a proof, which would depend on the key.
+    const std::string nothing(sizeof(Proof) + sizeof(StreamHeader), '\0');
+    stranger.stream.send({.kind = FrameKind::refusal}, nothing);
     return report(stranger, "it does not know the job's key");
   }
-  std::string introduction(reader.rest());
-  callers.push_back({stranger.stream.release(), std::move(introduction)});
+  const auto called = static_cast<int>(reader.number<std::uint32_t>());
+  const auto stream_header = reader.number<StreamHeader>();
+  if (!handshake.agree(stranger.public_key)) return report(stranger, "it sent no handshake");
+  handshake.add(frame.payload);
+  Caller caller{stranger.stream.release(), std::string(reader.rest()), std::move(handshake),
+                stream_header};
+  const int arrived = port_of(caller.connection.get());
+  if (meeting_.key.given() && called != arrived) {
+    const std::string what = fmt::format(
+        "a connection was made to port {} and arrived at port {}: another program passes "
+        "connections on",
+        called, arrived);
+    send_last(caller, FrameKind::misled, what);
+    return report(stranger, what);
+  }
+  callers.push_back(std::move(caller));
   return true;
 }
 
@@ -259,12 +335,13 @@ bool Door::report(const Stranger& stranger, std::string_view what) {
   return true;
 }
 
-void Door::answer(const Caller& caller, std::string_view introduction) {
-  send_frame(caller.connection.get(), {.kind = FrameKind::hello}, introduction);
+Session Door::answer(Caller& caller, std::string_view introduction) {
+  send_last(caller, FrameKind::hello, introduction);
+  return caller.handshake.session(caller.stream_header);
 }
 
 void Door::refuse(const Caller& caller, std::string_view reason) {
-  send_frame(caller.connection.get(), {.kind = FrameKind::refusal}, reason);
+  send_last(caller, FrameKind::refusal, reason);
 }
 
 }  // namespace tessera::comm::control

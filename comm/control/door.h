@@ -1,14 +1,15 @@
 // How a connection of the control plane begins: both ends prove to each other that they know the
-// job's key before either identifies itself.
+// job's key, the caller first, and agree on keys for the frames that follow.
 //
-//   caller: knock      the id of the meeting, and a nonce
-//   host:   challenge  a nonce, and its proof over both
-//   caller: hello      its proof over both, and its introduction
-//   host:   hello      its introduction; or a refusal with the reason
+//   caller: knock      the id of the meeting, and a public key for this connection
+//   host:   challenge  a public key for this connection
+//   caller: hello      its proof, the port that it called, and its introduction
+//   host:   hello      its proof, and its introduction; or a refusal with the reason
 //
-// Without a key the proofs are empty, and any caller that knows the meeting's id is admitted. The
-// key authenticates the two ends when a connection begins; later traffic is neither encrypted nor
-// signed (SECURITY.md).
+// Each proof covers all messages before it, the meeting's name and the rest of its own message.
+// The door sends nothing that depends on the key before the caller has proven that it knows it.
+// Frames after these four are sealed (session.h). Without a key the proofs are empty, any caller
+// that knows the meeting's id is admitted, and frames go as they are. docs/several-hosts.md.
 #pragma once
 
 #include <chrono>
@@ -22,7 +23,9 @@
 #include "base/error.h"
 #include "comm/control/frame_stream.h"
 #include "comm/control/job_key.h"
+#include "comm/control/session.h"
 #include "comm/control/wire.h"
+#include "comm/watch/crowd.h"
 
 struct pollfd;
 
@@ -37,25 +40,32 @@ class NotOurHub : public Error {
 // Identifies the callers that a door admits: those with the same id and the same key.
 struct Meeting {
   std::uint64_t id = 0;
+  std::string name;  // `id` is its hash
   JobKey key;
 };
 // `purpose` distinguishes the doors of one job, `name` the jobs.
 Meeting meeting_of(std::string_view purpose, std::string_view name, JobKey key);
 
-// The caller's side: returns the host's introduction. Throws NotOurHub, or Error(configuration)
-// with the host's reason when it has proven itself and refuses.
-std::string introduce(int socket, const Meeting& meeting, std::string_view introduction,
-                      std::chrono::milliseconds patience);
+// What the caller gets from the host.
+struct Admission {
+  std::string introduction;
+  Session session;
+};
+
+// The caller's side. Throws NotOurHub, or Error(configuration) with the host's reason when it has
+// proven itself and refuses.
+Admission introduce(int socket, const Meeting& meeting, std::string_view introduction,
+                    std::chrono::milliseconds patience);
 
 // The host's side, for a thread that also serves other connections: no function here waits.
 //
 // A caller that sends something else, or does not finish in time, is dropped. The number and memory
-// of callers that have not proven themselves are limited: further ones wait in the listening
-// socket's queue. The first dropped caller is reported on stderr, later ones are not.
+// of callers that have not proven themselves are limited: a further one takes the place of the
+// oldest silent one (crowd.h). The first dropped caller is reported on stderr, later ones are not.
 class Door {
  public:
   struct Options {
-    std::size_t strangers = 64;  // unproven callers at a time
+    CrowdLimits strangers = {};  // unproven callers
     std::chrono::milliseconds patience{6'000};
     std::function<void(const std::string&)> report = {};  // the line; empty: to stderr
   };
@@ -63,6 +73,8 @@ class Door {
   struct Caller {
     FileDescriptor connection;  // blocking
     std::string introduction;
+    Handshake handshake;
+    StreamHeader stream_header{};
   };
 
   // `host` names this end in the report of a dropped caller.
@@ -76,7 +88,8 @@ class Door {
   void take(FileDescriptor connection);
   [[nodiscard]] std::size_t strangers() const { return strangers_.size(); }
 
-  static void answer(const Caller& caller, std::string_view introduction);
+  // The session of the admitted caller's connection.
+  static Session answer(Caller& caller, std::string_view introduction);
   static void refuse(const Caller& caller, std::string_view reason);
 
  private:
@@ -84,12 +97,13 @@ class Door {
   struct Stranger {
     FrameStream stream;
     std::string address;
-    Clock::time_point deadline;
-    bool knocked = false;
-    Nonce its{}, ours{};
+    Clock::time_point since;
+    std::optional<Handshake> handshake = {};  // after its knock
+    PublicKey public_key{};                   // its own
   };
 
-  void accept_all();
+  void accept_all(std::vector<Caller>& callers);
+  [[nodiscard]] Standing look_at(Stranger& stranger, std::vector<Caller>& callers);
   // Advances a caller's handshake; true when the connection must be dropped.
   bool drops(Stranger& stranger, std::vector<Caller>& callers);
   bool take_knock(Stranger& stranger, const Frame& frame);
@@ -100,7 +114,8 @@ class Door {
   Meeting meeting_;
   std::string host_;
   Options options_;
-  std::vector<Stranger> strangers_;
+  std::vector<Stranger> strangers_;  // in the order of their arrival
+  ListenerPause pause_;
   bool reported_ = false;
 };
 

@@ -34,27 +34,44 @@ void FrameAssembler::add(std::string_view bytes) {
   bytes_ += bytes;
 }
 
-std::optional<Frame> FrameAssembler::next() {
-  const std::string_view there = std::string_view(bytes_).substr(begin_);
+std::optional<Frame> FrameAssembler::next(Session& session) {
+  const bool opens = session.seals();
+  const std::size_t head = opens ? Session::header_bytes : sizeof(FrameHeader);
+  std::string_view there = std::string_view(bytes_).substr(begin_);
   Frame frame;
-  // The first bytes are enough to recognise another program.
-  const std::size_t begun = std::min(there.size(), sizeof(frame.header.magic));
-  TESSERA_CHECK(std::memcmp(there.data(), &frame.header.magic, begun) == 0, ErrorCode::rank_failed,
-                "a control connection carries something else: another program is at its end");
-  if (there.size() < sizeof(FrameHeader)) return std::nullopt;
-  std::memcpy(&frame.header, there.data(), sizeof(FrameHeader));
-  TESSERA_CHECK(frame.header.bytes <= most_bytes_, ErrorCode::rank_failed,
-                "a control connection announces a message of {} bytes: another program is at its "
-                "end",
-                frame.header.bytes);
-  if (there.size() - sizeof(FrameHeader) < frame.header.bytes) return std::nullopt;
-  frame.payload = there.substr(sizeof(FrameHeader), frame.header.bytes);
-  begin_ += sizeof(FrameHeader) + frame.header.bytes;
+  if (opened_) {
+    frame.header = *opened_;
+  } else {
+    // The first bytes are enough to recognise another program.
+    const std::size_t begun = std::min(there.size(), sizeof(frame.header.magic));
+    TESSERA_CHECK(opens || std::memcmp(there.data(), &frame.header.magic, begun) == 0,
+                  ErrorCode::rank_failed,
+                  "a control connection carries something else: another program is at its end");
+    if (there.size() < head) return std::nullopt;
+    if (opens) {
+      frame.header = session.open_header(there.substr(0, head));
+    } else {
+      std::memcpy(&frame.header, there.data(), sizeof(FrameHeader));
+    }
+    TESSERA_CHECK(frame.header.bytes <= most_bytes_, ErrorCode::rank_failed,
+                  "a control connection announces a message of {} bytes: another program is at its "
+                  "end",
+                  frame.header.bytes);
+    there.remove_prefix(head);
+    begin_ += head;
+    opened_ = frame.header;
+  }
+  const bool has_tag = opens && frame.header.bytes > 0;
+  const std::size_t body = frame.header.bytes + (has_tag ? Session::tag_bytes : 0);
+  if (there.size() < body) return std::nullopt;
+  frame.payload = has_tag ? session.open_payload(there.substr(0, body)) : there.substr(0, body);
+  begin_ += body;
+  opened_.reset();
   return frame;
 }
 
-FrameStream::FrameStream(FileDescriptor socket, std::uint64_t most_bytes)
-    : socket_(std::move(socket)), assembler_(most_bytes) {
+FrameStream::FrameStream(FileDescriptor socket, Session session, std::uint64_t most_bytes)
+    : socket_(std::move(socket)), session_(std::move(session)), assembler_(most_bytes) {
   set_blocking(socket_.get(), false);
 }
 
@@ -84,9 +101,11 @@ bool FrameStream::receive() {
 
 void FrameStream::send(FrameHeader header, std::string_view payload) {
   header.bytes = payload.size();
-  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
-  bytes += payload;
-  unsent_.push_back(std::move(bytes));
+  if (session_.seals()) {
+    unsent_.push_back(session_.seal(header, payload));
+  } else {
+    unsent_.emplace_back(reinterpret_cast<const char*>(&header), sizeof(header)) += payload;
+  }
   (void)flush();
 }
 

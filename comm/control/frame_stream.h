@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/control/session.h"
 #include "comm/control/wire.h"
 #include "comm/file_descriptor.h"
 
@@ -21,15 +22,20 @@ class FrameAssembler {
 
   void add(std::string_view bytes);
   // The next whole frame. Throws Error(rank_failed) when the bytes are not a frame of this
-  // protocol.
-  std::optional<Frame> next();
+  // protocol, or the session does not open them.
+  std::optional<Frame> next(Session& session);
+  std::optional<Frame> next() {
+    Session clear;
+    return next(clear);
+  }
   // A part of a frame has arrived.
-  [[nodiscard]] bool in_the_middle() const { return begin_ < bytes_.size(); }
+  [[nodiscard]] bool in_the_middle() const { return begin_ < bytes_.size() || opened_; }
 
  private:
   std::uint64_t most_bytes_;
   std::string bytes_;
-  std::size_t begin_ = 0;  // of the bytes that next() has not returned
+  std::size_t begin_ = 0;              // of the bytes that next() has not used
+  std::optional<FrameHeader> opened_;  // of a sealed frame whose payload has not arrived
 };
 
 // One end of a connection.
@@ -37,7 +43,8 @@ class FrameStream {
  public:
   FrameStream() = default;
   // Makes the socket non-blocking.
-  explicit FrameStream(FileDescriptor socket, std::uint64_t most_bytes = max_frame_bytes);
+  explicit FrameStream(FileDescriptor socket, Session session = {},
+                       std::uint64_t most_bytes = max_frame_bytes);
 
   [[nodiscard]] int socket() const { return socket_.get(); }
   [[nodiscard]] bool open() const { return socket_.get() >= 0; }
@@ -51,7 +58,7 @@ class FrameStream {
   bool receive();
   [[nodiscard]] bool ended() const { return ended_; }
   // The next whole frame of the received bytes.
-  std::optional<Frame> next() { return assembler_.next(); }
+  std::optional<Frame> next() { return assembler_.next(session_); }
 
   // Sends, and keeps the bytes that the socket does not take for flush(). Throws as receive() does.
   void send(FrameHeader header, std::string_view payload);
@@ -63,6 +70,7 @@ class FrameStream {
 
  private:
   FileDescriptor socket_;
+  Session session_;
   FrameAssembler assembler_;
   std::deque<std::string> unsent_;
   std::size_t sent_ = 0;  // of unsent_.front()

@@ -21,8 +21,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds poll_interval{50};
 constexpr std::chrono::milliseconds look_interval{20};
-// Ranks that come at the same moment all count as strangers.
-constexpr std::size_t more_strangers = 64;
+// Ranks that come at the same moment, all from one node, all count as strangers.
+CrowdLimits strangers_for(const World& world) {
+  const auto ranks = static_cast<std::size_t>(world.size);
+  return {.all = 64 + ranks, .of_one_address = 16 + ranks};
+}
 constexpr std::size_t first_rank = 1;  // of what is watched
 
 }  // namespace
@@ -34,7 +37,7 @@ HubServer::HubServer(FileDescriptor listener, const World& world, const JobKey& 
     : options_(options),
       own_(introduction_of(world)),
       door_(std::move(listener), meeting_of_ranks(world, key), "rank 0",
-            {.strangers = more_strangers + static_cast<std::size_t>(world.size)}),
+            {.strangers = strangers_for(world)}),
       wake_(TESSERA_SYSTEM(eventfd(0, EFD_CLOEXEC))),
       began_(Clock::now()),
       notice_(options.rendezvous),
@@ -122,13 +125,13 @@ void HubServer::introduce(Door::Caller caller) {
     Door::refuse(caller, why);
     return;
   }
-  Door::answer(caller, encode(own_));
+  Session session = Door::answer(caller, encode(own_));
   Rank& rank = rank_at(its.rank);
   rank.introduction = its;
   rank.present = true;
   rank.heard = rank.took = clock_.time();
   prepare_connection(caller.connection.get(), 2 * options_.standstill);
-  rank.connection = FrameStream(std::move(caller.connection));
+  rank.connection = FrameStream(std::move(caller.connection), std::move(session));
   if (!failure_.empty()) {
     tell_failure(rank);
     return;

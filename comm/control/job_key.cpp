@@ -38,6 +38,10 @@ Nonce make_nonce() {
   return nonce;
 }
 
+JobKey::~JobKey() {
+  sodium_memzero(text_.data(), text_.size());
+}
+
 JobKey JobKey::none() {
   JobKey key;
   key.declined_ = true;
@@ -75,6 +79,10 @@ JobKey JobKey::from_file(const std::filesystem::path& path) {
   TESSERA_SYSTEM(::fstat(file.get(), &status));
   TESSERA_CHECK(S_ISREG(status.st_mode), ErrorCode::configuration,
                 "the job key's file {} is not a regular file", path.string());
+  TESSERA_CHECK(status.st_uid == ::geteuid() || status.st_uid == 0, ErrorCode::configuration,
+                "the job key's file {} belongs to another user (uid {}), who may have put a key of "
+                "their own there: make a file of your own (`openssl rand -hex 32`, chmod 600)",
+                path.string(), status.st_uid);
   TESSERA_CHECK((status.st_mode & (S_IRWXG | S_IRWXO)) == 0, ErrorCode::configuration,
                 "the job key's file {} is open to others than its owner (mode {:04o}): chmod 600 "
                 "{}, and make another key if another user may have read it",

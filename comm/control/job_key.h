@@ -27,6 +27,11 @@ using Proof = std::array<std::uint8_t, 32>;
 class JobKey {
  public:
   JobKey() = default;  // no key
+  ~JobKey();           // overwrites it
+  JobKey(const JobKey&) = default;
+  JobKey(JobKey&&) = default;
+  JobKey& operator=(const JobKey&) = default;
+  JobKey& operator=(JobKey&&) = default;
 
   // The user has declined a key.
   static JobKey none();
@@ -35,7 +40,8 @@ class JobKey {
   static JobKey from_environment();
   // 16 to 1024 characters without spaces. `source` names their origin in errors.
   static JobKey from_text(std::string_view text, std::string_view source);
-  // The first line of a file that only its owner can read; throws Error(configuration) otherwise.
+  // The first line of a file that only its owner can read, who is this user or root; throws
+  // Error(configuration) otherwise.
   static JobKey from_file(const std::filesystem::path& path);
   static JobKey made();
 

@@ -20,8 +20,6 @@ namespace {
 // The hub ends a wait that exceeds its limit; a rank that hears nothing from it waits this much
 // longer.
 constexpr std::chrono::milliseconds hub_lead{15'000};
-// The time for the listener to prove that it is the hub.
-constexpr std::chrono::milliseconds introduction_patience{5'000};
 
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
   for (int byte = 0; byte < 8; ++byte) {
@@ -39,12 +37,13 @@ RankControl::RankControl(FileDescriptor connection, const World& world, const Jo
       connection_(std::move(connection)),
       watch_(patience.standstill) {
   watch_.set_own_thread();
-  hub_ = decode_introduction(control::introduce(connection_.get(), meeting_of_ranks(world, key),
-                                                encode(introduction_of(world)),
-                                                introduction_patience));
+  Admission admission = control::introduce(connection_.get(), meeting_of_ranks(world, key),
+                                           encode(introduction_of(world)), patience.introduction);
+  hub_ = decode_introduction(admission.introduction);
+  session_ = std::move(admission.session);
   prepare_connection(connection_.get(), 2 * patience.standstill);
   set_receive_timeout(connection_.get(), patience.rendezvous + hub_lead);
-  const std::optional<Frame> frame = receive_frame(connection_.get());
+  const std::optional<Frame> frame = receive_frame(connection_.get(), &session_);
   TESSERA_CHECK(frame.has_value(), ErrorCode::rank_failed,
                 "rank {}: rank 0 closed the connection, or was silent for {} s, before all ranks "
                 "had come",
@@ -72,8 +71,7 @@ RankControl::~RankControl() {
   changed_.notify_all();
   if (std::uncaught_exceptions() == 0) {
     try {
-      const std::lock_guard lock(sending_);
-      send_frame(connection_.get(), {.kind = FrameKind::leave}, {});
+      send({.kind = FrameKind::leave}, {});
     } catch (const Error&) {
       // The hub is gone already.
     }
@@ -94,7 +92,7 @@ void RankControl::read_on() {
         if (hub_is_silent(clock, heard)) return;
         continue;
       }
-      const std::optional<Frame> frame = receive_frame(connection_.get());
+      const std::optional<Frame> frame = receive_frame(connection_.get(), &session_);
       if (!frame) break;
       heard = clock.look();
       if (frame->header.kind == FrameKind::failure) {
@@ -160,13 +158,17 @@ void RankControl::beat_on() {
                     {}};
     if (beat.beat.still > 0) beat.wait = describe_wait(threads.own);
     try {
-      const std::lock_guard sending(sending_);
-      send_frame(connection_.get(), {.kind = FrameKind::beat}, encode(beat));
+      send({.kind = FrameKind::beat}, encode(beat));
     } catch (const Error&) {
       return;  // the reader finds the reason
     }
     lock.lock();
   }
+}
+
+void RankControl::send(const FrameHeader& header, std::string_view payload) {
+  const std::lock_guard lock(sending_);
+  send_frame(connection_.get(), header, payload, &session_);
 }
 
 void RankControl::fail_with(const std::string& text) {
@@ -199,8 +201,7 @@ void RankControl::check_soon(const Call& call, std::chrono::milliseconds wait) c
 void RankControl::abort(std::string_view reason) noexcept {
   if (home_.left()) return;
   try {
-    const std::lock_guard lock(sending_);
-    send_frame(connection_.get(), {.kind = FrameKind::failure}, reason);
+    send({.kind = FrameKind::failure}, reason);
   } catch (const std::exception&) {
     // The connection is gone, and the job with it: all ranks notice that.
   }
@@ -208,17 +209,14 @@ void RankControl::abort(std::string_view reason) noexcept {
 
 void RankControl::introduce(std::uint64_t group, const GroupOfRanks& ranks) {
   home_.require("a collective");
-  const std::lock_guard lock(sending_);
-  send_frame(connection_.get(), {.kind = FrameKind::group, .group = group}, encode(ranks));
+  send({.kind = FrameKind::group, .group = group}, encode(ranks));
 }
 
 void RankControl::post(const HistoryEntry& entry, const std::string& payload) {
   if (home_.left()) home_.require(describe(entry.call));
   history_.add(entry);
   try {
-    const std::lock_guard lock(sending_);
-    send_frame(connection_.get(),
-               {.kind = FrameKind::post, .group = entry.channel, .round = entry.round}, payload);
+    send({.kind = FrameKind::post, .group = entry.channel, .round = entry.round}, payload);
   } catch (const Error&) {
     check_soon(entry.call, std::chrono::seconds(1));  // the hub's reason
     throw;

@@ -29,11 +29,13 @@
 
 namespace tessera::comm::control {
 
-// Timeouts of a rank: for all to come, for a peer in a call, and for a rank that does not move.
+// Timeouts of a rank: for all to come, for a peer in a call, for a rank that does not move.
 struct Patience {
   std::chrono::milliseconds rendezvous{60'000};
   std::chrono::milliseconds collective{300'000};
   std::chrono::milliseconds standstill{5'000};
+  // For the listener to prove that it is the hub.
+  std::chrono::milliseconds introduction{5'000};
 };
 
 // The connection to the hub, over which this rank sends heartbeats as long as its process runs.
@@ -77,12 +79,14 @@ class RankControl {
   [[nodiscard]] bool hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& heard);
   void fail_with_silence();
   void fail_with(const std::string& text);
+  void send(const FrameHeader& header, std::string_view payload);
   [[noreturn]] void throw_failure(const Call& call) const;
 
   int rank_;
   HomeProcess home_;
   const Patience patience_;
   FileDescriptor connection_;
+  Session session_;   // the reader opens, `sending_` guards sealing
   Introduction hub_;  // rank 0
   StandstillWatch watch_;
   std::atomic<std::int64_t> device_still_{0};  // milliseconds

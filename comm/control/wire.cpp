@@ -14,9 +14,11 @@
 
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 
 #include "base/error.h"
+#include "comm/control/session.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -52,9 +54,12 @@ bool receive_exactly(int socket, char* to, std::size_t bytes) {
 
 }  // namespace
 
-void send_frame(int socket, FrameHeader header, std::string_view payload) {
+void send_frame(int socket, FrameHeader header, std::string_view payload, Session* session) {
   header.bytes = payload.size();
-  std::array<iovec, 2> parts{iovec{&header, sizeof(header)},
+  std::string sealed;
+  const bool seals = session != nullptr && session->seals();
+  if (seals) payload = sealed = session->seal(header, payload);
+  std::array<iovec, 2> parts{iovec{&header, seals ? 0 : sizeof(header)},
                              iovec{const_cast<char*>(payload.data()), payload.size()}};
   std::size_t first = 0;
   while (first < parts.size()) {
@@ -78,20 +83,27 @@ void send_frame(int socket, FrameHeader header, std::string_view payload) {
   }
 }
 
-std::optional<Frame> receive_frame(int socket) {
+std::optional<Frame> receive_frame(int socket, Session* session) {
   Frame frame;
-  if (!receive_exactly(socket, reinterpret_cast<char*>(&frame.header), sizeof(frame.header))) {
+  const bool opens = session != nullptr && session->seals();
+  std::array<char, Session::header_bytes> head;
+  if (!receive_exactly(socket, head.data(), opens ? head.size() : sizeof(frame.header))) {
     return std::nullopt;
+  }
+  if (opens) {
+    frame.header = session->open_header({head.data(), head.size()});
+  } else {
+    std::memcpy(&frame.header, head.data(), sizeof(frame.header));
   }
   TESSERA_CHECK(
       frame.header.magic == FrameHeader::magic_number && frame.header.bytes <= max_frame_bytes,
       ErrorCode::rank_failed,
       "a control connection carries something else: another program listens there");
-  frame.payload.resize(frame.header.bytes);
-  const bool whole =
-      frame.payload.empty() || receive_exactly(socket, frame.payload.data(), frame.payload.size());
-  TESSERA_CHECK(whole, ErrorCode::rank_failed,
-                "a control connection broke in the middle of a message");
+  if (frame.header.bytes == 0) return frame;
+  frame.payload.resize(frame.header.bytes + (opens ? Session::tag_bytes : 0));
+  TESSERA_CHECK(receive_exactly(socket, frame.payload.data(), frame.payload.size()),
+                ErrorCode::rank_failed, "a control connection broke in the middle of a message");
+  if (opens) frame.payload = session->open_payload(frame.payload);
   return frame;
 }
 
@@ -117,6 +129,14 @@ int port_of(int socket) {
   sockaddr_in address{};
   socklen_t bytes = sizeof(address);
   TESSERA_SYSTEM(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &bytes));
+  return ntohs(address.sin_port);
+}
+
+int port_of_peer(int socket) {
+  sockaddr_in address{};
+  socklen_t bytes = sizeof(address);
+  // A connection that the other end has closed meanwhile has no peer.
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) return 0;
   return ntohs(address.sin_port);
 }
 

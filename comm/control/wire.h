@@ -23,7 +23,8 @@ enum class FrameKind : std::uint32_t {
   leave,      // a rank ends normally
   beat,       // heartbeat; a rank also reports whether it moves
   knock,      // the first of a connection: the meeting that the caller looks for
-  challenge,  // the door's answer, and its proof
+  challenge,  // the door's answer
+  misled,     // a refusal: another program has passed the connection on to another port
 };
 
 struct FrameHeader {
@@ -50,14 +51,18 @@ inline constexpr std::uint64_t max_frame_bytes = std::uint64_t{1} << 30;
 
 // Both throw Error(rank_failed) when the connection breaks; receive_frame returns no frame when the
 // other end has closed it between two frames, or when no byte arrived within the socket's receive
-// timeout.
-void send_frame(int socket, FrameHeader header, std::string_view payload);
-std::optional<Frame> receive_frame(int socket);
+// timeout. Frames are sealed by the session, if there is one (session.h).
+class Session;
+void send_frame(int socket, FrameHeader header, std::string_view payload,
+                Session* session = nullptr);
+std::optional<Frame> receive_frame(int socket, Session* session = nullptr);
 
 // A listening socket on all addresses of this node, or on its loopback alone. Port 0 selects a free
 // one. Without a value the port is in use.
 std::optional<FileDescriptor> listen_on(int port, bool loopback = false);
 int port_of(int socket);
+// The port of the other end.
+int port_of_peer(int socket);
 // The address of the other end, such as "10.0.0.7".
 std::string address_of_peer(int socket);
 // The name server for a host name does not answer: the name may resolve later.

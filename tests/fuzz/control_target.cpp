@@ -1,14 +1,17 @@
-// The door, the frames and their payloads.
+// The door, the frames, in clear and sealed, and their payloads.
 #include "fuzz/control_target.h"
 
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "comm/control/door.h"
 #include "comm/control/payloads.h"
+#include "comm/control/session.h"
 
 namespace tessera::fuzz {
 namespace {
@@ -91,10 +94,64 @@ void take_apart(std::string_view bytes) {
   }
 }
 
+std::pair<Session, Session> sealed_connection() {
+  static const JobKey key = JobKey::from_text("a-key-of-both-ends", "here");
+  Handshake caller(Handshake::End::caller, key, "fuzz"), host(Handshake::End::host, key, "fuzz");
+  if (!caller.agree(host.public_key()) || !host.agree(caller.public_key())) __builtin_trap();
+  const StreamHeader of_caller = caller.stream_header();
+  return {caller.session(host.stream_header()), host.session(of_caller)};
+}
+
+// The number of whole frames, which must be the first of `sent`, before an error or the end.
+std::size_t frames_in(const std::string& wire, Session& session,
+                      const std::vector<std::string_view>& sent) {
+  FrameAssembler assembler(1 << 20);
+  std::size_t frames = 0;
+  try {
+    for (std::size_t at = 0; at < wire.size(); at += 50) {
+      assembler.add(std::string_view(wire).substr(at, 50));
+      while (const auto frame = assembler.next(session)) {
+        if (frames == sent.size() || frame->payload != sent[frames]) __builtin_trap();
+        ++frames;
+      }
+    }
+  } catch (const Error&) {
+  }
+  return frames;
+}
+
+// Sealed frames of which one byte changes, or the end is missing. The first bytes choose.
+void change_sealed(std::string_view bytes) {
+  auto [caller, host] = sealed_connection();
+  if (frames_in(std::string(bytes), host, {}) != 0) __builtin_trap();
+  if (bytes.size() < 4) return;
+  const auto choice = [&](std::size_t i) {
+    return static_cast<std::size_t>(static_cast<unsigned char>(bytes[i]));
+  };
+  const std::size_t third = bytes.size() / 3;
+  const std::vector<std::string_view> sent = {bytes.substr(0, third), bytes.substr(third, third),
+                                              bytes.substr(2 * third)};
+  auto [from, to] = sealed_connection();
+  std::string wire;
+  std::vector<std::size_t> ends;
+  for (const std::string_view payload : sent) {
+    wire += from.seal({.kind = FrameKind::post, .bytes = payload.size()}, payload);
+    ends.push_back(wire.size());
+  }
+  const std::size_t place = (choice(0) << 8 | choice(1)) % wire.size();
+  const bool changes = choice(2) != 0, cuts = (choice(3) & 1) != 0;
+  wire[place] = static_cast<char>(wire[place] ^ choice(2));
+  if (cuts) wire.resize(place);
+  const auto before = std::upper_bound(ends.begin(), ends.end(), place) - ends.begin();
+  const std::size_t expected = changes || cuts ? static_cast<std::size_t>(before) : sent.size();
+  if (frames_in(wire, to, sent) != expected) __builtin_trap();
+}
+
 }  // namespace
 
 void run_control(std::string_view bytes) {
   call_at_door(bytes);
+  change_sealed(bytes);
   take_apart(bytes);
 }
 

@@ -119,6 +119,43 @@ TEST(LaunchHosts, RanksGetTorchrunsEnvironment) {
   EXPECT_EQ(names.size(), 1u);
 }
 
+// Node 0's launcher holds rank 0's port from before the launchers meet, over restarts, and passes
+// it to rank 0 alone.
+TEST(LaunchHosts, RankZeroGetsTheListenerOfItsPort) {
+  Hosts hosts;
+  const TemporaryFolder folder;
+  const std::string mark = (folder / "failed").string();
+  const std::string script =
+      "n=$TESSERA_MASTER_LISTENER; test -n \"$n\" && s=$(readlink /proc/self/fd/$n); "
+      "echo $RANK ${s%:*}; test -e " +
+      mark + " && exit 0; test $RANK = 0 && { touch " + mark + "; exit 9; }; sleep 100";
+  hosts.start(0, {"--nproc-per-node", "2", "--max-restarts", "1"}, script);
+  ASSERT_TRUE(eventually([&] { return !port_is_free(hosts.port()); }));
+  hosts.start(1, {}, script);
+  hosts.expect_codes({0, 0});
+  const std::string out = hosts[0].out();
+  EXPECT_NE(out.find("0 socket\n"), out.rfind("0 socket\n")) << out;  // both times
+  EXPECT_EQ(out.find("1 socket"), std::string::npos) << out;
+  EXPECT_EQ(hosts[1].out().find("socket"), std::string::npos) << hosts[1].out();
+  EXPECT_TRUE(port_is_free(hosts.port()));
+}
+
+TEST(LaunchHosts, AMasterPortThatAnotherProgramHasIsRefusedByName) {
+  Hosts hosts;
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(hosts.port()));
+  ASSERT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(socket, 1), 0);
+  hosts.start(0, {}, "true");
+  hosts.expect_codes({3});
+  hosts.expect_said("--master-port " + std::to_string(hosts.port()) + ": pid " +
+                    std::to_string(::getpid()) + " (");
+  ::close(socket);
+}
+
 TEST(LaunchHosts, AcceleratesOptionsCountTheRanksOfAllHosts) {
   Hosts hosts;
   const std::string port = std::to_string(hosts.port());

@@ -24,7 +24,8 @@ namespace {
 constexpr std::chrono::milliseconds look_interval{20};
 // A caller sends its hello at once.
 constexpr std::chrono::seconds hello_time{10};
-constexpr std::size_t most_guests = 256;
+// All ranks of another node may come at once, with a connection for each communicator.
+constexpr CrowdLimits guest_limits{.all = 512, .of_one_address = 384};
 
 Contact::Secret random_secret() {
   Contact::Secret secret{};
@@ -214,16 +215,35 @@ std::optional<FileDescriptor> Meeting::take_arrived(std::uint64_t channel, int r
 // The caller holds the mutex. A connection for another channel is kept for the thread that opens
 // that channel.
 void Meeting::receive_guests() {
-  while (guests_.size() < most_guests) {
-    FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.get() < 0) break;
-    Guest guest;
-    guest.socket = std::move(socket);
-    guest.since = Clock::now();
-    guests_.push_back(std::move(guest));
-  }
+  accept_guests();
   for (Guest& guest : guests_) hear(guest);
   std::erase_if(guests_, [](const Guest& guest) { return guest.over; });
+}
+
+void Meeting::accept_guests() {
+  const auto look = [this](Guest& guest) {
+    hear(guest);
+    return guest.over ? Standing::gone : guest.heard > 0 ? Standing::has_spoken : Standing::silent;
+  };
+  if (!pause_.over()) {
+    std::this_thread::sleep_for(look_interval);  // poll() does not wait for this listener
+    return;
+  }
+  for (int i = 0; i < CrowdLimits::accepted_a_turn; ++i) {
+    FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.get() < 0) {
+      if (pause_.makes_room(errno, guests_, look)) continue;
+      return;
+    }
+    const std::string address = control::address_of_peer(socket.get());
+    make_room(guests_, guest_limits, address, look);
+    Guest& guest = guests_.emplace_back();
+    guest.socket = std::move(socket);
+    guest.address = address;
+    guest.since = Clock::now();
+    hear(guest);
+    if (guest.over) guests_.pop_back();
+  }
 }
 
 void Meeting::hear(Guest& guest) {
@@ -234,7 +254,8 @@ void Meeting::hear(Guest& guest) {
   if (guest.heard < sizeof(guest.hello)) {
     const bool waits =
         bytes > 0 || (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
-    guest.over = !waits || Clock::now() - guest.since > hello_time;
+    guest.over =
+        !waits || Clock::now() - guest.since > guest_limits.patience(guests_.size(), hello_time);
     return;
   }
   guest.over = true;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/file_descriptor.h"
+#include "comm/watch/crowd.h"
 #include "comm/world.h"
 
 namespace tessera::comm {
@@ -63,6 +64,7 @@ class Meeting {
   };
   struct Guest {  // connected, its hello is incomplete
     FileDescriptor socket;
+    std::string address;
     Clock::time_point since;
     Hello hello{};
     std::size_t heard = 0;  // bytes of it
@@ -76,13 +78,15 @@ class Meeting {
                     const std::function<void()>& look) const;
   std::optional<FileDescriptor> take_arrived(std::uint64_t channel, int rank);
   void receive_guests();
+  void accept_guests();
   void hear(Guest& guest);
 
   int rank_;
   Contact contact_;
   FileDescriptor listener_;
-  std::mutex mutex_;  // of what follows
-  std::vector<Guest> guests_;
+  std::mutex mutex_;           // of what follows
+  std::vector<Guest> guests_;  // in the order of their arrival
+  ListenerPause pause_;
   std::map<std::pair<std::uint64_t, std::int32_t>, FileDescriptor> arrived_;  // channel, rank
 };
 

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "comm/shared/join/handshake.h"
 #include "comm/wait_notice.h"
+#include "comm/watch/crowd.h"
 
 namespace tessera::comm {
 namespace {
@@ -54,6 +55,7 @@ class Host {
         TESSERA_SYSTEM(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
     const int result =
         bind(listener_.get(), reinterpret_cast<const sockaddr*>(&meeting.address), meeting.length);
+    if (result != 0 && errno == EADDRINUSE) require_own_name(meeting);
     TESSERA_CHECK(
         result == 0 || errno != EADDRINUSE, ErrorCode::configuration,
         "another rank 0 waits at MASTER_ADDR={} MASTER_PORT={} on this host: two processes have "
@@ -99,10 +101,27 @@ class Host {
     FileDescriptor socket;
     int pid = 0;
   };
-  struct Stranger {  // connected, its hello is still missing
+  struct Stranger {  // of this user; connected, its hello is still missing
     FileDescriptor socket;
     Peer peer;
+    std::string address = {};
   };
+
+  // Throws when a process of another user has the name. Keeps errno.
+  void require_own_name(const MeetingAddress& meeting) const {
+    const int error = errno;
+    const FileDescriptor probe(
+        TESSERA_SYSTEM(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+    if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&meeting.address),
+                  meeting.length) == 0) {
+      const Peer holder = peer_of(probe.get());
+      TESSERA_CHECK(holder.uid == getuid(), ErrorCode::configuration,
+                    "a process of another user (pid {}, uid {}) has the name at which the ranks of "
+                    "MASTER_ADDR={} MASTER_PORT={} meet on this host; choose another MASTER_PORT",
+                    holder.pid, holder.uid, world_.master_address, world_.master_port);
+    }
+    errno = error;
+  }
 
   [[nodiscard]] std::vector<int> missing() const {
     std::vector<int> ranks;
@@ -118,7 +137,9 @@ class Host {
 
   // Waits for the next event and handles it.
   void step() {
-    std::vector<pollfd> watched{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+    const bool accepts = pause_.over();
+    std::vector<pollfd> watched{
+        {.fd = accepts ? listener_.get() : -1, .events = POLLIN, .revents = 0}};
     for (const Member& member : members_) {
       watched.push_back({.fd = member.socket.get(), .events = POLLIN, .revents = 0});
     }
@@ -129,15 +150,17 @@ class Host {
       return fmt::format("rank 0 waits for {} of {} at MASTER_ADDR={} MASTER_PORT={} on this host",
                          list(missing()), world_.size, world_.master_address, world_.master_port);
     });
-    const auto sleep =
-        notice_.longest_sleep(std::chrono::milliseconds(milliseconds_until(deadline_)));
+    auto sleep = notice_.longest_sleep(std::chrono::milliseconds(milliseconds_until(deadline_)));
+    if (!accepts) sleep = std::min(sleep, ListenerPause::length);
     const int ready = poll(watched.data(), watched.size(), static_cast<int>(sleep.count()));
     TESSERA_CHECK(ready >= 0 || errno == EINTR, ErrorCode::runtime, "{}",
                   describe_errno("poll", errno));
-    if (ready <= 0) {
-      check_deadline();
-      return;
-    }
+    if (ready > 0) serve(watched);
+    if (accepts) accept_strangers();
+    if (!missing().empty()) check_deadline();
+  }
+
+  void serve(const std::vector<pollfd>& watched) {
     for (int rank = 1; rank < world_.size; ++rank) {
       const auto index = static_cast<std::size_t>(rank);
       TESSERA_CHECK(watched[1 + index].revents == 0, ErrorCode::rank_failed,
@@ -154,8 +177,27 @@ class Host {
       }
     }
     strangers_ = std::move(silent);
-    for (FileDescriptor socket = accept_one(); socket.get() >= 0; socket = accept_one()) {
+  }
+
+  // Another user's connection has no place here. Of this user's, the oldest makes room.
+  void accept_strangers() {
+    const auto has_spoken = [](const Stranger& stranger) {
+      pollfd wanted{.fd = stranger.socket.get(), .events = POLLIN, .revents = 0};
+      return poll(&wanted, 1, 0) > 0 ? Standing::has_spoken : Standing::silent;
+    };
+    const CrowdLimits limits{.all = 64 + members_.size(), .of_one_address = 64 + members_.size()};
+    for (int i = 0; i < CrowdLimits::accepted_a_turn; ++i) {
+      FileDescriptor socket = accept_one();
+      if (socket.get() < 0) {
+        if (pause_.makes_room(errno, strangers_, has_spoken)) continue;
+        return;
+      }
       const Peer peer = peer_of(socket.get());
+      if (peer.uid != getuid()) {
+        ++turned_away_;
+        continue;
+      }
+      make_room(strangers_, limits, "", has_spoken);
       strangers_.push_back({.socket = std::move(socket), .peer = peer});
     }
   }
@@ -181,8 +223,7 @@ class Host {
     Hello hello;
     const ssize_t bytes = recv(stranger.socket.get(), &hello, sizeof(hello), MSG_TRUNC);
     const int caller = stranger.peer.pid;
-    if (stranger.peer.uid != getuid() || bytes < static_cast<ssize_t>(offsetof(Hello, rank)) ||
-        hello.magic != Hello::magic_number) {
+    if (bytes < static_cast<ssize_t>(offsetof(Hello, rank)) || hello.magic != Hello::magic_number) {
       ++turned_away_;
       send_refusal(stranger.socket.get(), static_cast<int>(ErrorCode::configuration),
                    "this socket belongs to a Tessera job; the message is not a rank's handshake");
@@ -229,6 +270,7 @@ class Host {
   FileDescriptor listener_;
   std::vector<Member> members_;  // by rank
   std::vector<Stranger> strangers_;
+  ListenerPause pause_;
   std::size_t turned_away_ = 0;
 };
 

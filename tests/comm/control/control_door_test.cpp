@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,80 +19,14 @@
 #include "base/error.h"
 #include "comm/control/bootstrap.h"
 #include "comm/control/door.h"
+#include "comm/control/door_testing.h"
 #include "support/expect_parts.h"
 
 namespace tessera::comm::control {
 namespace {
 
-using namespace std::chrono_literals;
-using std::chrono::steady_clock;
+using namespace doors;
 using tessera::testing::expect_parts;
-
-const JobKey& the_key() {
-  static const JobKey key = JobKey::from_text("the-key-of-these-tests", "here");
-  return key;
-}
-const JobKey& another_key() {
-  static const JobKey key = JobKey::from_text("the-key-of-another-job", "here");
-  return key;
-}
-
-// A door that admits callers on a thread of its own.
-class OpenDoor {
- public:
-  explicit OpenDoor(const JobKey& key, std::size_t strangers = 64,
-                    std::chrono::milliseconds patience = 6s)
-      : listener_(*listen_on(0, true)),
-        port_(port_of(listener_.get())),
-        door_(std::move(listener_), meeting_of("test", "run", key), "the test",
-              {.strangers = strangers,
-               .patience = patience,
-               .report = [this](const std::string& line) { lines.push_back(line); }}),
-        thread_([this](const std::stop_token& stop) { serve(stop); }) {}
-
-  [[nodiscard]] int port() const { return port_; }
-  void close() { thread_ = {}; }  // joins
-
-  std::vector<std::string> lines, introductions;  // read them after close()
-  std::atomic<std::size_t> most_strangers{0};
-
- private:
-  void serve(const std::stop_token& stop) {
-    while (!stop.stop_requested()) {
-      std::vector<pollfd> watched;
-      door_.add_to(watched);
-      ::poll(watched.data(), watched.size(), 10);
-      for (const Door::Caller& caller : door_.serve()) {
-        introductions.push_back(caller.introduction);
-        Door::answer(caller, "the host");
-      }
-      most_strangers = std::max(most_strangers.load(), door_.strangers());
-    }
-  }
-
-  FileDescriptor listener_;
-  int port_;
-  Door door_;
-  std::jthread thread_;
-};
-
-FileDescriptor connection_to(int port) {
-  auto connection = connect_to("127.0.0.1", port);
-  if (!connection) throw std::runtime_error("no process listens");
-  return std::move(*connection);
-}
-
-// The host's answer, or the error.
-std::string call(int port, const JobKey& key, const std::string& run = "run") {
-  const FileDescriptor connection = connection_to(port);
-  try {
-    return introduce(connection.get(), meeting_of("test", run, key), "a caller", 5s);
-  } catch (const NotOurHub& other) {
-    return std::string("not ours: ") + other.what();
-  } catch (const Error& error) {
-    return std::string("refused: ") + error.what();
-  }
-}
 
 TEST(ControlDoor, ACallerWithTheKeyIsAdmitted) {
   for (const JobKey& key : {JobKey(), the_key()}) {
@@ -131,82 +66,99 @@ TEST(ControlDoor, ACallerOfAnotherJobIsRejectedSilently) {
   EXPECT_TRUE(door.lines.empty());
 }
 
-std::string frame_of(FrameKind kind, const std::string& payload, std::uint64_t bytes) {
-  const FrameHeader header{.kind = kind, .bytes = bytes};
-  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
-}
-std::string frame_of(FrameKind kind, const std::string& payload) {
-  return frame_of(kind, payload, payload.size());
-}
-
-// Protocol, key, meeting, nonce.
-std::string knock(std::uint32_t protocol, const Meeting& meeting) {
-  Writer writer;
-  writer.number(protocol);
-  writer.number<std::uint32_t>(1);
-  writer.number(meeting.id);
-  writer.number(Nonce{});
-  return frame_of(FrameKind::knock, writer.bytes());
+// The most connections of `wanted` for which this process may open files.
+std::size_t affordable(std::size_t wanted) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 2 * wanted);
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+  getrlimit(RLIMIT_NOFILE, &limit);
+  constexpr std::size_t others = 300;
+  return std::min<std::size_t>(wanted, limit.rlim_cur - others);
 }
 
-void send_all(int socket, const std::string& bytes) {
-  (void)::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-}
-
-// Waits until the other end closes the connection; returns the time.
-steady_clock::duration until_hung_up(int socket) {
-  const auto begin = steady_clock::now();
-  std::string bytes(4096, '\0');
-  while (steady_clock::now() - begin < 30s) {
-    pollfd wanted{socket, POLLIN, 0};
-    if (::poll(&wanted, 1, 100) > 0 && ::recv(socket, bytes.data(), bytes.size(), 0) <= 0) break;
+TEST(ControlDoor, ABurstOfSilentConnectionsDelaysNoRank) {
+  for (const JobKey& key : {JobKey(), the_key()}) {
+    OpenDoor door(key);
+    std::vector<FileDescriptor> silent;
+    const std::size_t count = affordable(4096);
+    for (std::size_t i = 0; i < count; ++i) silent.push_back(connection_to(door.port()));
+    const auto begin = steady_clock::now();
+    EXPECT_EQ(call(door.port(), key), "the host");
+    EXPECT_LT(steady_clock::now() - begin, 2s);
+    door.close();
+    EXPECT_EQ(door.most_strangers, CrowdLimits{}.of_one_address);
+    ASSERT_EQ(door.lines.size(), 1u);
+    expect_parts(door.lines[0], {"it said nothing while many connections waited"});
   }
-  return steady_clock::now() - begin;
 }
 
-TEST(ControlDoor, AnOverheardProofIsUseless) {
-  OpenDoor door(the_key());
-  // The relay records the caller's bytes.
-  FileDescriptor relay = *listen_on(0, true);
-  std::string overheard;
-  std::jthread listening([&] {
-    const FileDescriptor caller(accept(relay.get(), nullptr, nullptr));
-    const FileDescriptor host = connection_to(door.port());
-    std::string bytes(4096, '\0');
-    for (bool open = true; open;) {
-      pollfd ends[] = {{caller.get(), POLLIN, 0}, {host.get(), POLLIN, 0}};
-      ::poll(ends, 2, 1000);
-      for (const int from : {0, 1}) {
-        if (ends[from].revents == 0) continue;
-        const ssize_t got = ::recv(ends[from].fd, bytes.data(), bytes.size(), 0);
-        if (got <= 0) open = false;
-        if (got <= 0) break;
-        const std::string part = bytes.substr(0, static_cast<std::size_t>(got));
-        if (from == 0) overheard += part;
-        send_all(ends[1 - from].fd, part);
-      }
-    }
-  });
-  EXPECT_EQ(call(port_of(relay.get()), the_key()), "the host");
-  listening.join();
-  const FileDescriptor again = connection_to(door.port());
-  send_all(again.get(), overheard);
-  EXPECT_LT(until_hung_up(again.get()), 2s);
-  door.close();
-  EXPECT_EQ(door.introductions.size(), 1u);
-  ASSERT_EQ(door.lines.size(), 1u);
-  expect_parts(door.lines[0], {"it does not know the job's key"});
-}
-
-TEST(ControlDoor, SilentConnectionsAreLimitedAndBlockNoRank) {
-  OpenDoor door(the_key(), 8, 300ms);
+// The newest is not refused, and those that have spoken stay.
+TEST(ControlDoor, TheOldestSilentStrangerMakesRoom) {
+  OpenDoor door(the_key(), {.all = 8, .of_one_address = 8, .patience_in_crowd = 30s}, 30s);
+  const FileDescriptor speaks = connection_to(door.port());
+  send_all(speaks.get(), knock(this_protocol, meeting_of("test", "run", {})));
+  ASSERT_TRUE(receive_frame(speaks.get()).has_value());
   std::vector<FileDescriptor> silent;
-  for (int i = 0; i < 40; ++i) silent.push_back(connection_to(door.port()));
-  EXPECT_EQ(call(door.port(), the_key()), "the host");
+  for (int i = 0; i < 7; ++i) silent.push_back(connection_to(door.port()));
+  while (door.most_strangers < 8) std::this_thread::sleep_for(1ms);
+  const FileDescriptor newest = connection_to(door.port());
+  EXPECT_LT(until_hung_up(silent[0].get()), 20s);
+  for (const int socket : {speaks.get(), silent[1].get(), newest.get()}) {
+    char byte = 0;
+    EXPECT_LT(::recv(socket, &byte, 1, MSG_DONTWAIT), 0);  // open
+  }
+}
+
+TEST(ControlDoor, ACrowdHasLessTime) {
+  OpenDoor door(the_key(), {.all = 8, .of_one_address = 8});
+  std::vector<FileDescriptor> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(connection_to(door.port()));
+  const auto begin = steady_clock::now();
+  EXPECT_LT(until_hung_up(silent[0].get()), 3s);
+  EXPECT_GT(steady_clock::now() - begin, 500ms);
   door.close();
-  EXPECT_EQ(door.most_strangers, 8u);
   ASSERT_EQ(door.lines.size(), 1u);
-  expect_parts(door.lines[0], {"it did not identify itself within 0.3 s"});
+  expect_parts(door.lines[0], {"it did not identify itself within 1 s"});
+}
+
+TEST(ControlDoor, OneAddressDoesNotTakeThePlacesOfAnother) {
+  OpenDoor door(the_key(), {.all = 8, .of_one_address = 6, .patience_in_crowd = 30s}, 30s);
+  const auto connection_from = [&](const char* address) {
+    FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    inet_pton(AF_INET, address, &at.sin_addr);
+    EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
+    at.sin_port = htons(static_cast<std::uint16_t>(door.port()));
+    inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
+    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
+    return socket;
+  };
+  const FileDescriptor other = connection_from("127.0.0.3");
+  std::vector<FileDescriptor> flood;
+  for (int i = 0; i < 100; ++i) flood.push_back(connection_from("127.0.0.2"));
+  EXPECT_EQ(call(door.port(), the_key()), "the host");
+  char byte = 0;
+  EXPECT_LT(::recv(other.get(), &byte, 1, MSG_DONTWAIT), 0);  // open
+  door.close();
+  EXPECT_LE(door.most_strangers, 8u);
+}
+
+TEST(ControlDoor, AllRanksOfANodeMayComeAtOnce) {
+  constexpr int ranks = 64;
+  OpenDoor door(the_key(),
+                {.all = 64 + ranks, .of_one_address = 16 + ranks, .patience_in_crowd = 30s}, 30s);
+  std::atomic<int> admitted = 0;
+  {
+    std::vector<std::jthread> callers;
+    for (int i = 0; i < ranks; ++i) {
+      callers.emplace_back([&] { admitted += call(door.port(), the_key()) == "the host" ? 1 : 0; });
+    }
+  }
+  EXPECT_EQ(admitted, ranks);
+  door.close();
+  EXPECT_TRUE(door.lines.empty());
 }
 
 World door_world(int rank, int size, int port) {
@@ -221,7 +173,7 @@ World door_world(int rank, int size, int port) {
 // Three ranks that exchange messages until `disturb` has returned. Returns their failures, "" for
 // none.
 std::vector<std::string> run_disturbed(const std::function<void(int port)>& disturb) {
-  const int port = 20000 + static_cast<int>(getpid()) % 30000;
+  const int port = port_of(listen_on(0, true)->get());
   std::atomic<bool> done = false;
   std::atomic<int> rounds = 0;
   std::vector<std::string> failures(3);
@@ -275,7 +227,7 @@ TEST(ControlDoor, RandomBytesDoNotAffectRanks) {
       for (char& byte : bytes) byte = static_cast<char>(random());
       // Some begin like one of our frames.
       if (stranger % 3 == 0) bytes = frame_of(static_cast<FrameKind>(random() % 13), bytes);
-      if (stranger % 7 == 0) bytes = knock(3, meeting_of("ranks", "run", {})) + bytes;
+      if (stranger % 7 == 0) bytes = knock(this_protocol, meeting_of("ranks", "run", {})) + bytes;
       send_all(connection.get(), bytes);
     }
   });
@@ -308,7 +260,7 @@ TEST(ControlDoor, SilentAndSlowCallersAreDroppedInTime) {
     const FileDescriptor silent = connection_to(port);
     const FileDescriptor slow = connection_to(port);
     std::jthread drip([&](const std::stop_token& stop) {
-      const std::string bytes = knock(3, meeting_of("ranks", "run", {}));
+      const std::string bytes = knock(this_protocol, meeting_of("ranks", "run", {}));
       for (std::size_t i = 0; i < bytes.size() && !stop.stop_requested(); ++i) {
         send_all(slow.get(), bytes.substr(i, 1));
         std::this_thread::sleep_for(200ms);

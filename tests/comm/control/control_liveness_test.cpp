@@ -33,7 +33,11 @@ constexpr std::chrono::milliseconds limit = 800ms;
 
 int port_of_test() {
   static std::atomic<int> count{0};
-  return 20000 + (static_cast<int>(getpid()) * 43 + count++ * 16) % 30000;
+  int port = 0;
+  do {
+    port = 20000 + (static_cast<int>(getpid()) * 43 + count++ * 16) % 30000;
+  } while (!listen_on(port));
+  return port;
 }
 
 // Connects and calls fn with the group of all ranks.

@@ -75,6 +75,15 @@ TEST(JobKey, AFileMustBeReadableOnlyByItsOwner) {
   expect_parts(refusal([] { return JobKey::from_file("/tmp"); }), {"/tmp is not a regular file"});
 }
 
+TEST(JobKey, AFileOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  const KeyFile file(good, 0600);
+  constexpr uid_t another = 65534;
+  ASSERT_EQ(chown(file.path().c_str(), another, another), 0);
+  expect_parts(refusal([&] { return JobKey::from_file(file.path()); }),
+               {"belongs to another user (uid 65534)"});
+}
+
 TEST(JobKey, ALongOrEmptyFileIsNotAKey) {
   for (const std::string& text : {std::string(), std::string("\n"), std::string(5000, 'k'),
                                   std::string(good) + "\nand more\n"}) {

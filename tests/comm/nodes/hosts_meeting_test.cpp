@@ -4,8 +4,10 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -78,6 +80,20 @@ TEST(HostsMeeting, UnauthenticatedConnectionsAreClosedAndDoNotAffectRanks) {
     if (i % 5 == 0) strangers.pop_back();          // and every fifth one hangs up
   }
   expect_connection(zero, one, 1);
+}
+
+TEST(HostsMeeting, ABurstOfSilentConnectionsDelaysNoRank) {
+  Meeting zero(world_of(0)), one(world_of(1));
+  std::vector<FileDescriptor> silent;
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 8192);
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+  const std::size_t count = std::min<std::size_t>(3000, limit.rlim_cur - 700);
+  for (std::size_t i = 0; i < count; ++i) silent.push_back(call_as_stranger(one));
+  const auto begin = std::chrono::steady_clock::now();
+  expect_connection(zero, one, 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
 }
 
 // A complete hello of a rank, except for the secret.

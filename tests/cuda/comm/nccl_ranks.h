@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/control/wire.h"
 #include "comm/nccl/connect.h"
 #include "cuda/device_under_test.h"
 #include "engine/device/backend.h"
@@ -20,7 +21,11 @@ namespace tessera::testing {
 // Ports of this process that no other test uses at the same time.
 inline int next_port() {
   static std::atomic<int> count{0};
-  return 20000 + (static_cast<int>(getpid()) * 37 + count++ * 16) % 30000;
+  int port = 0;
+  do {
+    port = 20000 + (static_cast<int>(getpid()) * 37 + count++ * 16) % 30000;
+  } while (!comm::control::listen_on(port));
+  return port;
 }
 
 inline comm::World world_of(int rank, int size, int port) {
