@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace tessera::comm {
@@ -121,8 +122,18 @@ void History::add(const HistoryEntry& entry) {
   Slot& slot = slots_[number % history_length];
   std::array<std::uint64_t, words> content{};
   std::memcpy(content.data(), &entry, sizeof(entry));
-  // A reader that sees a word of this entry finds at least this version when it checks again.
-  slot.version.store(2 * number + 1, std::memory_order_relaxed);
+  // One thread at a time writes a slot: one that was interrupted in the middle of an entry must not
+  // go on in a newer entry.
+  std::uint64_t version = slot.version.load(std::memory_order_relaxed);
+  do {
+    while (version % 2 == 1) {
+      std::this_thread::yield();
+      version = slot.version.load(std::memory_order_relaxed);
+    }
+    if (version > 2 * number) return;  // other threads have filled the ring since: it is forgotten
+    // A reader that sees a word of this entry finds at least this version when it checks again.
+  } while (!slot.version.compare_exchange_weak(version, 2 * number + 1, std::memory_order_acquire,
+                                               std::memory_order_relaxed));
   for (std::size_t i = 0; i < words; ++i) {
     slot.content[i].store(content[i], std::memory_order_release);
   }

@@ -2,7 +2,11 @@
 #include "comm/history.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <atomic>
+#include <csignal>
+#include <ctime>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -33,6 +37,13 @@ TEST(History, KeepsTheLast32) {
   }
 }
 
+void expect_whole(const History& history) {
+  for (const HistoryEntry& one : history.get()) {
+    ASSERT_EQ(one.call.step, one.round);
+    ASSERT_EQ(one.call.unit, one.round);
+  }
+}
+
 TEST(History, IsReadWhileThreadsWrite) {
   const auto history = std::make_unique<History>();
   std::vector<std::jthread> writers;
@@ -43,12 +54,48 @@ TEST(History, IsReadWhileThreadsWrite) {
       }
     });
   }
-  for (int look = 0; look < 1000; ++look) {
-    for (const HistoryEntry& one : history->get()) {
-      ASSERT_EQ(one.call.step, one.round);
-      ASSERT_EQ(one.call.unit, one.round);
+  for (int look = 0; look < 1000; ++look) expect_whole(*history);
+}
+
+std::atomic<bool> interrupted{false};
+
+void sleep_a_little(int) {
+  interrupted = true;
+  const timespec pause{0, 50'000};
+  ::nanosleep(&pause, nullptr);
+}
+
+// The writer is interrupted, mostly in the middle of an entry, while another one fills the ring.
+TEST(History, AWriterThatWasInterruptedTouchesNoNewerEntry) {
+  struct sigaction action {};
+  struct sigaction before {};
+  action.sa_handler = sleep_a_little;
+  ASSERT_EQ(::sigaction(SIGUSR2, &action, &before), 0);
+  const auto history = std::make_unique<History>();
+  std::atomic<bool> pause{false}, paused{false};
+  {
+    std::jthread writer([&](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        history->add(gather(1, 1, 1));
+        while (pause) {
+          paused = true;
+          std::this_thread::yield();
+        }
+      }
+    });
+    for (int i = 0; i < 1000; ++i) {
+      interrupted = paused = false;
+      ::pthread_kill(writer.native_handle(), SIGUSR2);
+      while (!interrupted) std::this_thread::yield();
+      pause = true;
+      for (std::size_t n = 0; n < 2 * history_length; ++n) history->add(gather(2, 2, 2));
+      while (!paused) std::this_thread::yield();
+      expect_whole(*history);
+      pause = false;
     }
   }
+  EXPECT_EQ(history->get().size(), history_length);
+  ASSERT_EQ(::sigaction(SIGUSR2, &before, nullptr), 0);
 }
 
 TEST(History, CommonCallsAreListedOnce) {
