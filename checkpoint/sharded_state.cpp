@@ -184,9 +184,7 @@ void compare_selections(const Context& context, const ShardedModel& model,
 }
 
 Selection selection_of(const LoadOptions& options) {
-  return {options.strict, options.model, options.optimizer,
-          "make the model as it was saved, or load a part: ts::LoadOptions has strict = false and "
-          "filters by name"};
+  return {options.strict, options.model, options.optimizer, options.way_out};
 }
 
 }  // namespace

@@ -62,6 +62,10 @@ struct LoadOptions {
   // without `strict`, the optimizer's groups may differ from those of the run that saved.
   checkpoint::NameFilter model = {};
   checkpoint::NameFilter optimizer = {};
+  // The end of the message about a checkpoint that does not fit.
+  std::string way_out =
+      "make the model as it was saved, or load a part: ts::LoadOptions has strict = false and "
+      "filters by name";
 };
 struct LoadResult {
   Scalars scalars;

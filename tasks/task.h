@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state/scalars.h"
 #include "engine/nn/module.h"
@@ -36,7 +37,12 @@ struct Prepared {
 struct Evaluation {
   std::vector<std::pair<std::string, double>> numbers;
   bool higher_is_better = false;
-  [[nodiscard]] double best_by() const { return numbers.front().second; }
+  // The first number. A std::logic_error without one.
+  [[nodiscard]] double best_by() const {
+    TESSERA_REQUIRE(!numbers.empty(),
+                    "an evaluation without numbers: Task::evaluate() returns at least one");
+    return numbers.front().second;
+  }
 };
 
 class Task {

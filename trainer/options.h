@@ -37,15 +37,17 @@ struct FilesToCopy {
   std::function<checkpoint::ModelFiles()> read;
 };
 
-// The program's loop calls Trainer::save(): `every` says how often it will.
+// The program's loop calls Trainer::save(): `every` says how often it will, for Trainer::saves()
+// and prepare_folder(). With 0 the run expects no saves: prepare_folder() does not look at `dir`,
+// and a save() is written at once, also with `async`.
 struct CheckpointOptions {
   std::string dir = {};            // empty: no checkpoints
-  std::int64_t every = 1000;       // steps between saves; 0: never, as without `dir`
+  std::int64_t every = 1000;       // steps between saves
   std::string resume = "auto";     // the newest step of `dir`, never, or a path
   bool async = false;              // training goes on while the copy is written
   std::string export_folder = {};  // for export_weights(); empty: it does nothing
-  // Options of each save. The run sets the step, the line and the score, and adds scalars and
-  // files.
+  // Options of each save. The run sets the step, the line and the score (give none of them), and
+  // adds scalars and files.
   SaveOptions save = {};
   std::vector<FilesToCopy> files = {};
   std::set<std::string> left_out = {};  // files that steps do not have
@@ -70,8 +72,9 @@ struct RunSignals {
 struct OptionNames {
   std::string source = "TrainerOptions";
   std::map<std::string, std::string> given = {};  // places by name, if they are not the source
-  std::string learning_rate = "schedule.peak";
+  std::string learning_rate = {};  // empty: schedule.peak, or optimizer.lr without a schedule
   std::string initial_weights = "initial_weights";
+  std::string export_folder = "checkpoint.export_folder";
 
   [[nodiscard]] const std::string& place(const std::string& option) const {
     const auto found = given.find(option);
@@ -79,6 +82,7 @@ struct OptionNames {
   }
 };
 
+// Each rank has the same options. The constructor checks values and compares the ranks.
 struct TrainerOptions {
   std::int64_t steps = 1000;    // of the whole run, to foresee the room that its checkpoints need
   std::int64_t batch_size = 1;  // samples of a rank's micro-batch, the same on every rank
@@ -95,6 +99,7 @@ struct TrainerOptions {
   StepChecks checks = {};
   std::function<RunSignals()> signals = {};  // asked at each step
   OptionNames names = {};
+  bool are_checked = false;  // the source has rules of its own for values, as recipes have
 };
 
 }  // namespace tessera

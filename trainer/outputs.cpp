@@ -1,17 +1,32 @@
 // Checks before the first step that a run can write its results.
 #include <fmt/format.h>
 #include <algorithm>
+#include <filesystem>
 #include <functional>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/text/byte_size.h"
 #include "checkpoint/io/collective.h"
+#include "checkpoint/io/failure.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/save/export.h"
 #include "checkpoint/steps/lineage.h"
 #include "trainer/trainer.h"
 
 namespace tessera {
+namespace {
+
+// Adds the way out to the error of a system call.
+void write_into_folder(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const checkpoint::SystemFailure& failure) {
+    fail(failure.code(), "{}; name a folder that can be written", failure.what());
+  }
+}
+
+}  // namespace
 
 Trainer::SaveBytes Trainer::bytes_of_save() const {
   const SaveOptions& wanted = options_.checkpoint.save;
@@ -58,29 +73,47 @@ std::optional<events::LittleRoom> Trainer::check_room() const {
   return events::LittleRoom{dir, free, bytes, more};
 }
 
+void Trainer::on_main(const std::string& option, const std::function<void()>& work) const {
+  const std::string doing = fmt::format("{}: {}", options_.names.place(option), option);
+  checkpoint::run_on_all_ranks(context_.communicator(), doing, [this, &work] {
+    if (context_.is_main()) work();
+    return std::string();
+  });
+}
+
+void Trainer::check_is_folder() const {
+  const std::filesystem::path dir = options_.checkpoint.dir;
+  if (dir.empty()) return;
+  on_main("checkpoint.dir", [&dir] {
+    std::error_code error;
+    const auto type = std::filesystem::status(dir, error).type();
+    using Type = std::filesystem::file_type;
+    TESSERA_CHECK(type == Type::directory || type == Type::not_found || type == Type::none,
+                  ErrorCode::checkpoint, "'{}' is not a folder; name a folder for checkpoints",
+                  dir.string());
+  });
+}
+
 RunEvents Trainer::prepare_folder() {
+  guard_.require("prepare_folder()", RunGuard::Needs::last_step);
   const CheckpointOptions& wanted = options_.checkpoint;
   RunEvents events;
-  const auto on_main = [this](const std::string& option, const std::function<void()>& work) {
-    const std::string doing = fmt::format("{}: {}", options_.names.place(option), option);
-    checkpoint::run_on_all_ranks(context_.communicator(), doing, [this, &work] {
-      if (context_.is_main()) work();
-      return std::string();
-    });
-  };
   if (saves()) {
     std::optional<events::LittleRoom> room;
     on_main("checkpoint.dir", [&] {
-      checkpoint::create_folders(wanted.dir);
-      checkpoint::check_writable(wanted.dir);
+      write_into_folder([&] {
+        checkpoint::create_folders(wanted.dir);
+        checkpoint::check_writable(wanted.dir);
+      });
       room = check_room();
     });
     if (room) events.push_back(std::move(*room));
   }
   if (!wanted.export_folder.empty()) {
-    on_main("checkpoint.export", [&] {
+    on_main(options_.names.export_folder, [&] {
       checkpoint::check_export_folder(wanted.export_folder);
-      checkpoint::check_room_for_export(wanted.export_folder, bytes_of_save().model);
+      write_into_folder(
+          [&] { checkpoint::check_room_for_export(wanted.export_folder, bytes_of_save().model); });
     });
   }
   if (!saves() && wanted.export_folder.empty()) return events;

@@ -8,7 +8,7 @@ namespace tessera {
 
 struct StepMetrics {
   std::int64_t step = 0;  // from 1
-  float loss = 0;         // mean over the world's tokens
+  float loss = 0;         // mean of the ranks' losses, each the mean of its micro-batches
   float grad_norm = 0;    // before clipping
   double lr = 0;
   double tokens_per_s = 0;   // of the whole world

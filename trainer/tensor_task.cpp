@@ -19,6 +19,9 @@ class TensorTask final : public Task {
   TensorTask(nn::Module& module, data::TensorDataset samples, TensorLoss loss,
              const TensorTaskOptions& options)
       : module_(module), samples_(std::move(samples)), loss_(std::move(loss)), options_(options) {
+    TESSERA_REQUIRE(loss_ != nullptr,
+                    "make_tensor_task: the loss is an empty function; give it one that takes the "
+                    "inputs and the targets of a batch");
     data::check_samples(samples_);
   }
 
@@ -44,14 +47,22 @@ class TensorTask final : public Task {
     scalars.set("samples", count()).set("seed", options_.seed).set("shuffle", options_.shuffle);
   }
   void check_data(const Scalars& scalars, const std::string& folder) const override {
+    for (const char* name : {"samples", "seed", "shuffle"}) {
+      TESSERA_CHECK(
+          scalars.contains(name), ErrorCode::data,
+          "{}: the step has no '{}', so it is not of a run of make_tensor_task; go on with "
+          "the task that saved it, or begin a new run with checkpoint.resume: never",
+          folder, name);
+    }
     const auto saved = scalars.get<std::int64_t>("samples");
     const auto seed = scalars.get<std::uint64_t>("seed");
     const auto shuffle = scalars.get<bool>("shuffle");
-    TESSERA_CHECK(saved == count() && seed == options_.seed && shuffle == options_.shuffle,
-                  ErrorCode::data,
-                  "{}: the run there has {} samples, seed {} and shuffle {}; with others the data "
-                  "order would be another",
-                  folder, saved, seed, shuffle);
+    TESSERA_CHECK(
+        saved == count() && seed == options_.seed && shuffle == options_.shuffle, ErrorCode::data,
+        "{}: the run there has {} samples, seed {} and shuffle {}, and this one has {} "
+        "samples, seed {} and shuffle {}, so the data order would be another; give it the "
+        "same, or begin a new run with checkpoint.resume: never",
+        folder, saved, seed, shuffle, count(), options_.seed, options_.shuffle);
   }
 
  private:

@@ -14,6 +14,7 @@
 #include "engine/device/memory.h"
 #include "engine/ops.h"
 #include "engine/random.h"
+#include "trainer/option_checks.h"
 
 namespace tessera {
 namespace {
@@ -31,6 +32,44 @@ optim::Schedule schedule_of(const TrainerOptions& options) {
   if (options.schedule) return *options.schedule;
   return {.peak =
               std::visit([](const auto& optimizer) { return optimizer.lr; }, options.optimizer)};
+}
+
+std::unique_ptr<tasks::Task> required(std::unique_ptr<tasks::Task> task) {
+  TESSERA_REQUIRE(task != nullptr,
+                  "a Trainer without a task: give it one, as tasks::make_tensor_task returns");
+  return task;
+}
+
+// The samples of the task's data sets. A planned run has one endless data set.
+std::vector<std::int64_t> samples_of(const tasks::Task& task, const Context& context) {
+  std::vector<std::int64_t> samples = task.samples_per_epoch();
+  if (samples.empty() && context.device().is_planned()) {
+    return {std::numeric_limits<std::int64_t>::max() / 2};
+  }
+  TESSERA_REQUIRE(
+      !samples.empty(),
+      "Task::samples_per_epoch() returned an empty list; it has a number of samples for "
+      "each data set");
+  for (std::size_t set = 0; set < samples.size(); ++set) {
+    TESSERA_REQUIRE(
+        samples[set] > 0,
+        "Task::samples_per_epoch() returned {} for data set {}; a data set has at least "
+        "one sample",
+        samples[set], set);
+  }
+  return samples;
+}
+
+void check_loss(const Tensor& loss) {
+  TESSERA_REQUIRE(loss.defined(),
+                  "the task's loss is an undefined tensor; return the mean loss of the batch");
+  TESSERA_REQUIRE(loss.elements() == 1,
+                  "the task's loss has the shape {}, and a loss is one number; take the mean, as "
+                  "ts::mean(loss)",
+                  loss.shape().to_string());
+  TESSERA_REQUIRE(loss.requires_grad(),
+                  "the task's loss does not depend on a parameter that is trained; compute it with "
+                  "the module's forward, without detach() or a NoGradGuard");
 }
 
 // A NaN's sign bit has no meaning and differs between compilers: messages do not show it.
@@ -60,18 +99,16 @@ struct StepReport {
 Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOptions options)
     : options_(std::move(options)),
       context_(std::move(context)),
-      task_(std::move(task)),
+      task_(required(std::move(task))),
+      guard_(task_->module()),
       schedule_(schedule_of(options_)),
       names_to_load_(options_.checkpoint.save.names) {
-  TESSERA_CHECK(options_.batch_size > 0 && options_.gradient_accumulation_steps > 0,
-                ErrorCode::configuration,
-                "{}: batch_size {} and gradient_accumulation_steps {} must be positive",
-                options_.names.source, options_.batch_size, options_.gradient_accumulation_steps);
-  options_.data.samples = task_->samples_per_epoch();
-  // A planned run has one endless data set.
-  if (options_.data.samples.empty()) {
-    options_.data.samples.push_back(std::numeric_limits<std::int64_t>::max() / 2);
+  compare_options(context_, options_, *task_);
+  check_options(options_);
+  if (options_.names.learning_rate.empty()) {
+    options_.names.learning_rate = options_.schedule ? "schedule.peak" : "optimizer.lr";
   }
+  options_.data.samples = samples_of(*task_, context_);
   order_.emplace(options_.data);
   position_.data = order_->begin();
   sharded_.emplace(task_->module(), context_, options_.sharding);
@@ -88,6 +125,8 @@ tasks::PreparedQueue::Taken Trainer::next_batch(const tasks::DataPosition& data)
     return {order_->at(data, options_.batch_size * context_.world_size()),
             task_->blank(options_.batch_size)};
   }
+  // Another rank may wait longer for this one than ranks wait for one another.
+  const comm::OutsideWait reads_data(context_.communicator());
   if (!batches_) {
     const tasks::PreparedQueue::Share share{context_.rank(), context_.world_size(),
                                             options_.batch_size};
@@ -99,6 +138,9 @@ tasks::PreparedQueue::Taken Trainer::next_batch(const tasks::DataPosition& data)
 
 Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, std::int64_t accumulated) {
   const tasks::PreparedQueue::Taken next = next_batch(data);
+  TESSERA_REQUIRE(next.prepared != nullptr,
+                  "Task::{}() returned a null pointer; it returns a batch",
+                  context_.device().is_planned() ? "blank" : "prepare");
   const std::int64_t first = next.batch.first + context_.rank() * options_.batch_size;
   begin_batch({static_cast<std::uint64_t>(data.batches), first, options_.batch_size});
   Tensor loss;
@@ -106,6 +148,7 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, std::in
     const ComputeScope forward(recorder_.get(), SpanKind::forward);
     loss = task_->loss(*next.prepared, context_);
   }
+  check_loss(loss);
   const double value = loss.item();
   // With several micro-batches, the gradient is the gradient of their mean.
   if (accumulated != 1) loss = loss * (1.0 / static_cast<double>(accumulated));
@@ -115,6 +158,12 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, std::in
 }
 
 std::optional<StepMetrics> Trainer::step() {
+  return guard_.run("step()", RunGuard::Needs::everything, [this] { return take_step(); });
+}
+
+std::optional<StepMetrics> Trainer::take_step() {
+  may_resume_ = false;
+  if (std::exchange(rewinds_, false)) batches_.reset();
   const auto begin = std::chrono::steady_clock::now();
   if (recorder_) recorder_->begin_step(position_.steps + 1);
   const CommunicationStatistics before = sharded_->communication();
@@ -189,10 +238,17 @@ bool Trainer::agree_to_stop() {
   return true;
 }
 
-// The gradients so far are for nothing. The data of the step come again after a resume.
+// The gradients so far are for nothing. The data of the step come again, after a resume or in the
+// next step.
 void Trainer::abandon_step() {
   optimizer_->zero_grad();
+  rewinds_ = true;
   if (recorder_) recorder_->abandon_step();
+}
+
+void Trainer::keep_last_step() {
+  optimizer_->zero_grad();
+  guard_.keep_last_step();
 }
 
 // Decides if the step's gradients can be used. The decision is the same on every rank. A loss scale
@@ -202,15 +258,17 @@ bool Trainer::may_update(StepMetrics& metrics, double norm) {
   try {
     overflow = scaler_ && !scaler_->update(norm);
   } catch (const Error& error) {
+    keep_last_step();
     fail(error.code(), "step {}: {}", position_.steps + 1, error.what());
   }
-  TESSERA_CHECK(
-      overflow || (std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm)),
-      ErrorCode::numeric,
-      "step {}: loss {} and gradient norm {} are not finite; lower {}, or resume from the "
-      "last checkpoint",
-      position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm),
-      options_.names.learning_rate);
+  if (!overflow && !(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm))) {
+    keep_last_step();
+    fail(ErrorCode::numeric,
+         "step {}: loss {} and gradient norm {} are not finite; lower {}, or resume from the "
+         "last checkpoint",
+         position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm),
+         options_.names.learning_rate);
+  }
   if (scaler_) metrics.skipped_steps = scaler_->state().skipped_steps;
   return !overflow;
 }
@@ -260,7 +318,10 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
     save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
     save_failed = save_failed || report.save_failed != 0;
   }
-  if (save_failed) (void)saver_->wait();  // throws the same on every rank
+  if (save_failed) {
+    keep_last_step();
+    (void)saver_->wait();  // throws the same on every rank
+  }
   metrics.loss = static_cast<float>(all.loss / context_.world_size());
   // A plan has no time of its own, and looks after each micro-batch.
   if (!context_.device().is_planned() && slowest > 0) {
@@ -272,9 +333,18 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
 }
 
 tasks::Evaluation Trainer::evaluate() {
-  const NoGradGuard no_grad;
-  task_->module().eval();
-  return task_->evaluate(context_, options_.batch_size);
+  TESSERA_REQUIRE(task_->evaluates(),
+                  "evaluate() of a task without an evaluation: its class overrides evaluates() and "
+                  "evaluate(); save() needs none");
+  return guard_.run("evaluate()", RunGuard::Needs::last_step, [this] {
+    const NoGradGuard no_grad;
+    nn::Module& module = task_->module();
+    const bool trains = module.is_training();
+    module.eval();
+    tasks::Evaluation found = task_->evaluate(context_, options_.batch_size);
+    module.train(trains);
+    return found;
+  });
 }
 
 }  // namespace tessera

@@ -6,12 +6,17 @@
 //   while (trainer.position().steps < 1000 && trainer.step()) {
 //   }
 //   trainer.save();
+//   trainer.finish_save();
 //
-// Every rank makes the collective calls in the same order. An Error comes from options, data, files
-// or another rank; after one that a collective call has thrown, the run cannot go on.
+// Every rank makes the collective calls in the same order, on the thread that made the trainer, and
+// while the module lives: else they throw std::logic_error. An Error comes from options, data,
+// files or another rank. After an exception of resume(), step() or evaluate() the run cannot go on:
+// later calls throw std::logic_error. Only a run whose parameters have stayed as the last step left
+// them (each call says so) may still save and export them.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/save/async_save.h"
 #include "checkpoint/save/model_files.h"
 #include "engine/optim/optimizer.h"
@@ -32,6 +38,7 @@
 #include "tasks/task.h"
 #include "trainer/events.h"
 #include "trainer/options.h"
+#include "trainer/run_guard.h"
 #include "trainer/step_metrics.h"
 
 namespace tessera {
@@ -49,29 +56,38 @@ class Trainer {
   // Collective. Shards the task's module and builds everything; reads no checkpoint yet. The
   // thread's seed (ts::manual_seed) decides initial values and dropout: set it before the module is
   // made, to the same number on every rank. On a planned device (sharding/plan/plan.h) the run can
-  // take steps, and nothing else. Throws Error(configuration) for options that cannot work.
+  // take steps, and nothing else. Throws Error(configuration) for options that cannot work, and for
+  // options, data (Task::samples_per_epoch, remember_data) or seeds that differ between the ranks.
   Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOptions options);
 
-  // Collective. Goes on from the step that checkpoint.resume names, if there is one. After a
-  // restart by the launcher it goes on from the newest save of this launch instead.
+  // Collective, once, before the first step and save. Goes on from the step that checkpoint.resume
+  // names, if there is one. After a restart by the launcher it goes on from the newest save of this
+  // launch instead. A program that does not call it begins anew, as with checkpoint.resume "never".
   RunEvents resume();
-  // Collective. Makes the checkpoints' folder if the run saves. If the folder cannot be written, or
-  // has no room for a single save, it fails before the first step, not at the first save.
+  // Collective. Makes the checkpoints' folder if the run saves. If the folder, or that of an
+  // export, cannot be written or has no room for a single save, it fails before the first step, not
+  // at the first save.
   RunEvents prepare_folder();
 
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
-  // gradient that is not finite is an Error(numeric) that leaves the parameters unchanged; in fp16,
-  // gradients that overflow are dropped. Returns nothing if a signal to stop has reached a rank
-  // between two micro-batches: then no rank takes the step, and the position stays.
+  // gradient that is not finite is an Error(numeric) that leaves the parameters unchanged, and so
+  // does the error of an asynchronous save; in fp16, gradients that overflow are dropped. Returns
+  // nothing if a signal to stop has reached a rank between two micro-batches: then no rank takes
+  // the step, and the position stays.
   std::optional<StepMetrics> step();
-  // Collective. The result of the task's evaluation.
+  // Collective. The result of the task's evaluation, which leaves the parameters unchanged; an
+  // std::logic_error if the task has none (Task::evaluates()). The module has the mode that it had
+  // before.
   tasks::Evaluation evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to
-  // write it. `found` is the evaluation of this position, for SaveOptions::keep_best.
+  // write it. `found` is the evaluation of this position, for SaveOptions::keep_best. An error
+  // leaves the run as it was.
   RunEvents save(const std::optional<tasks::Evaluation>& found = {});
   // The end of a checkpoint that is written while training goes on. The first returns its events if
   // the writing has ended. The second waits for the end and throws the error of the writing, if
-  // there was one. (Each step throws it as well.)
+  // there was one. (Each step throws it as well.) A program with checkpoint.async must call it
+  // after its last save: the destructor can only print the error, and ts::run() then returns its
+  // code.
   RunEvents finished_save();
   RunEvents finish_save();
   // Collective. Writes the weights alone into checkpoint.export_folder, if it is set.
@@ -95,7 +111,12 @@ class Trainer {
   // From now on the run records each step (sharding/profiler/step_recorder.h), with everything
   // until the next step.
   void record() { recorder_ = sharded_->record(); }
-  [[nodiscard]] StepRecorder& recorder() const { return *recorder_; }  // after record()
+  // A std::logic_error before record().
+  [[nodiscard]] StepRecorder& recorder() const {
+    TESSERA_REQUIRE(recorder_ != nullptr,
+                    "recorder() of a run that records nothing: call record()");
+    return *recorder_;
+  }
   // This rank's part of the metrics' peak_bytes.
   [[nodiscard]] std::int64_t peak_bytes();
   [[nodiscard]] const Context& context() const { return context_; }
@@ -103,6 +124,9 @@ class Trainer {
   [[nodiscard]] RankMemory memory() const { return measure_memory(context_); }
 
  private:
+  // Collective. Rank 0 works on the folder that this option names; an error names the option.
+  void on_main(const std::string& option, const std::function<void()>& work) const;
+  void check_is_folder() const;
   void load_initial_weights();
   // Collective: StepChecks::before_load.
   void check_step(const std::string& path);
@@ -123,6 +147,10 @@ class Trainer {
                                            RunEvents& events);
   void resume_from(const std::string& path, RunEvents& events);
   void start_line(const std::string& from, RunEvents& events);
+  void begin_line(RunEvents& events);
+  void warn(const std::string& text, RunEvents& events);
+  void warn_of_missing_score(std::optional<double> score,
+                             const std::optional<tasks::Evaluation>& found, RunEvents& events);
   events::Resumed take_position(const Scalars& scalars, const std::string& folder);
   void take_data_position(const Scalars& scalars, const std::string& folder);
   events::Resumed start_data_anew(const std::string& folder, std::int64_t steps);
@@ -130,6 +158,9 @@ class Trainer {
     double loss = 0;
     std::int64_t tokens = 0;
   };
+  [[nodiscard]] LoadOptions load_options() const;
+  RunEvents find_begin();
+  std::optional<StepMetrics> take_step();
   MicroBatch forward_backward(tasks::DataPosition& data, std::int64_t accumulated);
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
@@ -137,6 +168,8 @@ class Trainer {
   // Collective. Whether a rank noted a signal to stop; all ranks get the same answer.
   bool agree_to_stop();
   void abandon_step();
+  // Before an error that all ranks throw: drops the gradients, so that the last step may be saved.
+  void keep_last_step();
   bool may_update(StepMetrics& metrics, double norm);
   [[nodiscard]] std::int64_t cached_bytes() const;
   // For the trace's lane of checkpoints, from `seconds` ago until now.
@@ -145,6 +178,7 @@ class Trainer {
   TrainerOptions options_;
   Context context_;
   std::unique_ptr<tasks::Task> task_;
+  RunGuard guard_;
   std::optional<ShardedModel> sharded_;
   std::shared_ptr<StepRecorder> recorder_;  // null if no log needs it
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -152,15 +186,18 @@ class Trainer {
   optim::Schedule schedule_;
   std::optional<tasks::BatchOrder> order_;
   std::optional<tasks::PreparedQueue> batches_;  // from the first step on
+  bool rewinds_ = false;  // a step was abandoned: the next one takes its batches again
   // Micro-batches between two looks for a signal to stop, the same on all ranks: a look makes the
   // ranks wait for one another, so that there are as few as the last step's time allows.
   std::int64_t batches_per_check_ = 1;
   TrainingPosition position_;
+  bool may_resume_ = true;  // until the first resume(), step() or save()
   std::string resumed_from_;
   checkpoint::StateNames names_to_load_;
   int interruption_ = 0;
   std::int64_t save_requests_ = 0;
   std::int64_t save_requests_before_ = 0;
+  bool has_line_ = false;  // resume() or the first save has chosen it
   checkpoint::Line line_;
   std::set<std::string> warned_;  // warnings that were returned already
   std::int64_t peak_resident_ = 0;

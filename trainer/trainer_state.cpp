@@ -59,9 +59,11 @@ void Trainer::load_initial_weights() {
 // set for the first start.
 bool Trainer::resume_restarted(int restart, RunEvents& events) {
   if (restart == 0 || line_.launch.empty() || options_.checkpoint.dir.empty()) return false;
+  RunEvents resumed;
   const bool found =
-      resume_newest(options_.checkpoint.dir, {.launch = line_.launch}, events).has_value();
+      resume_newest(options_.checkpoint.dir, {.launch = line_.launch}, resumed).has_value();
   events.push_back(events::Restarted{restart, found});
+  events.insert(events.end(), resumed.begin(), resumed.end());
   return found;
 }
 
@@ -73,11 +75,18 @@ void Trainer::check_step(const std::string& path) {
   }
 }
 
+LoadOptions Trainer::load_options() const {
+  return {.names = names_to_load_,
+          .way_out =
+              "make the model as it was saved, or begin a new run with checkpoint.resume: "
+              "never"};
+}
+
 std::optional<std::string> Trainer::resume_newest(const std::string& dir,
                                                   const checkpoint::CheckpointQuery& search,
                                                   RunEvents& events) {
   if (search.launch.empty()) check_step(dir);
-  const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, names_to_load_);
+  const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, load_options(), search);
   if (!loaded) return std::nullopt;
   const checkpoint::FoundCheckpoint& found = loaded->found;
   for (const std::string& reason : found.skipped) {
@@ -106,7 +115,7 @@ void Trainer::resume_from(const std::string& path, RunEvents& events) {
   if (messages.front() == "step") {
     check_step(path);
     events.push_back(
-        take_position(load(context_, path, *sharded_, *optimizer_, names_to_load_), path));
+        take_position(load(context_, path, *sharded_, *optimizer_, load_options()).scalars, path));
     start_line(path, events);
     return;
   }
@@ -132,7 +141,16 @@ void Trainer::start_line(const std::string& from, RunEvents& events) {
 }
 
 RunEvents Trainer::resume() {
+  TESSERA_REQUIRE(may_resume_,
+                  "resume() comes once, before the first step and save: make a new Trainer");
+  return guard_.run("resume()", RunGuard::Needs::everything, [this] { return find_begin(); });
+}
+
+RunEvents Trainer::find_begin() {
   RunEvents events;
+  may_resume_ = false;
+  has_line_ = true;
+  check_is_folder();
   LaunchOfRanks launch = agree_on_launch(context_.communicator());
   line_.launch = std::move(launch.id);
   const InitialWeights& weights = options_.initial_weights;
@@ -238,19 +256,28 @@ SaveOptions Trainer::save_options(const std::optional<tasks::Evaluation>& found)
 }
 
 RunEvents Trainer::save(const std::optional<tasks::Evaluation>& found) {
-  SaveOptions options = save_options(found);
+  guard_.require("save()", RunGuard::Needs::last_step);
   const std::string& dir = options_.checkpoint.dir;
   TESSERA_REQUIRE(!dir.empty(), "save() without a folder: set checkpoint.dir");
+  SaveOptions options = save_options(found);
+  may_resume_ = false;
+  RunEvents events;
+  begin_line(events);
+  warn_of_missing_score(options.score, found, events);
+  const auto add = [&events](RunEvents more) {
+    events.insert(events.end(), more.begin(), more.end());
+  };
   if (!saver_) {
     options.line = line_;
     const auto begin = std::chrono::steady_clock::now();
     const checkpoint::Saved saved = tessera::save(context_, dir, *sharded_, *optimizer_, options);
     record_save(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    return saved_events(saved);
+    add(saved_events(saved));
+    return events;
   }
   const bool waits = saver_->in_flight() && !saver_->ended();
   const auto asked = std::chrono::steady_clock::now();
-  RunEvents events = finish_save();
+  add(finish_save());
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - asked;
   options.line = line_;  // as the last save has left it
   const AsyncSaver::Pause pause = saver_->save(dir, options);
@@ -270,12 +297,39 @@ void Trainer::record_save(double seconds) {
   recorder_->add(span);
 }
 
+// A run that did not call resume() leaves the steps in its folder alone.
+void Trainer::begin_line(RunEvents& events) {
+  if (has_line_) return;
+  line_.launch = agree_on_launch(context_.communicator()).id;
+  start_line("", events);
+  has_line_ = true;
+}
+
+// A save that a signal asks for needs no evaluation.
+void Trainer::warn_of_missing_score(std::optional<double> score,
+                                    const std::optional<tasks::Evaluation>& found,
+                                    RunEvents& events) {
+  if (options_.checkpoint.save.keep_best == 0 || score) return;
+  if (found) {
+    warn(fmt::format("keep_best: {} is not finite, so the step is none of the best",
+                     found->numbers.front().first),
+         events);
+  } else if (interruption_ == 0 && !save_requested()) {
+    warn(
+        "keep_best: save() got no evaluation, so the step is none of the best; pass what "
+        "evaluate() returns",
+        events);
+  }
+}
+
+void Trainer::warn(const std::string& text, RunEvents& events) {
+  if (warned_.insert(text).second) events.push_back(events::Warning{text});
+}
+
 RunEvents Trainer::saved_events(const checkpoint::Saved& saved, std::optional<double> seconds) {
   line_ = saved.line;
   RunEvents events{events::Saved{saved.path, seconds}};
-  for (const std::string& warning : saved.warnings) {
-    if (warned_.insert(warning).second) events.push_back(events::Warning{warning});
-  }
+  for (const std::string& warning : saved.warnings) warn(warning, events);
   return events;
 }
 
@@ -295,6 +349,7 @@ RunEvents Trainer::finished_save() {
 
 RunEvents Trainer::export_weights() {
   const CheckpointOptions& wanted = options_.checkpoint;
+  guard_.require("export_weights()", RunGuard::Needs::last_step);
   if (wanted.export_folder.empty()) return {};
   const checkpoint::State state =
       checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::save);

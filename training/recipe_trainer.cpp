@@ -263,7 +263,9 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
   options.names = {.source = recipe.source,
                    .given = recipe.given,
                    .learning_rate = "train.lr",
-                   .initial_weights = "model.pretrained"};
+                   .initial_weights = "model.pretrained",
+                   .export_folder = "checkpoint.export"};
+  options.are_checked = true;
   return options;
 }
 

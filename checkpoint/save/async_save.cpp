@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <future>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "checkpoint/save/writer.h"
 #include "checkpoint/state/snapshot.h"
 #include "engine/device/backend.h"
+#include "sharding/context/failure.h"
 
 namespace tessera {
 namespace {
@@ -78,8 +78,8 @@ AsyncSaver::~AsyncSaver() {
   }
   try {
     (void)wait();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "the asynchronous save failed: %s\n", error.what());
+  } catch (...) {
+    report_from_destructor("the asynchronous save failed", state_->context.is_main());
   }
 }
 

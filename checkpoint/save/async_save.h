@@ -26,7 +26,8 @@ class AsyncSaver {
  public:
   // Collective.
   AsyncSaver(const Context& context, const ShardedModel& model, optim::Optimizer& optimizer);
-  // Finishes the save in flight, also during an exception. A failure goes to stderr.
+  // Finishes the save in flight, also during an exception. A destructor cannot throw its failure:
+  // it goes to stderr as "tessera: error: ...", and ts::run() returns its code. Call wait() before.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;

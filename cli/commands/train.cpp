@@ -2,8 +2,10 @@
 // step.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <variant>
 
 #include "base/counted.h"
 #include "cli/run_notes.h"
@@ -47,6 +49,7 @@ struct TrainCommand {
     planner::check_memory(recipe, context, training::ranks_of_process());
     Trainer training = training::make_trainer(recipe, context);
     RunEvents events = training.resume();
+    put_restart_last(events);
     for (RunEvent& event : training.prepare_folder()) events.push_back(std::move(event));
     const training::InterruptionWatch watch(
         context.world().local_rank == 0 ? consequence_of_signal(training) : nullptr);
@@ -69,6 +72,14 @@ struct TrainCommand {
     const int code = loop(recipe, training, progress, logs);
     for (const std::string& note : logs.finish()) progress.note(note);
     return code;
+  }
+
+  // The note of a restart comes after those of the step that was found.
+  static void put_restart_last(RunEvents& resumed) {
+    if (resumed.empty()) return;
+    const auto* restarted = std::get_if<events::Restarted>(&resumed.front());
+    if (restarted == nullptr || !restarted->found_save) return;
+    std::rotate(resumed.begin(), resumed.begin() + 1, resumed.end());
   }
 
   static void show(const RunEvents& events, const Recipe& recipe, Progress& progress) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/random.h"
@@ -16,15 +17,21 @@ constexpr std::uint64_t shuffle_stream = std::uint64_t{1} << 62;
 }  // namespace
 
 void check_samples(const TensorDataset& samples) {
-  TESSERA_REQUIRE(samples.inputs.dimensions() > 0 && samples.targets.dimensions() > 0 &&
-                      samples.inputs.size(0) == samples.targets.size(0),
-                  "a data set of {} inputs and {} targets", samples.inputs.shape().to_string(),
-                  samples.targets.shape().to_string());
-  for (const Tensor& tensor : {samples.inputs, samples.targets}) {
+  for (const auto& [name, tensor] :
+       {std::pair("inputs", samples.inputs), std::pair("targets", samples.targets)}) {
+    TESSERA_REQUIRE(tensor.defined(), "a data set whose {} are an undefined tensor", name);
+    TESSERA_REQUIRE(tensor.dimensions() > 0,
+                    "a data set whose {} are a single number; their first dimension counts the "
+                    "samples",
+                    name);
     TESSERA_REQUIRE(tensor.device() == Device::cpu(),
                     "a data set on {}; keep it on the CPU, batches are moved to the default device",
                     tensor.device().to_string());
   }
+  TESSERA_REQUIRE(samples.inputs.size(0) == samples.targets.size(0),
+                  "a data set whose inputs have {} samples and whose targets have {}; sample i is "
+                  "row i of both",
+                  samples.inputs.size(0), samples.targets.size(0));
   TESSERA_CHECK(samples.inputs.size(0) > 0, ErrorCode::data, "the data set is empty");
 }
 

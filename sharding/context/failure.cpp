@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <climits>
@@ -91,6 +92,13 @@ bool send_to_launcher(const Failure& failure) {
   return written == static_cast<ssize_t>(line.size());
 }
 
+// One write, so that the lines of several ranks do not mix; a missing stderr is ignored.
+void write_to_stderr(const std::string& line) {
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+std::atomic<int> code_of_destructors{0};
+
 }  // namespace
 
 std::optional<Failure> current_failure(std::string_view before_logic_errors) {
@@ -129,6 +137,18 @@ std::string in_lines(std::string message) {
   return message.replace(report, 1, "\n ");
 }
 
+void report_from_destructor(std::string_view doing, bool prints) {
+  const std::optional<Failure> failure = current_failure();
+  if (!failure) return;
+  code_of_destructors.store(failure->code);
+  if (!prints) return;
+  write_to_stderr(fmt::format("tessera: error: {}: {}\n", doing, in_lines(failure->message)));
+}
+
+int take_code_of_destructors() {
+  return code_of_destructors.exchange(0);
+}
+
 void report_failure(const Failure& failure) {
   if (send_to_launcher(failure)) return;
   const bool several =
@@ -136,8 +156,7 @@ void report_failure(const Failure& failure) {
   const std::string line = several ? fmt::format("tessera: rank {}: error: {}\n", failure.rank,
                                                  in_lines(failure.message))
                                    : fmt::format("tessera: error: {}\n", in_lines(failure.message));
-  // One write, so that the lines of several ranks do not mix; a missing stderr is ignored.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  write_to_stderr(line);
 }
 
 }  // namespace tessera

@@ -23,6 +23,13 @@ std::optional<Failure> current_failure(std::string_view before_logic_errors = ""
 // ...", with the rank when there are several.
 void report_failure(const Failure& failure);
 
+// For the exception being handled in a destructor, which cannot pass it on: a ts::run() that would
+// return 0 returns the failure's code. Prints "tessera: error: ..." if `prints`, which one rank
+// does; `doing` precedes the exception's text.
+void report_from_destructor(std::string_view doing, bool prints);
+// The code of such a failure since the last call, or 0.
+int take_code_of_destructors();
+
 // The message as it is printed: the report of the ranks' calls gets separate lines.
 std::string in_lines(std::string message);
 

@@ -48,7 +48,9 @@ int detail::run_main(const std::function<int()>& program, std::string_view befor
   try {
     const int code = program();
     const int written = flush_stdout();
-    return code != 0 ? code : written;
+    const int of_destructors = take_code_of_destructors();
+    if (code != 0) return code;
+    return written != 0 ? written : of_destructors;
   } catch (...) {
     std::optional<Failure> failure = current_failure(before_logic_errors);
     if (!failure) return 0;

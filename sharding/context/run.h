@@ -16,7 +16,8 @@ int run_main(const std::function<int()>& program, std::string_view before_logic_
 // or an exit code. An exception becomes one line on stderr, "tessera: error: ...", with the rank
 // when there are several, or the launcher's line under `tessera launch`; and the exit code of its
 // kind: an Error's code(), 6 for std::bad_alloc, else 1 (docs/errors.md). A standard output that
-// cannot be written is such an error, unless its reader has left.
+// cannot be written is such an error, unless its reader has left. So is the failure of an
+// asynchronous save for whose end the program did not wait.
 //
 //   int main() { return ts::run([] { train(); }); }
 //

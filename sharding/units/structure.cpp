@@ -151,23 +151,30 @@ std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& option
   return plan;
 }
 
-void compare_structures(comm::Communicator& world, const ShardingOptions& options,
-                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored) {
-  const std::string mine = describe(options, plan, ignored);
+std::optional<LineDifference> find_different_line(comm::Communicator& world,
+                                                  const std::string& mine) {
   const auto digests = world.exchange(digest_of(mine));
   if (std::all_of(digests.begin(), digests.end(),
                   [&](const std::string& digest) { return digest == digests.front(); })) {
-    return;
+    return std::nullopt;
   }
   const auto all = world.exchange(mine);
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
-    const auto [first, other] = first_difference(all[0], all[r]);
-    fail(ErrorCode::configuration,
-         "ranks 0 and {} shard different modules or with different options: rank 0 has \"{}\" "
-         "where rank {} has \"{}\"",
-         r, first, r, other);
+    auto [first, other] = first_difference(all[0], all[r]);
+    return LineDifference{r, std::move(first), std::move(other)};
   }
+  return std::nullopt;
+}
+
+void compare_structures(comm::Communicator& world, const ShardingOptions& options,
+                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored) {
+  const auto difference = find_different_line(world, describe(options, plan, ignored));
+  if (!difference) return;
+  fail(ErrorCode::configuration,
+       "ranks 0 and {} shard different modules or with different options: rank 0 has \"{}\" "
+       "where rank {} has \"{}\"",
+       difference->rank, difference->first, difference->rank, difference->other);
 }
 
 }  // namespace tessera

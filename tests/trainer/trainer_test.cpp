@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -11,78 +10,17 @@
 #include <variant>
 #include <vector>
 
-#include "engine/nn/layers.h"
-#include "engine/ops.h"
-#include "engine/random.h"
 #include "support/errors.h"
 #include "support/one_thread.h"
 #include "support/temporary_folder.h"
-#include "trainer/tensor_task.h"
+#include "tests/trainer/small_run.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::int64_t width = 6;
-constexpr std::int64_t classes = 3;
-
-struct DroppingNet : nn::Module {
-  DroppingNet() {
-    in = register_module("in", nn::Linear(width, 16));
-    drop = register_module("drop", nn::Dropout(0.2));
-    out = register_module("out", nn::Linear(16, classes));
-  }
-  Tensor forward(const Tensor& x) const { return out(drop(relu(in(x)))); }
-  nn::Linear in, out;
-  nn::Dropout drop;
-};
-
-float value_of(std::int64_t sample, std::int64_t column) {
-  return std::sin(static_cast<float>(sample * width + column));
-}
-
-// Sample n is made of n, so that a task needs no data in memory.
-struct Numbers : tasks::Prepared {
-  std::vector<float> values;
-  std::vector<std::int32_t> targets;
-};
-
-class MadeTask final : public tasks::Task {
- public:
-  [[nodiscard]] nn::Module& module() override { return net_; }
-  [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override { return {22}; }
-  [[nodiscard]] std::unique_ptr<tasks::Prepared> prepare(
-      std::size_t /*data_set*/, std::span<const std::int64_t> samples) const override {
-    auto batch = std::make_unique<Numbers>();
-    batch->samples = batch->tokens = static_cast<std::int64_t>(samples.size());
-    for (const std::int64_t sample : samples) {
-      for (std::int64_t i = 0; i < width; ++i) batch->values.push_back(value_of(sample % 22, i));
-      batch->targets.push_back(static_cast<std::int32_t>(sample % 22 % classes));
-    }
-    return batch;
-  }
-  [[nodiscard]] std::unique_ptr<tasks::Prepared> blank(std::int64_t samples) const override {
-    return prepare(0, std::vector<std::int64_t>(static_cast<std::size_t>(samples)));
-  }
-  [[nodiscard]] Tensor loss(const tasks::Prepared& batch, const Context& context) override {
-    const auto& numbers = dynamic_cast<const Numbers&>(batch);
-    const Tensor x = Tensor::from(numbers.values, {batch.samples, width});
-    const Tensor y = Tensor::from(numbers.targets, {batch.samples});
-    return cross_entropy(net_.forward(x.to(context.device())), y.to(context.device()));
-  }
-
- private:
-  DroppingNet net_;
-};
-
-data::TensorDataset rows_of_numbers(std::int64_t samples) {
-  std::vector<float> values;
-  std::vector<std::int32_t> targets;
-  for (std::int64_t sample = 0; sample < samples; ++sample) {
-    for (std::int64_t i = 0; i < width; ++i) values.push_back(value_of(sample, i));
-    targets.push_back(static_cast<std::int32_t>(sample % classes));
-  }
-  return {Tensor::from(values, {samples, width}), Tensor::from(targets, {samples})};
-}
+using testing::DroppingNet;
+using testing::MadeTask;
+using testing::rows_of_numbers;
 
 struct RunResult {
   std::vector<float> losses;
@@ -101,9 +39,7 @@ RunResult run_of(int ranks, TrainerOptions options, const Drive& drive, bool mad
     DroppingNet net;
     std::unique_ptr<tasks::Task> task = std::make_unique<MadeTask>();
     if (!made) {
-      task = tasks::make_tensor_task(
-          net, rows_of_numbers(22),
-          [&net](const Tensor& x, const Tensor& y) { return cross_entropy(net.forward(x), y); });
+      task = tasks::make_tensor_task(net, rows_of_numbers(), testing::cross_entropy_of(net));
     }
     TrainerOptions own = options;
     if (own.batch_size == 1) own.batch_size = 8 / ranks;
@@ -211,7 +147,7 @@ std::string refusal_of(const TrainerOptions& options) {
 TEST(Trainer, RefusesOptionsByTheirNames) {
   const testing::TemporaryFolder folder;
   EXPECT_EQ(refusal_of({.batch_size = -1}),
-            "TrainerOptions: batch_size -1 and gradient_accumulation_steps 1 must be positive");
+            "TrainerOptions: batch_size is -1: it must be at least 1");
   EXPECT_NE(refusal_of({.checkpoint = {.resume = folder.path().string()}})
                 .find("TrainerOptions: checkpoint.resume: " + folder.path().string()),
             std::string::npos);

@@ -120,5 +120,31 @@ TEST(Run, TheReportOfCollectivesHasItsOwnLines) {
   EXPECT_EQ(in_lines("one; line; on 'it'"), "one; line; on 'it'");
 }
 
+// A destructor cannot throw: its failure is the program's all the same.
+TEST(Run, AFailureInADestructorIsTheProgramsCode) {
+  struct Saver {
+    bool prints = true;
+    ~Saver() {
+      try {
+        fail(ErrorCode::checkpoint, "the disk is full");
+      } catch (...) {
+        report_from_destructor("the save failed", prints);
+      }
+    }
+  };
+  const Said said = said_by([] { const Saver saver; });
+  EXPECT_EQ(said.code, 5);
+  EXPECT_EQ(said.err, "tessera: error: the save failed: the disk is full\n");
+  const Said silent = said_by([] { const Saver saver{.prints = false}; });
+  EXPECT_EQ(silent.code, 5);
+  EXPECT_EQ(silent.err, "");
+  EXPECT_EQ(said_by([]() -> int {
+              const Saver saver;
+              return 7;
+            }).code,
+            7);
+  EXPECT_EQ(said_by([] {}).code, 0);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -1,0 +1,122 @@
+// The values that options may have.
+#include "trainer/option_checks.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+class Checks {
+ public:
+  explicit Checks(const std::string& source) : source_(source) {}
+
+  template <class Value>
+  void require(bool holds, std::string_view option, Value value, std::string_view allowed) const {
+    if (holds) return;
+    if constexpr (std::is_floating_point_v<Value>) {
+      if (std::isnan(value)) value = std::fabs(value);  // the sign bit of a NaN has no meaning
+    }
+    fail(ErrorCode::configuration, "{}: {} is {}: {}", source_, option, value, allowed);
+  }
+  void at_least(std::int64_t least, std::string_view option, std::int64_t value) const {
+    require(value >= least, option, value, fmt::format("it must be at least {}", least));
+  }
+  void not_negative(std::string_view option, double value) const {
+    require(std::isfinite(value) && value >= 0, option, value,
+            "it must be a finite number that is not negative");
+  }
+  void below_one(std::string_view option, double value) const {
+    require(value >= 0 && value < 1, option, value, "it must be at least 0 and below 1");
+  }
+
+ private:
+  const std::string& source_;
+};
+
+void check_groups(const Checks& checks, const std::vector<optim::ParameterGroup>& groups) {
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const std::string group = fmt::format("optimizer.groups[{}].", i);
+    checks.not_negative(group + "lr_scale", groups[i].lr_scale);
+    checks.not_negative(group + "weight_decay", groups[i].weight_decay.value_or(0));
+  }
+}
+
+void check_optimizer(const Checks& checks, const optim::AdamWOptions& options) {
+  checks.not_negative("optimizer.lr", options.lr);
+  checks.below_one("optimizer.beta1", options.beta1);
+  checks.below_one("optimizer.beta2", options.beta2);
+  checks.not_negative("optimizer.eps", options.eps);
+  checks.not_negative("optimizer.weight_decay", options.weight_decay);
+  check_groups(checks, options.groups);
+}
+
+void check_optimizer(const Checks& checks, const optim::SgdOptions& options) {
+  checks.not_negative("optimizer.lr", options.lr);
+  checks.not_negative("optimizer.momentum", options.momentum);
+  checks.not_negative("optimizer.dampening", options.dampening);
+  checks.not_negative("optimizer.weight_decay", options.weight_decay);
+  checks.require(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
+                 "optimizer.nesterov", true, "it needs a momentum and no dampening");
+  check_groups(checks, options.groups);
+}
+
+void check_schedule(const Checks& checks, const optim::Schedule& schedule) {
+  checks.not_negative("schedule.peak", schedule.peak);
+  checks.not_negative("schedule.minimum", schedule.minimum);
+  checks.require(
+      schedule.kind == optim::ScheduleKind::constant || schedule.minimum <= schedule.peak,
+      "schedule.minimum", schedule.minimum,
+      fmt::format("it must be at most schedule.peak, {}", schedule.peak));
+  checks.at_least(0, "schedule.warmup_steps", schedule.warmup_steps);
+  checks.at_least(0, "schedule.decay_steps", schedule.decay_steps);
+  if (schedule.kind == optim::ScheduleKind::constant) return;
+  checks.require(schedule.decay_steps > 0, "schedule.decay_steps", schedule.decay_steps,
+                 "linear and cosine need the step at which the rate reaches schedule.minimum");
+  checks.require(schedule.warmup_steps < schedule.decay_steps, "schedule.warmup_steps",
+                 schedule.warmup_steps,
+                 fmt::format("it must be below schedule.decay_steps, {}", schedule.decay_steps));
+}
+
+void check_checkpoint(const Checks& checks, const CheckpointOptions& options) {
+  constexpr std::string_view of_the_run = "the Trainer sets it; leave it out";
+  checks.at_least(0, "checkpoint.every", options.every);
+  checks.require(!options.resume.empty(), "checkpoint.resume", "\"\"",
+                 "it must be \"auto\", \"never\", or the path of a step or of a folder of steps");
+  checks.at_least(0, "checkpoint.save.keep", options.save.keep);
+  checks.at_least(0, "checkpoint.save.keep_best", options.save.keep_best);
+  checks.at_least(0, "checkpoint.save.stall_timeout", options.save.stall_timeout.count());
+  checks.require(!options.save.step, "checkpoint.save.step", options.save.step.value_or(0),
+                 of_the_run);
+  checks.require(!options.save.score, "checkpoint.save.score", options.save.score.value_or(0),
+                 of_the_run);
+  checks.require(options.save.line.run.empty(), "checkpoint.save.line", options.save.line.run,
+                 of_the_run);
+}
+
+}  // namespace
+
+void check_options(const TrainerOptions& options) {
+  if (options.are_checked) return;
+  const Checks checks(options.names.source);
+  checks.at_least(0, "steps", options.steps);
+  checks.at_least(1, "batch_size", options.batch_size);
+  checks.at_least(1, "gradient_accumulation_steps", options.gradient_accumulation_steps);
+  checks.require(options.max_grad_norm >= 0, "max_grad_norm", options.max_grad_norm,
+                 "it must be at least 0 (0: no clipping)");
+  std::visit([&](const auto& optimizer) { check_optimizer(checks, optimizer); }, options.optimizer);
+  if (options.schedule) check_schedule(checks, *options.schedule);
+  checks.require(!options.data.even_batches || !options.data.drop_last, "data.even_batches", true,
+                 "data.drop_last leaves out the batches that it fills; set one of the two");
+  checks.require(options.data.samples.empty(), "data.samples", "set",
+                 "the task gives them (samples_per_epoch()); leave it out");
+  check_checkpoint(checks, options.checkpoint);
+}
+
+}  // namespace tessera

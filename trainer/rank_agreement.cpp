@@ -1,0 +1,161 @@
+// Writes the options of a run as text, one on each line, and compares the texts of the ranks.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "checkpoint/state/scalars_json.h"
+#include "engine/random.h"
+#include "sharding/units/structure.h"
+#include "trainer/option_checks.h"
+
+namespace tessera {
+namespace {
+
+class OptionLines {
+ public:
+  template <class Value>
+  OptionLines& add(std::string_view name, const Value& value) {
+    text_ += fmt::format("{}: {}\n", name, value);
+    return *this;
+  }
+  // Functions cannot be compared.
+  template <class Function>
+  OptionLines& add_function(std::string_view name, const Function& function) {
+    return add(name, function ? "set" : "not set");
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+void add_groups(OptionLines& lines, const std::vector<optim::ParameterGroup>& groups) {
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const optim::ParameterGroup& group = groups[i];
+    lines.add(fmt::format("optimizer.groups[{}]", i),
+              fmt::format("pattern {}, lr_scale {}, weight_decay {}", group.pattern, group.lr_scale,
+                          group.weight_decay ? fmt::to_string(*group.weight_decay) : "not set"));
+  }
+}
+
+void add_optimizer(OptionLines& lines, const optim::AdamWOptions& options) {
+  lines.add("optimizer", "AdamW")
+      .add("optimizer.lr", options.lr)
+      .add("optimizer.beta1", options.beta1)
+      .add("optimizer.beta2", options.beta2)
+      .add("optimizer.eps", options.eps)
+      .add("optimizer.weight_decay", options.weight_decay)
+      .add_function("optimizer.decay", options.decay);
+  add_groups(lines, options.groups);
+}
+
+void add_optimizer(OptionLines& lines, const optim::SgdOptions& options) {
+  lines.add("optimizer", "Sgd")
+      .add("optimizer.lr", options.lr)
+      .add("optimizer.momentum", options.momentum)
+      .add("optimizer.dampening", options.dampening)
+      .add("optimizer.weight_decay", options.weight_decay)
+      .add("optimizer.nesterov", options.nesterov)
+      .add_function("optimizer.decay", options.decay);
+  add_groups(lines, options.groups);
+}
+
+std::string_view kind_name(optim::ScheduleKind kind) {
+  switch (kind) {
+    case optim::ScheduleKind::constant:
+      return "constant";
+    case optim::ScheduleKind::linear:
+      return "linear";
+    case optim::ScheduleKind::cosine:
+      break;
+  }
+  return "cosine";
+}
+
+void add_schedule(OptionLines& lines, const std::optional<optim::Schedule>& schedule) {
+  if (!schedule) {
+    lines.add("schedule", "not set");
+    return;
+  }
+  lines.add("schedule.kind", kind_name(schedule->kind))
+      .add("schedule.peak", schedule->peak)
+      .add("schedule.minimum", schedule->minimum)
+      .add("schedule.warmup_steps", schedule->warmup_steps)
+      .add("schedule.decay_steps", schedule->decay_steps);
+}
+
+void add_checkpoint(OptionLines& lines, const CheckpointOptions& options) {
+  const SaveOptions& save = options.save;
+  lines.add("checkpoint.dir", options.dir)
+      .add("checkpoint.every", options.every)
+      .add("checkpoint.resume", options.resume)
+      .add("checkpoint.async", options.async)
+      .add("checkpoint.export_folder", options.export_folder)
+      .add("checkpoint.save.type",
+           save.type == checkpoint::StateDictType::full ? "full" : "sharded")
+      .add("checkpoint.save.model_dtype", tessera::name_of(save.model_dtype))
+      .add("checkpoint.save.keep", save.keep)
+      .add("checkpoint.save.keep_best", save.keep_best)
+      .add("checkpoint.save.scalars", checkpoint::json_of(save.scalars).dump())
+      .add("checkpoint.save.tensor_folders",
+           fmt::format("{}", fmt::join(save.tensor_folders, ", ")))
+      .add_function("checkpoint.save.names", save.names)
+      .add("checkpoint.save.model_file", save.model_file)
+      .add("checkpoint.save.max_file_size", save.max_file_size)
+      .add("checkpoint.save.stall_timeout", fmt::format("{} ms", save.stall_timeout.count()))
+      .add("checkpoint.files", options.files.size())
+      .add("checkpoint.left_out", fmt::format("{}", fmt::join(options.left_out, ", ")));
+}
+
+std::string describe_run(const TrainerOptions& options, const tasks::Task& task) {
+  OptionLines lines;
+  lines.add("batch_size", options.batch_size)
+      .add("gradient_accumulation_steps", options.gradient_accumulation_steps)
+      .add("sync_each_batch", options.sync_each_batch)
+      .add("steps", options.steps)
+      .add("max_grad_norm", options.max_grad_norm);
+  std::visit([&](const auto& optimizer) { add_optimizer(lines, optimizer); }, options.optimizer);
+  add_schedule(lines, options.schedule);
+  const LossScaleOptions& scale = options.loss_scale;
+  lines.add("loss_scale.fixed", scale.fixed ? fmt::to_string(*scale.fixed) : "not set")
+      .add("loss_scale.initial", scale.initial)
+      .add("loss_scale.growth_factor", scale.growth_factor)
+      .add("loss_scale.backoff_factor", scale.backoff_factor)
+      .add("loss_scale.growth_interval", scale.growth_interval)
+      .add("loss_scale.minimum", scale.minimum)
+      .add("data.mix", options.data.mix == tasks::Mix::by_size ? "by_size" : "round_robin")
+      .add("data.seed", options.data.seed)
+      .add("data.even_batches", options.data.even_batches)
+      .add("data.drop_last", options.data.drop_last);
+  add_checkpoint(lines, options.checkpoint);
+  Scalars facts;
+  task.remember_data(facts);
+  lines.add_function("initial_weights.load", options.initial_weights.load)
+      .add_function("checks.before_load", options.checks.before_load)
+      .add("the thread's seed (manual_seed)", current_seed())
+      .add("samples per epoch of the task",
+           fmt::format("{}", fmt::join(task.samples_per_epoch(), ", ")))
+      .add("data of the task", checkpoint::json_of(facts).dump());
+  return lines.text();
+}
+
+}  // namespace
+
+void compare_options(const Context& context, const TrainerOptions& options,
+                     const tasks::Task& task) {
+  if (context.world_size() == 1 || context.device().is_planned()) return;
+  const auto difference = find_different_line(context.communicator(), describe_run(options, task));
+  if (!difference) return;
+  fail(ErrorCode::configuration,
+       "{}: ranks 0 and {} have different options: rank 0 has \"{}\" where rank {} has \"{}\"; "
+       "give all ranks the same",
+       options.names.source, difference->rank, difference->first, difference->rank,
+       difference->other);
+}
+
+}  // namespace tessera
