@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/text/print.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/failure.h"
 
@@ -161,7 +162,7 @@ void FolderLock::take_owner_file(const fs::path& dir) {
 FolderLock::~FolderLock() {
   if (owner_file_.empty()) return;
   if (system_calls().unlink(owner_file_.c_str()) == -1) {
-    std::fprintf(stderr, "%s\n", describe_errno("unlink .lock-owner", errno).c_str());
+    print_err("{}\n", describe_errno("unlink .lock-owner", errno));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/home_process.h"
 #include "base/parallel.h"
+#include "base/text/print.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/save/writer.h"
 #include "checkpoint/state/snapshot.h"
@@ -79,7 +80,7 @@ AsyncSaver::~AsyncSaver() {
   try {
     (void)wait();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "the asynchronous save failed: %s\n", error.what());
+    print_err("the asynchronous save failed: {}\n", error.what());
   }
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
 #include "checkpoint/save/writer.h"
@@ -71,7 +72,7 @@ class ExportDestination final : public Destination {
       : folder_(std::move(folder)), partial_(std::move(partial)) {}
   ~ExportDestination() override {
     const std::string problem = roll_back();
-    if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
+    if (!problem.empty()) print_err("{}\n", problem);
   }
 
   void prepare(std::uint64_t needed_bytes) override {

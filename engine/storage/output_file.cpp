@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/printable.h"
 #include "base/write_failure.h"
 
 namespace tessera {
@@ -93,7 +94,10 @@ void write_stream(const std::string& what, const fs::path& path, std::string_vie
                                                                &std::fclose);
   TESSERA_CHECK(stream, ErrorCode::configuration, "{}: cannot be written: {}", what,
                 describe_errno("open", errno));
-  const bool whole = std::fwrite(text.data(), 1, text.size(), stream.get()) == text.size() &&
+  // Names in a report must not reach a terminal as escape sequences.
+  const std::string safe =
+      ::isatty(::fileno(stream.get())) == 1 ? printable_lines(text) : std::string(text);
+  const bool whole = std::fwrite(safe.data(), 1, safe.size(), stream.get()) == safe.size() &&
                      std::fflush(stream.get()) == 0;
   TESSERA_CHECK(whole, full_disk_or_runtime(errno), "{}: cannot be written: {}", what,
                 describe_errno("write", errno));

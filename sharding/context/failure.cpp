@@ -17,7 +17,7 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "base/write_failure.h"
 #include "comm/history.h"
 
@@ -133,11 +133,9 @@ void report_failure(const Failure& failure) {
   if (send_to_launcher(failure)) return;
   const bool several =
       std::getenv("RANK") != nullptr && environment_number("WORLD_SIZE").value_or(1) > 1;
-  const std::string line = several ? fmt::format("tessera: rank {}: error: {}\n", failure.rank,
-                                                 in_lines(failure.message))
-                                   : fmt::format("tessera: error: {}\n", in_lines(failure.message));
-  // One write, so that the lines of several ranks do not mix; a missing stderr is ignored.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  write_text(STDERR_FILENO, fmt::format("tessera: {}error: {}\n",
+                                        several ? fmt::format("rank {}: ", failure.rank) : "",
+                                        in_lines(failure.message)));
 }
 
 }  // namespace tessera

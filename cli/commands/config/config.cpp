@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "base/text/small_file.h"
 #include "base/write_failure.h"
 #include "cli/commands/config/explain.h"
@@ -23,7 +24,7 @@ namespace {
 constexpr const char* usual_config_file = "accelerate.yaml";
 
 std::optional<std::string> ask_terminal(const std::string& question) {
-  fmt::print("{}", question);
+  print_text(question);
   std::fflush(stdout);
   std::string line;
   if (!std::getline(std::cin, line)) return std::nullopt;
@@ -44,7 +45,7 @@ void write_config(const std::string& path, const std::string& text, bool replace
     if (!replaces) ::unlink(path.c_str());  // an incomplete file could be read as a complete one
     fail(full_disk_or_runtime(reason), "{}: {}", path, describe_errno("write", reason));
   }
-  fmt::print("configuration saved at {}; tessera config explain {} explains it\n", path, path);
+  print_out("configuration saved at {}; tessera config explain {} explains it\n", path, path);
 }
 
 int write_by_questions(const std::string& path) {
@@ -87,8 +88,8 @@ struct FileCommand {
   [[nodiscard]] int check() const {
     const training::AccelerateConfig config = training::read_accelerate_config(file);
     const training::Recipe read = recipe_for(config, recipe, overrides, world(config));
-    for (const std::string& note : read.notes) fmt::print("{}\n", note);
-    fmt::print("{}: good\n", file);
+    for (const std::string& note : read.notes) print_out("{}\n", note);
+    print_out("{}: good\n", file);
     return 0;
   }
 
@@ -96,13 +97,13 @@ struct FileCommand {
     const training::AccelerateConfig config = training::read_accelerate_config(file);
     const int size = world(config);
     const training::Recipe read = recipe_for(config, recipe, overrides, size);
-    fmt::print("{}", explain_settings(config, read));
-    for (const std::string& note : read.notes) fmt::print("{}\n", note);
+    print_text(explain_settings(config, read));
+    for (const std::string& note : read.notes) print_out("{}\n", note);
     if (recipe.empty()) return 0;
     const auto under = [&](const training::AccelerateConfig& other) {
       return recipe_for(other, recipe, overrides, size);
     };
-    fmt::print("{}", explain_costs(config, read, under, size));
+    print_text(explain_costs(config, read, under, size));
     return 0;
   }
 };
@@ -191,7 +192,7 @@ Command describe_config() {
       .run =
           [options](const std::vector<std::string>&) {
             if (!options->keys) return write_by_questions(options->file);
-            fmt::print("{}", training::accelerate_reference());
+            print_text(training::accelerate_reference());
             return 0;
           },
       .footer = "Without a subcommand it asks questions and writes the answers.",
