@@ -16,6 +16,7 @@
 #include "cli/commands/config/questions.h"
 #include "cli/subcommands.h"
 #include "comm/file_descriptor.h"
+#include "engine/storage/output_file.h"
 #include "training/recipe/accelerate/keys.h"
 
 namespace tessera::cli {
@@ -34,7 +35,8 @@ std::optional<std::string> ask_terminal(const std::string& question) {
 void write_config(const std::string& path, const std::string& text, bool replaces) {
   (void)training::parse_accelerate_config(text, path);  // the text must be readable
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replaces ? O_TRUNC : O_EXCL);
-  const comm::FileDescriptor file(::open(path.c_str(), flags, 0666));
+  const comm::FileDescriptor file(replaces ? open_output(path, flags)
+                                           : ::open(path.c_str(), flags, 0666));
   TESSERA_CHECK(file.get() >= 0 || errno != EEXIST, ErrorCode::configuration,
                 "{} exists and is not overwritten; name another file with --config-file", path);
   TESSERA_CHECK(file.get() >= 0, full_disk_or(errno, ErrorCode::configuration),
