@@ -100,6 +100,13 @@ TEST(TokenizerRefusals, TokensThatMakeTheSearchSlow) {
     const auto tokenizer = load_tokenizer(folder.write("tokenizer.json", file.dump()));
     EXPECT_FALSE(tokenizer->encode(std::string(1024, 'a')).empty()) << name;
   }
+  // One more record behind those of a SentencePiece model: field 1 with the fields 1 and 2.
+  const std::string piece =
+      "\x0a\x81\x04" + std::string(513, 'a') + std::string("\x15\0\0\xa0\xc0", 5);
+  EXPECT_EQ(piece.size(), 521u);
+  EXPECT_TRUE(says(refusal_of_text("tokenizer.model",
+                                   contents_of(fixture("pieces.model")) + "\x0a\x89\x04" + piece),
+                   "has 513 bytes"));
 }
 
 TEST(TokenizerRefusals, InvalidPatternsAndTemplates) {
