@@ -93,7 +93,8 @@ void Progress::note(const std::string& text) {
   if (!options_.shown) return;
   // Clears the progress line, writes, and draws the line again below.
   if (drawn_) redraw_line(options_.descriptor, "");
-  write_text(options_.descriptor, text + '\n');
+  // A note may quote a file, whose text must not begin a line of its own.
+  write_text(options_.descriptor, printable(text) + '\n');
   if (drawn_) draw();
 }
 
