@@ -50,8 +50,8 @@ void put_weights(const fs::path& folder, const std::map<std::string, std::vector
   checkpoint::write_safetensors(folder / "model.safetensors", tensors);
 }
 
-const json gpt2 = {{"model_type", "gpt2"}, {"n_layer", 2},     {"n_head", 1},  {"n_embd", 4},
-                   {"n_positions", 8},     {"vocab_size", 50}, {"n_inner", 16}};
+const json small_gpt2 = {{"model_type", "gpt2"}, {"n_layer", 2},     {"n_head", 1},  {"n_embd", 4},
+                         {"n_positions", 8},     {"vocab_size", 50}, {"n_inner", 16}};
 
 class WeightsBound : public ::testing::Test {
  protected:
@@ -65,7 +65,7 @@ class WeightsBound : public ::testing::Test {
 };
 
 TEST_F(WeightsBound, TheKeyItsValueAndWhatTheWeightsHave) {
-  check_weights_bound(folder_.path(), gpt2);
+  check_weights_bound(folder_.path(), small_gpt2);
   const std::pair<const char*, const char*> cases[] = {
       {"n_layer", "n_layer is 1000000000, but the weights there have 2 layers"},
       {"n_embd", "n_embd is 1000000000, but the largest dimension of the weights there is 50"},
@@ -73,7 +73,7 @@ TEST_F(WeightsBound, TheKeyItsValueAndWhatTheWeightsHave) {
       {"n_positions", "n_positions is 1000000000"},
       {"vocab_size", "vocab_size is 1000000000"}};
   for (const auto& [key, expected] : cases) {
-    json config = gpt2;
+    json config = small_gpt2;
     config[key] = 1'000'000'000;
     const std::string message = message_of([&] { check_weights_bound(folder_.path(), config); });
     EXPECT_NE(message.find(expected), std::string::npos) << key << ": " << message;
@@ -89,7 +89,7 @@ TEST_F(WeightsBound, TheKeyItsValueAndWhatTheWeightsHave) {
 TEST_F(WeightsBound, ManyParametersOfAFewBytes) {
   // A tensor of one row is as wide as it likes.
   put_weights(folder_.path(), {{"wte.weight", {1, 200'000}}, {"h.9.x", {1}}});
-  json config = gpt2;
+  json config = small_gpt2;
   config["vocab_size"] = config["n_embd"] = 200'000;
   const std::string message = message_of([&] { check_weights_bound(folder_.path(), config); });
   EXPECT_NE(message.find("parameters, but the weights there have"), std::string::npos) << message;
@@ -97,8 +97,8 @@ TEST_F(WeightsBound, ManyParametersOfAFewBytes) {
 
 TEST_F(WeightsBound, ADamagedFileBoundsTheParametersToo) {
   put_text(folder_ / "model.safetensors", "not a model");
-  check_weights_bound(folder_.path(), gpt2);  // the load says what is wrong
-  json config = gpt2;
+  check_weights_bound(folder_.path(), small_gpt2);  // the load says what is wrong
+  json config = small_gpt2;
   config["n_layer"] = 10'000;
   config["n_embd"] = config["n_inner"] = 10'000;
   EXPECT_NE(message_of([&] { check_weights_bound(folder_.path(), config); }), "");
@@ -106,7 +106,7 @@ TEST_F(WeightsBound, ADamagedFileBoundsTheParametersToo) {
 
 TEST_F(WeightsBound, WithoutWeightsAPlanMayAskForAnything) {
   fs::remove(folder_ / "model.safetensors");
-  json config = gpt2;
+  json config = small_gpt2;
   config["n_layer"] = 5000;
   check_weights_bound(folder_.path(), config);
 }

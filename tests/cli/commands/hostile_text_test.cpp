@@ -143,5 +143,14 @@ TEST(HostileText, ANameOnTheCommandLine) {
   expect_visible(ended.err);
 }
 
+// A launcher that looks for a host of that name.
+TEST(HostileText, ANameOfAHost) {
+  const Ended ended = run_program({"launch", "--nnodes", "2", "--node-rank", "1", "--master-addr",
+                                   hostile, "--rdzv-conf", "join_timeout=5", "--", "true"},
+                                  {{"TESSERA_JOB_KEY", "none"}});
+  EXPECT_NE(ended.code, 0);
+  expect_visible(ended.err);
+}
+
 }  // namespace
 }  // namespace tessera::cli
