@@ -4,8 +4,9 @@
     scripts/tidy_together.py --tool CLANG_TIDY --build FOLDER --jobs N FILE ...
 
 Sources that are compiled with the same options are joined into a file of FOLDER/tidy: joined and not included, because
-some checks look at the main file only. If a joined file has findings, each of its sources is checked by itself, and only
-that counts: two that are never compiled together may use one name. Exit status 1 when there is a finding.
+some checks look at the main file only. If a joined file has findings, each half of its sources is checked in the same
+way, and so on; only what a source by itself has counts, because two that are never compiled together may use one name.
+Exit status 1 when there is a finding.
 """
 import argparse
 import collections
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 
-TOGETHER = 10
+TOGETHER = 40
 INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 # Checked alone: a vectorised kernel, which includes itself once for each instruction set (one is enough here), and
 # sources that include yaml-cpp, which declares a class with the name of one of ours.
@@ -78,8 +79,10 @@ def check(place, group, commands, arguments):
         json.dump([{"directory": directory, "command": f"{command} -c {path}", "file": path}], file)
     run = subprocess.run([arguments.tool, "-p", folder, *OPTIONS, path], capture_output=True, text=True, check=False)
     if len(group) > 1 and run.returncode != 0:
-        single = [check(os.path.join(place, str(i)), [member], commands, arguments) for i, member in enumerate(group)]
-        return all(good for good, _ in single), "\n".join(said.strip() for good, said in single if not good)
+        middle = len(group) // 2
+        halves = [check(os.path.join(place, str(i)), half, commands, arguments)
+                  for i, half in enumerate([group[:middle], group[middle:]])]
+        return all(good for good, _ in halves), "\n".join(said.strip() for good, said in halves if not good)
     return run.returncode == 0, run.stdout.replace(path, group[0]) or run.stderr
 
 

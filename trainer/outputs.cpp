@@ -41,7 +41,7 @@ std::optional<events::LittleRoom> Trainer::check_room() const {
   TESSERA_CHECK(bytes <= free, ErrorCode::checkpoint,
                 "'{}' has {} free, and a checkpoint needs {}; free some space or name another "
                 "folder",
-                dir, cli::bytes_text(free), cli::bytes_text(bytes));
+                dir, bytes_text(free), bytes_text(bytes));
   // The oldest save is removed after the newest one is complete.
   const std::int64_t saves = (left + wanted.every - 1) / wanted.every;
   const bool removes = wanted.save.keep > 0;

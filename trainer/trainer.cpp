@@ -222,7 +222,7 @@ std::int64_t Trainer::peak_bytes() {
   const Device device = context_.device();
   if (device.type == DeviceType::cpu) {
     // The kernel's figure lacks counts that it has not summed up yet, and may sink.
-    return peak_resident_ = std::max(peak_resident_, cli::peak_resident_bytes());
+    return peak_resident_ = std::max(peak_resident_, peak_resident_bytes());
   }
   return static_cast<std::int64_t>(backend_of(device.type).memory_source(device)->taken().peak);
 }

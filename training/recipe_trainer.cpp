@@ -190,7 +190,7 @@ CheckpointOptions checkpoint_options(const SharedRun& run) {
   options.save.max_file_size = chosen.max_file_size;
   options.save.stall_timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(chosen.stall_timeout * 1000));
-  options.save.files["recipe.json"] = to_json(recipe).dump(2) + "\n";
+  options.save.files["recipe.json"] = to_text(recipe);
   if (recipe.model.pretrained) {
     options.files.push_back({"model.pretrained", [run] {
                                return checkpoint::read_model_files(*run->recipe.model.pretrained);

@@ -1,4 +1,4 @@
-// Writes manifests, and reads them with checks of everything that the rest of the code relies on.
+// The text of manifests. Reading it checks everything that the rest of the code relies on.
 #include "checkpoint/steps/manifest.h"
 
 #include <fmt/format.h>

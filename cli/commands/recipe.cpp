@@ -31,7 +31,10 @@ struct RecipeCommand {
         training::load_recipe(file, overrides, training::chosen_config_file(config_file));
     training::validate(recipe, world_size);
     for (const std::string& note : recipe.notes) print_err("tessera: {}\n", note);
-    print_text(training::to_json(recipe).dump(2, ' ', true) + "\n");
+    // ASCII for a terminal; the same values as in recipe.json.
+    print_text(
+        training::to_json(recipe).dump(2, ' ', true, nlohmann::json::error_handler_t::replace) +
+        "\n");
     return 0;
   }
 };

@@ -320,6 +320,10 @@ nlohmann::json to_json(const Recipe& recipe) {
   return result;
 }
 
+std::string to_text(const Recipe& recipe) {
+  return to_json(recipe).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
 std::string where(const Recipe& recipe, const std::string& key) {
   const auto found = recipe.given.find(key);
   return found == recipe.given.end() ? recipe.source : found->second;

@@ -260,6 +260,9 @@ std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size);
 // Every key with its value, by section: for checkpoints and for `tessera recipe`. parse_recipe
 // reads it back.
 nlohmann::json to_json(const Recipe& recipe);
+// The same as text, with a newline at its end. Bytes of a path that are not UTF-8 are replaced by
+// U+FFFD, so that a run with such a path can be saved.
+std::string to_text(const Recipe& recipe);
 
 // The place of a key's value, for messages: "recipe.yaml:12", or the file alone for a default.
 std::string where(const Recipe& recipe, const std::string& key);

@@ -194,7 +194,7 @@ Command describe_config() {
       .run =
           [options](const std::vector<std::string>&) {
             if (!options->keys) return write_by_questions(options->file);
-            print_text(training::accelerate_reference());
+            print_text(accelerate_reference());
             return 0;
           },
       .footer = "Without a subcommand it asks questions and writes the answers.",

@@ -8,6 +8,9 @@
 
 namespace tessera::cli {
 
+// docs/from-accelerate.md's tables.
+std::string accelerate_reference();
+
 // Each key of the file with the key that it sets in `recipe`, which was read under the file.
 std::string explain_settings(const training::AccelerateConfig& config,
                              const training::Recipe& recipe);

@@ -155,5 +155,16 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
       << costs.out;
 }
 
+TEST(ConfigCommand, TheDocumentHasTheTableOfKeys) {
+  const char* folder = std::getenv("TESSERA_SOURCE_DIR");
+  const std::string page =
+      std::string(folder != nullptr ? folder : ".") + "/docs/from-accelerate.md";
+  const Ended keys = run_program({"config", "--keys"});
+  ASSERT_EQ(keys.code, 0) << keys.err;
+  ASSERT_NE(keys.out.find("### At the top of a file"), std::string::npos) << keys.out;
+  EXPECT_NE(read_text(page).find(keys.out), std::string::npos)
+      << "docs/from-accelerate.md does not have what `tessera config --keys` prints";
+}
+
 }  // namespace
 }  // namespace tessera::cli

@@ -98,12 +98,6 @@ TEST(AccelerateConfig, EveryOtherNameIsAcceptedWithAWarning) {
   }
 }
 
-TEST(AccelerateConfig, TheDocumentHasTheTable) {
-  EXPECT_NE(testing::read_text(source_file("docs/from-accelerate.md")).find(accelerate_reference()),
-            std::string::npos)
-      << "docs/from-accelerate.md does not have what `tessera config --keys` prints";
-}
-
 TEST(AccelerateConfig, TheExampleFile) {
   const AccelerateConfig config =
       read_accelerate_config(source_file("tests/cli/fixtures/accelerate/seed.yaml"));

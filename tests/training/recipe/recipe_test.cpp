@@ -482,6 +482,12 @@ TEST(Recipe, JsonIsReadBack) {
   }
 }
 
+TEST(Recipe, APathThatIsNotUtf8HasAText) {
+  const Recipe recipe =
+      parse_recipe("data: {train: text}\n", "r.yaml", {"data.train=missing\xff.txt"});
+  EXPECT_NE(to_text(recipe).find("missing\uFFFD.txt"), std::string::npos) << to_text(recipe);
+}
+
 TEST(Recipe, EveryExampleFitsSomeWorld) {
   for (const auto& entry : std::filesystem::directory_iterator(source_folder() / "examples")) {
     if (entry.path().extension() != ".yaml") continue;

@@ -38,7 +38,4 @@ const std::vector<AccelerateKey>& accelerate_keys();
 // The groups that have rows: "fsdp_config", "parallelism_config".
 const std::vector<std::string>& accelerate_groups();
 
-// docs/from-accelerate.md's tables.
-std::string accelerate_reference();
-
 }  // namespace tessera::training
