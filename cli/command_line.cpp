@@ -2,6 +2,7 @@
 #include "cli/command_line.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -15,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/text/nearest.h"
+#include "base/text/print.h"
 #include "base/version.h"
 #include "cli/subcommands.h"
 #include "training/recipe/other_words.h"
@@ -279,7 +281,7 @@ Command describe_help() {
 
 Command describe_version() {
   return {.arguments = {}, .run = [](const std::vector<std::string>&) {
-            fmt::print("tessera {}\n", version());
+            print_out("tessera {}\n", version());
             return 0;
           }};
 }
@@ -293,7 +295,7 @@ int run_command_line(std::vector<std::string> arguments) {
   Commands commands;
   add_subcommands(app, subcommands(), commands);
   if (arguments.empty()) {
-    fmt::print(stderr, "{}", app.help());
+    write_text(STDERR_FILENO, app.help());
     return static_cast<int>(ErrorCode::usage);
   }
   if (!arguments.front().starts_with('-') && find_subcommand(arguments.front()) == nullptr) {
@@ -310,9 +312,9 @@ int run_command_line(std::vector<std::string> arguments) {
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::Success& wanted) {  // --help and --version
-    fmt::print("{}", dynamic_cast<const CLI::CallForHelp*>(&wanted) != nullptr
-                         ? app.help()
-                         : std::string(wanted.what()) + "\n");
+    print_text(dynamic_cast<const CLI::CallForHelp*>(&wanted) != nullptr
+                   ? app.help()
+                   : std::string(wanted.what()) + "\n");
     return 0;
   } catch (const CLI::ParseError& error) {
     refuse_usage(app, error);

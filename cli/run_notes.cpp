@@ -6,7 +6,6 @@
 
 #include "base/counted.h"
 #include "base/text/byte_size.h"
-#include "base/text/printable.h"
 #include "training/device.h"
 
 namespace tessera::cli {
@@ -23,7 +22,7 @@ struct NoteWriter {
         event.folder, event.step);
   }
   std::string operator()(const events::StepSkipped& event) const {
-    return "passed over " + printable(event.reason);
+    return "passed over " + event.reason;
   }
   std::string operator()(const events::OtherRun& event) const {
     return fmt::format("{}{} holds {}", event.resumed_newest ? "the run saved last goes on; " : "",

@@ -1,10 +1,9 @@
 // One line, once.
 #include "comm/wait_notice.h"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
+
+#include "base/text/print.h"
 
 namespace tessera::comm {
 
@@ -13,10 +12,7 @@ void WaitNotice::look(const std::function<std::string()>& waiting) {
   if (said_ || waited < patience) return;
   said_ = true;
   const double left = std::chrono::duration<double>(limit_ - waited).count();
-  const std::string line =
-      fmt::format("tessera: {}; it gives up in {:.0f} s\n", waiting(), std::max(0.0, left));
-  // One write, so that the lines of several ranks do not mix; a missing stderr is ignored.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  print_err("tessera: {}; it gives up in {:.0f} s\n", waiting(), std::max(0.0, left));
 }
 
 std::chrono::milliseconds WaitNotice::longest_sleep(std::chrono::milliseconds wanted) const {

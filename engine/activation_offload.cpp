@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/text/print.h"
 #include "engine/device/backend.h"
 #include "engine/device/memory_kind.h"
 
@@ -145,7 +146,7 @@ ActivationOffload::Kept::~Kept() {
     try {
       if (input.own) current_queue(owner_->device_).wait(input.copied);
     } catch (const std::exception& error) {  // the next call on the failed device reports it
-      std::fprintf(stderr, "dropping inputs kept for a backward: %s\n", error.what());
+      print_err("dropping inputs kept for a backward: {}\n", error.what());
     }
     owner_->give_back(std::move(input.host), std::move(input.copied));
   }

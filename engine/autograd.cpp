@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "engine/autograd_node.h"
 #include "engine/device/launch.h"
 #include "engine/device/memory_kind.h"
@@ -444,7 +445,7 @@ void backward(const Tensor& root, const Tensor& seed, bool retain_graph) {
       try {
         callback();
       } catch (const std::exception& error) {  // the caller gets the exception that ended the pass
-        std::fprintf(stderr, "after a backward that failed: %s\n", error.what());
+        print_err("after a backward that failed: {}\n", error.what());
       }
     }
     throw;

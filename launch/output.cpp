@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/write_failure.h"
+#include "engine/storage/output_file.h"
 
 namespace tessera::launcher {
 namespace {
@@ -86,7 +87,7 @@ RankOutput::RankOutput(const OutputOptions& options, int ranks, int first_rank, 
     if (files) {
       const std::string path = fmt::format("{}/rank-{}.log", options.folder, first_rank + rank);
       const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (append ? 0 : O_TRUNC);
-      files_.push_back({path, comm::FileDescriptor(::open(path.c_str(), flags, 0666))});
+      files_.push_back({path, comm::FileDescriptor(open_output(path, flags))});
       TESSERA_CHECK(files_.back().file.get() >= 0, full_disk_or(errno, ErrorCode::configuration),
                     "--log-dir: {} cannot be written: {}", path, describe_errno("open", errno));
     }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/text/print.h"
 
 namespace tessera::launcher {
 namespace {
@@ -100,8 +101,7 @@ LaunchReport report_of(const LaunchOutcome& outcome, int here, int world,
 }
 
 void say(const std::string& line) {
-  const std::string text = "tessera: " + in_lines(line) + "\n";
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  write_text(STDERR_FILENO, "tessera: " + in_lines(printable(line)) + "\n");
 }
 
 }  // namespace tessera::launcher

@@ -90,7 +90,7 @@ void LogFile::open_file() {
   constexpr int flags = O_RDWR | O_APPEND | O_CLOEXEC;
   file_ = ::open(path_.c_str(), flags | O_CREAT | O_EXCL, 0666);
   is_new_ = file_ >= 0;
-  if (!is_new_ && errno == EEXIST) file_ = ::open(path_.c_str(), flags | O_CREAT, 0666);
+  if (!is_new_ && errno == EEXIST) file_ = open_output(path_, flags | O_CREAT);
   TESSERA_CHECK(file_ >= 0, full_disk_or(errno, ErrorCode::configuration),
                 "{}: {} cannot be written: {}", key_, path_.string(),
                 describe_errno("open", errno));

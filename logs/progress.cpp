@@ -6,14 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 
 #include "base/text/byte_size.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 
 namespace tessera::logs {
 namespace {
@@ -58,7 +56,7 @@ Progress::Progress(const ProgressOptions& options) : options_(options) {
 Progress::~Progress() {
   if (!drawn_) return;
   draw();
-  print("\n");
+  write_text(options_.descriptor, "\n");
 }
 
 std::string Progress::line(const StepMetrics& metrics) const {
@@ -78,7 +76,7 @@ void Progress::step(const StepMetrics& metrics) {
   if (!options_.animated) {
     const bool wanted =
         metrics.step % options_.every == 0 || metrics.step == options_.first_step + 1 || last;
-    if (wanted) print(fmt::format("{}\n", line(metrics)));
+    if (wanted) write_text(options_.descriptor, line(metrics) + '\n');
     return;
   }
   const double done = options_.steps > 0
@@ -93,33 +91,18 @@ void Progress::step(const StepMetrics& metrics) {
 
 void Progress::note(const std::string& text) {
   if (!options_.shown) return;
-  // Clears the progress line, writes, and draws the line again below. A note may quote a file: only
-  // its line breaks are printed unchanged.
-  std::string lines;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    lines += printable(std::string_view(text).substr(at, end - at)) + '\n';
-    at = end + 1;
-  }
-  print((drawn_ ? "\r\x1b[K" : "") + lines);
+  // Clears the progress line, writes, and draws the line again below.
+  if (drawn_) redraw_line(options_.descriptor, "");
+  // A note may quote a file, whose text must not begin a line of its own.
+  write_text(options_.descriptor, printable(text) + '\n');
   if (drawn_) draw();
 }
 
 void Progress::draw() {
   const auto columns =
       static_cast<std::size_t>(std::max(20, terminal_columns(options_.descriptor) - 1));
-  print(fmt::format("\r{}\x1b[K", current_.substr(0, columns)));
+  redraw_line(options_.descriptor, current_.substr(0, columns));
   drawn_ = true;
-}
-
-void Progress::print(const std::string& text) const noexcept {
-  // A run goes on when the terminal is gone, so failures to write are not errors here.
-  for (std::size_t done = 0; done < text.size();) {
-    const ssize_t got = ::write(options_.descriptor, text.data() + done, text.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return;
-    done += static_cast<std::size_t>(got);
-  }
 }
 
 }  // namespace tessera::logs

@@ -37,7 +37,6 @@ class Progress {
   [[nodiscard]] std::string line(const StepMetrics& metrics) const;
 
  private:
-  void print(const std::string& text) const noexcept;
   void draw();
 
   ProgressOptions options_;

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "launch/signals.h"
 
 namespace tessera::training {
@@ -51,11 +52,8 @@ void end_by(int number) {
 
 // On a line of its own where a progress line is drawn.
 void report_signal(const char* which, int number, const char* consequence) {
-  const std::string text = fmt::format("{}tessera: {}signal {} (SIG{}): {}\n",
-                                       ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "", which,
-                                       number, sigabbrev_np(number), consequence);
-  // The run ends in the same way if stderr is closed.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  if (::isatty(STDERR_FILENO) == 1) redraw_line(STDERR_FILENO, "");
+  print_err("tessera: {}signal {} (SIG{}): {}\n", which, number, sigabbrev_np(number), consequence);
 }
 
 void take(int number) {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load/peft.h"
 #include "checkpoint/steps/lineage.h"
@@ -52,7 +52,7 @@ fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks)
   if (const auto found =
           checkpoint::find_latest(ranks, path, {.named_by = "model.pretrained"}, weights)) {
     for (const std::string& reason : found->skipped) {
-      if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
+      if (ranks.rank() == 0) print_err("tessera: passed over {}\n", reason);
     }
     return found->path;
   }

@@ -13,6 +13,7 @@
 #include "engine/nn/lora.h"
 #include "engine/random.h"
 #include "models/load/adapter.h"
+#include "models/weights_bound.h"
 #include "training/interruption.h"
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
@@ -276,7 +277,11 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
       std::make_shared<RecipeRun>(RecipeRun{with_model_folder(recipe, context), context});
   const std::int64_t batch_size = batch_size_per_rank(run->recipe, context.world_size());
   manual_seed(static_cast<std::uint64_t>(recipe.train.seed));
-  std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, context.device().is_planned());
+  const bool planned = context.device().is_planned();
+  if (run->recipe.model.pretrained && !planned) {
+    models::check_weights_bound(*run->recipe.model.pretrained, model_configuration(run->recipe));
+  }
+  std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, planned);
   run->task = task.get();
   run->adapter = adapter_of(run->recipe);
   ShardingOptions sharding = sharding_options(run->recipe, context, *task);

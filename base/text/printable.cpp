@@ -37,15 +37,14 @@ bool is_control(std::uint32_t number) {
          (number >= 0x2066 && number <= 0x2069);
 }
 
-}  // namespace
-
-std::string printable(std::string_view text) {
+std::string escaped(std::string_view text, std::string_view kept) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
     const Decoded decoded = decode(text);
     const std::size_t length = decoded.length == 0 ? 1 : decoded.length;
-    if (decoded.length != 0 && !is_control(decoded.number)) {
+    const bool plain = decoded.length != 0 && !is_control(decoded.number);
+    if (plain || kept.find(text.front()) != kept.npos) {
       out += text.substr(0, length);
     } else {
       for (const char c : text.substr(0, length)) {
@@ -55,6 +54,16 @@ std::string printable(std::string_view text) {
     text.remove_prefix(length);
   }
   return out;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  return escaped(text, "");
+}
+
+std::string printable_lines(std::string_view text) {
+  return escaped(text, "\n\t");
 }
 
 }  // namespace tessera

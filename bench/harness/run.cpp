@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "bench/harness/report.h"
 
 namespace tessera::bench {
@@ -126,7 +126,7 @@ std::vector<BenchRow*> BenchRun::to_measure() {
 }
 
 void BenchRun::note(const std::string& line) const {
-  fmt::print(stderr, "tessera: {}\n", printable(line));
+  print_err("tessera: {}\n", line);
 }
 
 void BenchRun::give_up(BenchRow& row, RowState state, const std::string& reason, int code) {

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/text/printable.h"
+#include "base/text/print.h"
 #include "checkpoint/formats/format.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"
@@ -131,7 +132,7 @@ PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uin
 
 PendingTarget::~PendingTarget() {
   const std::string problem = roll_back();
-  if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
+  if (!problem.empty()) print_err("{}\n", problem);
 }
 
 // Repairs a replacement in two renames that ended between them.

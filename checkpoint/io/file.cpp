@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "checkpoint/io/failure.h"
 
 namespace tessera::checkpoint {
@@ -152,8 +153,7 @@ File& File::operator=(File&& other) noexcept {
 
 File::~File() {
   if (fd_ != -1 && system_calls().close(fd_) == -1) {
-    std::fprintf(stderr, "closing '%s': %s\n", path_.c_str(),
-                 describe_errno("close", errno).c_str());
+    print_err("closing '{}': {}\n", path_.string(), describe_errno("close", errno));
   }
 }
 

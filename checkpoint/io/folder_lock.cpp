@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/text/print.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/failure.h"
 #include "checkpoint/io/removal.h"
@@ -165,7 +166,7 @@ FolderLock::~FolderLock() {
   try {
     remove_tree(owner_file_);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
+    print_err("{}\n", error.what());
   }
 }
 

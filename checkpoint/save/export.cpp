@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text/printable.h"
+#include "base/text/print.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
 #include "checkpoint/io/removal.h"
@@ -43,7 +44,7 @@ class ExportDestination final : public Destination {
       : folder_(std::move(folder)), partial_(std::move(partial)) {}
   ~ExportDestination() override {
     const std::string problem = roll_back();
-    if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
+    if (!problem.empty()) print_err("{}\n", problem);
   }
 
   void prepare(std::uint64_t needed_bytes) override {

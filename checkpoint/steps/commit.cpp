@@ -10,6 +10,7 @@
 #include <random>
 #include <utility>
 
+#include "base/text/print.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/failure.h"
 #include "checkpoint/io/removal.h"
@@ -186,7 +187,7 @@ void PendingStep::place(const Line& line) {
 
 PendingStep::~PendingStep() {
   const std::string problem = roll_back();
-  if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
+  if (!problem.empty()) print_err("{}\n", problem);
 }
 
 std::string PendingStep::roll_back() noexcept {

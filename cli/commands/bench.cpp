@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/text/byte_size.h"
 #include "base/text/nearest.h"
+#include "base/text/print.h"
 #include "base/write_failure.h"
 #include "bench/harness/report.h"
 #include "bench/harness/run.h"
@@ -68,8 +69,8 @@ struct BenchCommand : BenchOptions {
     try {
       return run(folder, processes);
     } catch (const bench::Stopped& stopped) {
-      fmt::print(
-          stderr, "tessera: stopped by signal {}{}\n", stopped.signal,
+      print_err(
+          "tessera: stopped by signal {}{}\n", stopped.signal,
           json.empty()
               ? "; --json FILE keeps the measurements and continues from them"
               : fmt::format("; {} has the measurements, and the same command continues from them",
@@ -107,7 +108,7 @@ struct BenchCommand : BenchOptions {
     bench.measure();
     const BenchReport& report = bench.report();
     const std::exception_ptr unwritten = write_files(output, report);
-    fmt::print("{}", bench::bench_text(report));
+    print_text(bench::bench_text(report));
     const bool worse = !compare.empty() && print_comparison(report, old, asked);
     const int code = bench::bench_exit_code(report, asked);
     std::fflush(stdout);
@@ -351,9 +352,9 @@ struct BenchCommand : BenchOptions {
   [[nodiscard]] bool print_comparison(const BenchReport& report, const BenchReport& old,
                                       std::size_t asked) const {
     const bench::BenchComparison comparison = bench::compare_reports(report, old, asked);
-    fmt::print("\nagainst {}:\n", compare);
-    for (const std::string& line : comparison.lines) fmt::print("  {}\n", line);
-    for (const std::string& line : comparison.regressions) fmt::print("regression: {}\n", line);
+    print_out("\nagainst {}:\n", compare);
+    for (const std::string& line : comparison.lines) print_out("  {}\n", line);
+    for (const std::string& line : comparison.regressions) print_out("regression: {}\n", line);
     return !comparison.regressions.empty();
   }
 };

@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 
 #include "base/text/byte_size.h"
+#include "base/text/print.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
 #include "logs/progress.h"
@@ -19,22 +19,12 @@ namespace {
 constexpr auto byte_redraw_interval = std::chrono::milliseconds(100);
 constexpr std::size_t byte_bar_width = 24;
 
-void write_stderr(const std::string& text) {
-  // It is not an error if the terminal is gone.
-  for (std::size_t done = 0; done < text.size();) {
-    const ssize_t got = ::write(STDERR_FILENO, text.data() + done, text.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return;
-    done += static_cast<std::size_t>(got);
-  }
-}
-
 }  // namespace
 
 ByteProgress::ByteProgress() : animated_(logs::animated_by_default()) {}
 
 ByteProgress::~ByteProgress() {
-  if (drawn_) write_stderr("\r\x1b[K");
+  if (drawn_) redraw_line(STDERR_FILENO, "");
 }
 
 std::string ByteProgress::line(const char* doing, std::uint64_t done, std::uint64_t total,
@@ -60,7 +50,7 @@ void ByteProgress::show(const char* doing, std::uint64_t done, std::uint64_t tot
   last_draw_ = now;
   drawn_ = true;
   const double seconds = std::chrono::duration<double>(now - start_).count();
-  write_stderr(fmt::format("\r{}\x1b[K", line(doing, done, total, seconds)));
+  redraw_line(STDERR_FILENO, line(doing, done, total, seconds));
 }
 
 JsonReport::JsonReport(const std::string& path, const std::string& kind,

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/text/byte_size.h"
 #include "base/text/nearest.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "cli/commands/checkpoint_output.h"
@@ -63,7 +63,7 @@ struct ConvertCommand {
     } catch (const Error& error) {
       const int signal = training::InterruptionWatch::signal();
       if (signal == 0) throw;
-      fmt::print(stderr, "tessera: stopped by signal {}: {}\n", signal, printable(error.what()));
+      print_err("tessera: stopped by signal {}: {}\n", signal, error.what());
       return 128 + signal;
     }
   }
@@ -116,17 +116,17 @@ struct ConvertCommand {
     for (const auto& tensor : report.tensors) {
       model += tensor.part == checkpoint::formats::Part::model ? 1 : 0;
     }
-    fmt::print("{} ({}) -> {} ({})\n", printable(report.source), report.source_format,
-               printable(report.target), report.target_format);
-    fmt::print("{} of the model, {} of the optimizer, {} read, {} written\n",
-               counted(model, "tensor"), report.tensors.size() - model,
-               bytes_text(report.bytes_read), bytes_text(report.bytes_written));
-    for (const std::string& note : report.notes) fmt::print("note: {}\n", printable(note));
+    print_out("{} ({}) -> {} ({})\n", report.source, report.source_format, report.target,
+              report.target_format);
+    print_out("{} of the model, {} of the optimizer, {} read, {} written\n",
+              counted(model, "tensor"), report.tensors.size() - model,
+              bytes_text(report.bytes_read), bytes_text(report.bytes_written));
+    for (const std::string& note : report.notes) print_out("note: {}\n", note);
     const auto rate = static_cast<std::uint64_t>(static_cast<double>(report.bytes_written) /
                                                  std::max(report.seconds, 1e-9));
-    fmt::print("{}{:.1f} s, {}/s, {} of memory at most\n",
-               report.verified ? "read again and compared; " : "", report.seconds, bytes_text(rate),
-               bytes_text(checkpoint::resident_memory().peak));
+    print_out("{}{:.1f} s, {}/s, {} of memory at most\n",
+              report.verified ? "read again and compared; " : "", report.seconds, bytes_text(rate),
+              bytes_text(checkpoint::resident_memory().peak));
   }
 
   static nlohmann::ordered_json to_json(const ConvertReport& report) {

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "base/text/print.h"
 #include "cli/subcommands.h"
 #include "planner/environment.h"
 
@@ -14,8 +15,8 @@ Command describe_environment() {
   return {.arguments = {{"--json", json.get(), "Print one JSON object instead of text"}},
           .run = [json](const std::vector<std::string>&) {
             const nlohmann::ordered_json environment = planner::environment_report();
-            fmt::print("{}",
-                       *json ? environment.dump(2) + "\n" : planner::environment_text(environment));
+            print_text(*json ? environment.dump(2, ' ', true) + "\n"
+                             : planner::environment_text(environment));
             return 0;
           }};
 }

@@ -16,7 +16,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "cli/commands/dtype_option.h"
 #include "cli/subcommands.h"
@@ -123,7 +123,7 @@ class GrowingText {
  private:
   void print(const std::string& text) {
     if (text.size() <= printed_) return;
-    std::fwrite(text.data() + printed_, 1, text.size() - printed_, stdout);
+    print_data(std::string_view(text).substr(printed_));
     std::fflush(stdout);
     printed_ = text.size();
   }
@@ -145,11 +145,11 @@ class Stopwatch {
       return std::chrono::duration<double>(to - from).count();
     };
     const double all = seconds(begin_, tokens_ == 0 ? begin_ : last_);
-    fmt::print(stderr,
-               "tessera: {} of prompt, the first new one after {:.3f} s; {} new ones in "
-               "{:.3f} s, {:.1f} tokens/s\n",
-               counted(prompt_tokens, "token"), tokens_ == 0 ? 0.0 : seconds(begin_, first_),
-               tokens_, all, all > 0 ? static_cast<double>(tokens_) / all : 0.0);
+    print_err(
+        "tessera: {} of prompt, the first new one after {:.3f} s; {} new ones in "
+        "{:.3f} s, {:.1f} tokens/s\n",
+        counted(prompt_tokens, "token"), tokens_ == 0 ? 0.0 : seconds(begin_, first_), tokens_, all,
+        all > 0 ? static_cast<double>(tokens_) / all : 0.0);
   }
 
  private:
@@ -232,8 +232,7 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
   bool begun = false;
   const auto begin = [&] {
     if (std::exchange(begun, true)) return;
-    fmt::print("{}",
-               tokenizer != nullptr ? prompt.front() : fmt::format("{}", fmt::join(ids, ",")));
+    print_data(tokenizer != nullptr ? prompt.front() : fmt::format("{}", fmt::join(ids, ",")));
   };
   std::optional<GrowingText> text;
   if (tokenizer != nullptr) text.emplace(*tokenizer, ids);
@@ -244,13 +243,13 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
     if (text) {
       text->add(id);
     } else {
-      fmt::print(",{}", id);
+      print_out(",{}", id);
       std::fflush(stdout);
     }
   });
   begin();
   if (text) text->finish();
-  fmt::print("\n");
+  print_out("\n");
   if (stats) watch.report(ids.size());
 }
 
@@ -275,7 +274,7 @@ void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer
     const std::size_t known = std::min(tokenizer.decode(before).size(), text.size());
     const nlohmann::json line = {
         {"prompt", texts[i]}, {"text", text.substr(known)}, {"tokens", ids}};
-    fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_out("{}\n", line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
   }
   if (stats) watch.report(prompt_tokens);
 }
@@ -290,7 +289,7 @@ int GenerateCommand::run() {
   const models::LoadedLanguageModel loaded =
       models::load_language_model(folder, weights, where, base);
   for (const std::string& reason : loaded.skipped) {
-    fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
+    print_err("tessera: passed over {}\n", reason);
   }
   models::LanguageModel& model = *loaded.model;
   if (!ignore_eos) {

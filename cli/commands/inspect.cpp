@@ -8,6 +8,7 @@
 
 #include "base/counted.h"
 #include "base/text/byte_size.h"
+#include "base/text/print.h"
 #include "base/text/printable.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/plan.h"
@@ -62,7 +63,7 @@ void print_scalars(const nlohmann::json& value, const std::string& path) {
                          ? fmt::format("{} values", value.size())
                          : value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   if (text.size() > longest) text = text.substr(0, longest) + "...";
-  fmt::print("  {} = {}\n", printable(path), printable(text));
+  print_out("  {} = {}\n", path, text);
 }
 
 struct InspectCommand {
@@ -81,19 +82,18 @@ struct InspectCommand {
  private:
   void print(const std::filesystem::path& step, const checkpoint::formats::Format& format,
              const Contents& contents) const {
-    fmt::print("{}: {}, {}\n", printable(step.string()), format.name, format.description);
+    print_out("{}: {}, {}\n", step.string(), format.name, format.description);
     print_steps(step);
-    for (const std::string& note : contents.notes) fmt::print("note: {}\n", printable(note));
+    for (const std::string& note : contents.notes) print_out("note: {}\n", note);
     for (const Part part : {Part::model, Part::optimizer}) print_tensors(contents, part);
     for (const auto& [alias, name] : contents.aliases) {
-      fmt::print("{} is {} (tied)\n", printable(alias), printable(name));
+      print_out("{} is {} (tied)\n", alias, name);
     }
     const std::vector<std::string> files = names_of_files(contents);
-    if (!files.empty())
-      fmt::print("files: {}\n", printable(fmt::format("{}", fmt::join(files, " "))));
+    if (!files.empty()) print_out("files: {}\n", fmt::format("{}", fmt::join(files, " ")));
     const nlohmann::json& scalars = checkpoint::json_of(contents.scalars);
     if (!scalars.empty()) {
-      fmt::print("training state:\n");
+      print_out("training state:\n");
       print_scalars(scalars, "");
     }
   }
@@ -104,18 +104,18 @@ struct InspectCommand {
     for (const auto& folder : checkpoint::steps_of_run(path)) {
       names.push_back(folder.filename().string());
     }
-    fmt::print("the newest of {}: {}\n", counted(names.size(), "step"),
-               printable(fmt::format("{}", fmt::join(names, " "))));
+    print_out("the newest of {}: {}\n", counted(names.size(), "step"),
+              fmt::format("{}", fmt::join(names, " ")));
   }
 
   static void print_tensors(const Contents& contents, Part part) {
     const Totals totals = totals_of(contents, part);
     if (totals.tensors == 0) {
-      fmt::print("{}: nothing\n", part_name(part));
+      print_out("{}: nothing\n", part_name(part));
       return;
     }
-    fmt::print("{}: {}, {}, {}\n", part_name(part), counted(totals.tensors, "tensor"),
-               counted(totals.elements, "element"), bytes_text(totals.bytes));
+    print_out("{}: {}, {}, {}\n", part_name(part), counted(totals.tensors, "tensor"),
+              counted(totals.elements, "element"), bytes_text(totals.bytes));
     std::size_t width = 0;
     for (const TensorInfo& tensor : contents.tensors) {
       if (tensor.part == part) width = std::max(width, printable(tensor.name).size());
@@ -123,9 +123,9 @@ struct InspectCommand {
     width = std::min<std::size_t>(width, 60);
     for (const TensorInfo& tensor : contents.tensors) {
       if (tensor.part != part) continue;
-      fmt::print("  {:<{}}  {:<4} {:<16} {:>9}  {}\n", printable(tensor.name), width,
-                 tensor.stored->name, checkpoint::describe_shape(tensor.shape),
-                 bytes_text(checkpoint::bytes_of(tensor)), printable(tensor.where));
+      print_out("  {:<{}}  {:<4} {:<16} {:>9}  {}\n", tensor.name, width, tensor.stored->name,
+                checkpoint::describe_shape(tensor.shape), bytes_text(checkpoint::bytes_of(tensor)),
+                tensor.where);
     }
   }
 

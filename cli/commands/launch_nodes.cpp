@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/text/print.h"
 
 namespace tessera::cli {
 namespace {
@@ -87,8 +88,7 @@ void LaunchNodes::take_endpoint(launcher::LaunchOptions& launch, bool wants_addr
                   "--nnodes for several nodes",
                   endpoint);
     if (backend != "static" || !endpoint.empty() || !configuration.empty()) {
-      fmt::print(
-          stderr,
+      print_err(
           "tessera: --rdzv-* has no effect: the ranks of one node find each other without it\n");
     }
     return;

@@ -13,6 +13,7 @@
 #include "base/host_memory.h"
 #include "base/text/byte_size.h"
 #include "base/text/nearest.h"
+#include "base/text/print.h"
 #include "cli/report/html_report.h"
 #include "cli/subcommands.h"
 #include "comm/shared/join/rendezvous.h"
@@ -87,12 +88,12 @@ struct PlanCommand {
                             logs::begins_as("# Measured by tessera plan --calibrate", ""));
     const Cluster cluster =
         planner::calibrate({.folder = folder, .progress = [](const std::string& what) {
-                              fmt::print(stderr, "measuring: {}\n", what);
+                              print_err("measuring: {}\n", what);
                             }});
     write_cluster(calibrate_file, cluster);
-    fmt::print("{}: {} measured kernels, {:.3g} FLOP/s of float32, {:.3g} B/s of memory a core\n",
-               calibrate_file, cluster.measured.size(), cluster.matrix_rate.at(float32),
-               cluster.memory_rate);
+    print_out("{}: {} measured kernels, {:.3g} FLOP/s of float32, {:.3g} B/s of memory a core\n",
+              calibrate_file, cluster.measured.size(), cluster.matrix_rate.at(float32),
+              cluster.memory_rate);
     return 0;
   }
 
@@ -121,7 +122,7 @@ struct PlanCommand {
     planner::MemoryBudget budget{memory.value_or(0), false};
     if (!memory && report.world.device == DeviceType::cpu) budget = take_this_machine(report);
     make_plans(asked.sharded, report, budget);
-    fmt::print("{}", planner::plan_text(report));
+    print_text(planner::plan_text(report));
     nlohmann::ordered_json result = planner::plan_json(report);
     if (cluster) {
       std::vector<TimedRow> rows;
@@ -129,7 +130,7 @@ struct PlanCommand {
       for (const planner::StrategyPlan& plan : report.plans) {
         rows.push_back(planner::timed_row(plan, report.world, recipe, *cluster));
       }
-      fmt::print("{}", planner::time_text(rows, *cluster, memory));
+      print_text(planner::time_text(rows, *cluster, memory));
       planner::add_time_json(result, rows, *cluster, memory);
     }
     write_json(json, result);
@@ -166,8 +167,8 @@ struct PlanCommand {
     const bool any = std::any_of(rows.begin(), rows.end(),
                                  [](const TimedRow& timed) { return timed.row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
-    fmt::print("{}: {}", first.source, counted(points.size(), "combination"));
-    fmt::print("{}", planner::time_text(rows, cluster, memory));
+    print_out("{}: {}", first.source, counted(points.size(), "combination"));
+    print_text(planner::time_text(rows, cluster, memory));
     nlohmann::ordered_json result = planner::plan_json(report);
     planner::add_time_json(result, rows, cluster, memory);
     write_json(json, result);

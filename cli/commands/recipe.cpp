@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "cli/subcommands.h"
 #include "training/recipe/accelerate/config.h"
 #include "training/recipe/recipe.h"
@@ -22,7 +22,7 @@ struct RecipeCommand {
 
   [[nodiscard]] int run() const {
     if (keys) {
-      fmt::print("{}", training::recipe_reference());
+      print_text(training::recipe_reference());
       return 0;
     }
     TESSERA_CHECK(!file.empty(), ErrorCode::usage,
@@ -30,9 +30,11 @@ struct RecipeCommand {
     const training::Recipe recipe =
         training::load_recipe(file, overrides, training::chosen_config_file(config_file));
     training::validate(recipe, world_size);
-    for (const std::string& note : recipe.notes)
-      fmt::print(stderr, "tessera: {}\n", printable(note));
-    fmt::print("{}", training::to_text(recipe));
+    for (const std::string& note : recipe.notes) print_err("tessera: {}\n", note);
+    // ASCII for a terminal; the same values as in recipe.json.
+    print_text(
+        training::to_json(recipe).dump(2, ' ', true, nlohmann::json::error_handler_t::replace) +
+        "\n");
     return 0;
   }
 };

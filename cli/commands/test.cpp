@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "base/write_failure.h"
 #include "checkpoint/io/removal.h"
 #include "cli/subcommands.h"
@@ -269,9 +270,9 @@ struct TestCommand {
     if (gpus.device_count() > 0) {
       check("a GPU trains as the CPU does", [&] { installation.gpu_agrees(); });
     } else {
-      fmt::print("  --    no GPU: {}\n", gpus.unavailable_reason());
+      print_out("  --    no GPU: {}\n", gpus.unavailable_reason());
     }
-    fmt::print("{}\n", code == 0 ? "this installation works" : "this installation does not work");
+    print_out("{}\n", code == 0 ? "this installation works" : "this installation does not work");
     return code;
   }
 
@@ -288,8 +289,8 @@ struct TestCommand {
       code = static_cast<int>(no_room ? error.code() : ErrorCode::runtime);
     }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    fmt::print("  {:<5} {} ({:.1f} s){}\n", wrong.empty() ? "ok" : "FAILS", what, took.count(),
-               wrong.empty() ? "" : ": " + wrong);
+    print_out("  {:<5} {} ({:.1f} s){}\n", wrong.empty() ? "ok" : "FAILS", what, took.count(),
+              wrong.empty() ? "" : ": " + wrong);
     std::fflush(stdout);
     return code;
   }

@@ -10,7 +10,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/text/byte_size.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "checkpoint/io/file.h"
 #include "cli/subcommands.h"
 #include "engine/data/token_stream.h"
@@ -87,7 +87,7 @@ struct TokenizeCommand {
         write_stream(*loaded);
       }
     } catch (const TokenizeStopped&) {
-      fmt::print(stderr, "tessera: stopped by signal {}\n", training::InterruptionWatch::signal());
+      print_err("tessera: stopped by signal {}\n", training::InterruptionWatch::signal());
       return 128 + training::InterruptionWatch::signal();
     }
     return 0;
@@ -116,10 +116,9 @@ struct TokenizeCommand {
     TESSERA_CHECK(writer.tokens() > 0, ErrorCode::data, "text {} gives no tokens", text);
     writer.finish();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    fmt::print("{}: {} of {} (vocabulary {}) from {} in {:.2f} s\n", printable(out),
-               counted(writer.tokens(), "token"), printable(loaded.name()),
-               loaded.vocabulary_size(), bytes_text(static_cast<std::uint64_t>(bytes)),
-               seconds.count());
+    print_out("{}: {} of {} (vocabulary {}) from {} in {:.2f} s\n", out,
+              counted(writer.tokens(), "token"), loaded.name(), loaded.vocabulary_size(),
+              bytes_text(static_cast<std::uint64_t>(bytes)), seconds.count());
   }
 
   void write_lines(const Tokenizer& loaded) const {

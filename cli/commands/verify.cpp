@@ -12,7 +12,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/text/byte_size.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/formats/format.h"
@@ -92,21 +92,20 @@ Verdict verdict_of(const std::filesystem::path& path, ByteProgress& progress) {
 
 void print_verdict(const Verdict& verdict) {
   if (verdict.damages.empty()) {
-    fmt::print("{}: sound ({}, {}, {})\n", printable(verdict.path), verdict.format,
-               counted(verdict.tensors, "tensor"), bytes_text(verdict.bytes));
+    print_out("{}: sound ({}, {}, {})\n", verdict.path, verdict.format,
+              counted(verdict.tensors, "tensor"), bytes_text(verdict.bytes));
     return;
   }
   if (!verdict.found) {
-    fmt::print("{}: no checkpoint is there\n", printable(verdict.path));
+    print_out("{}: no checkpoint is there\n", verdict.path);
   } else if (!verdict.readable) {
-    fmt::print("{}: damaged ({}); nothing in it can be used\n", printable(verdict.path),
-               verdict.format);
+    print_out("{}: damaged ({}); nothing in it can be used\n", verdict.path, verdict.format);
   } else {
-    fmt::print("{}: damaged ({}); {} in {} of {} cannot be trusted\n", printable(verdict.path),
-               verdict.format, bytes_text(verdict.damaged_bytes), verdict.damaged_tensors.size(),
-               counted(verdict.tensors, "tensor"));
+    print_out("{}: damaged ({}); {} in {} of {} cannot be trusted\n", verdict.path, verdict.format,
+              bytes_text(verdict.damaged_bytes), verdict.damaged_tensors.size(),
+              counted(verdict.tensors, "tensor"));
   }
-  for (const std::string& line : verdict.damages) fmt::print("  {}\n", printable(line));
+  for (const std::string& line : verdict.damages) print_out("  {}\n", line);
 }
 
 nlohmann::ordered_json verdict_json(const Verdict& verdict) {
@@ -134,7 +133,7 @@ struct VerifyCommand {
       ByteProgress progress;
       for (const auto& one : paths()) verdicts.push_back(verdict_of(one, progress));
     } catch (const Stopped&) {
-      fmt::print(stderr, "tessera: stopped by signal {}\n", training::InterruptionWatch::signal());
+      print_err("tessera: stopped by signal {}\n", training::InterruptionWatch::signal());
       return 128 + training::InterruptionWatch::signal();
     }
     nlohmann::ordered_json all = nlohmann::ordered_json::array();

@@ -6,11 +6,11 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "base/version.h"
 
 namespace tessera::comm::control {
@@ -330,7 +330,7 @@ bool Door::report(const Stranger& stranger, std::string_view what) {
   if (options_.report) {
     options_.report(line);
   } else {
-    std::fprintf(stderr, "tessera: %s\n", line.c_str());
+    print_err("tessera: {}\n", line);
   }
   return true;
 }

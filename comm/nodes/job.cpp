@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <exception>
 
+#include "base/text/print.h"
+
 namespace tessera::comm {
 
 NodesJob::~NodesJob() {
@@ -17,8 +19,7 @@ NodesJob::~NodesJob() {
     control().watch().set_call(describe(call));
     network_->leave([&] { control().check(call); });
   } catch (const std::exception& error) {
-    fmt::print(stderr, "tessera: rank {} at the end of the job: {}\n", control().rank(),
-               error.what());
+    print_err("tessera: rank {} at the end of the job: {}\n", control().rank(), error.what());
   }
 }
 

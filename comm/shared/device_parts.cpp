@@ -2,11 +2,11 @@
 #include "comm/shared/device_parts.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "comm/shared/arena.h"
 #include "engine/device/backend.h"
 
@@ -101,8 +101,7 @@ DeviceBuffer::~DeviceBuffer() {
       }
     }
   } catch (const std::exception& error) {  // the device is broken: nothing uses the memory
-    std::fprintf(stderr, "giving back memory of %s: %s\n", device_.to_string().c_str(),
-                 error.what());
+    print_err("giving back memory of {}: {}\n", device_.to_string(), error.what());
   }
 }
 
@@ -132,8 +131,7 @@ void DeviceBuffer::leave(int rank) noexcept {
     const std::lock_guard lock(mutex_);
     left_[static_cast<std::size_t>(rank)] = std::move(point);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "dropping a collective buffer on %s: %s\n", device_.to_string().c_str(),
-                 error.what());
+    print_err("dropping a collective buffer on {}: {}\n", device_.to_string(), error.what());
   }
 }
 

@@ -7,12 +7,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/printable.h"
 #include "base/write_failure.h"
 
 namespace tessera {
@@ -21,6 +24,33 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int most_links = 40;  // the kernel's limit
+
+// The caller's own descriptors, and links of the kernel.
+bool is_stream_name(const fs::path& path) {
+  const std::string name = path.lexically_normal().string();
+  return name.starts_with("/dev/std") || name.starts_with("/dev/fd/") ||
+         name.starts_with("/proc/self/fd/");
+}
+
+// The text of a symbolic link, or nothing if `path` is not one. Owner and text are those of one
+// inode, whatever the name refers to later.
+std::optional<fs::path> text_of_link(const fs::path& path) {
+  const int link = ::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+  if (link < 0) return std::nullopt;
+  struct stat status {};
+  char text[PATH_MAX];
+  const bool is_link = ::fstat(link, &status) == 0 && S_ISLNK(status.st_mode);
+  const ssize_t length = is_link ? ::readlinkat(link, "", text, sizeof text) : 0;
+  const int reason = errno;
+  ::close(link);
+  if (!is_link) return std::nullopt;
+  TESSERA_CHECK(status.st_uid == ::geteuid() || status.st_uid == 0, ErrorCode::configuration,
+                "{} is a symbolic link of another user (uid {}), which is not followed; remove it "
+                "or name another file",
+                path.string(), status.st_uid);
+  TESSERA_CHECK(length > 0, ErrorCode::configuration, "{}", describe_errno("readlink", reason));
+  return std::string(text, static_cast<std::size_t>(length));
+}
 
 // The partial file. It is removed at the end of its life, unless it became the file.
 class PartialOutput {
@@ -32,7 +62,8 @@ class PartialOutput {
       partial_ += fmt::format(".partial-{}", ::getpid());
       TESSERA_CHECK(!fs::is_directory(target_), ErrorCode::configuration,
                     "it is a folder; name a file in it");
-      file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+      ::unlink(partial_.c_str());  // of an earlier process with this number, or a stranger's
+      file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
       TESSERA_CHECK(file_ >= 0, full_disk_or(errno, ErrorCode::configuration), "{}",
                     describe_errno("open", errno));
     } catch (const Error& error) {
@@ -89,11 +120,15 @@ class PartialOutput {
 
 void write_stream(const std::string& what, const fs::path& path, std::string_view text) {
   // Appends: standard output may be a file that other processes also write.
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(path.c_str(), "ab"),
-                                                               &std::fclose);
+  const int file = open_output(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(
+      file < 0 ? nullptr : ::fdopen(file, "ab"), &std::fclose);
   TESSERA_CHECK(stream, ErrorCode::configuration, "{}: cannot be written: {}", what,
                 describe_errno("open", errno));
-  const bool whole = std::fwrite(text.data(), 1, text.size(), stream.get()) == text.size() &&
+  // Names in a report must not reach a terminal as escape sequences.
+  const std::string safe =
+      ::isatty(::fileno(stream.get())) == 1 ? printable_lines(text) : std::string(text);
+  const bool whole = std::fwrite(safe.data(), 1, safe.size(), stream.get()) == safe.size() &&
                      std::fflush(stream.get()) == 0;
   TESSERA_CHECK(whole, full_disk_or_runtime(errno), "{}: cannot be written: {}", what,
                 describe_errno("write", errno));
@@ -103,24 +138,25 @@ void write_stream(const std::string& what, const fs::path& path, std::string_vie
 
 fs::path written_path(const fs::path& path) {
   fs::path target = path;
-  std::error_code error;
-  for (int link = 0; fs::is_symlink(target, error); ++link) {
+  for (int link = 0; !is_stream_name(path); ++link) {
+    const std::optional<fs::path> next = text_of_link(target);
+    // The link of a pipe has a text that is not a path: "pipe:[1234]".
+    if (!next || (next->is_relative() && target.string().starts_with("/proc/"))) break;
     TESSERA_CHECK(link < most_links, ErrorCode::configuration, "{}",
                   describe_errno("readlink", ELOOP));
-    const fs::path next = fs::read_symlink(target, error);
-    TESSERA_CHECK(!error, ErrorCode::configuration, "{}",
-                  describe_errno("readlink", error.value()));
-    target = target.parent_path() / next;  // an absolute path replaces it
+    target = target.parent_path() / *next;  // an absolute path replaces it
   }
   return target;
 }
 
+int open_output(const fs::path& path, int flags) {
+  const fs::path target = written_path(path);
+  const bool is_kernels = is_stream_name(target) || target.string().starts_with("/proc/");
+  return ::open(target.c_str(), is_kernels ? flags : flags | O_NOFOLLOW, 0666);
+}
+
 bool is_stream(const fs::path& path) {
-  const std::string name = path.lexically_normal().string();
-  if (name.starts_with("/dev/std") || name.starts_with("/dev/fd/") ||
-      name.starts_with("/proc/self/fd/")) {
-    return true;
-  }
+  if (is_stream_name(path)) return true;
   std::error_code error;
   const auto status = fs::status(path, error);
   return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);

@@ -20,7 +20,10 @@ void write_output(const std::string& what, const std::filesystem::path& path,
 // True if the path takes text and is not replaced.
 bool is_stream(const std::filesystem::path& path);
 // The file that write_output() replaces: where `path` is a link, its target, which need not exist.
-// Throws Error(configuration) for a loop of links.
+// Throws Error(configuration) for a loop of links, and for a link that neither this user nor root
+// made: in a folder that others can write, it could name any file of the user's.
 std::filesystem::path written_path(const std::filesystem::path& path);
+// open(written_path(path), flags): the descriptor, or -1 with errno.
+int open_output(const std::filesystem::path& path, int flags);
 
 }  // namespace tessera

@@ -13,11 +13,11 @@ template <class C>
 ConfigTable<C> make_shared_table() {
   ConfigTable<C> table{C()};
   table.add("hidden_size", &C::hidden_size, "Width; a multiple of `num_attention_heads`.",
-            at_least(1));
-  table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", at_least(1));
-  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", at_least(1));
+            width_of());
+  table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", layer_count());
+  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", width_of());
   table.add("intermediate_size", &C::intermediate_size, "Width of the feed-forward layer.",
-            at_least(1));
+            width_of());
   table.choice("hidden_act", &C::hidden_act, {"gelu", "gelu_new", "gelu_pytorch_tanh"},
                "`gelu` is the exact form, the others the tanh one.");
   table.dropout("hidden_dropout_prob", &C::hidden_dropout_prob,
@@ -47,7 +47,7 @@ C read_shared(const ConfigReader& reader, const nlohmann::json& config) {
 const ConfigTable<BertConfig>& BertConfig::table() {
   static const ConfigTable<BertConfig> table = [] {
     auto rows = make_shared_table<BertConfig>();
-    rows.add("type_vocab_size", &BertConfig::type_vocab_size, "Kinds of segments.", at_least(1));
+    rows.add("type_vocab_size", &BertConfig::type_vocab_size, "Kinds of segments.", width_of());
     return rows;
   }();
   return table;
@@ -57,7 +57,7 @@ const ConfigTable<MPNetConfig>& MPNetConfig::table() {
   static const ConfigTable<MPNetConfig> table = [] {
     auto rows = make_shared_table<MPNetConfig>();
     rows.add("relative_attention_num_buckets", &MPNetConfig::relative_attention_num_buckets,
-             "Rows of the table of relative positions, of which 32 are used.", at_least(32));
+             "Rows of the table of relative positions, of which 32 are used.", width_of(32));
     return rows;
   }();
   return table;

@@ -16,8 +16,10 @@ std::string unmet_wish(const ConfigKey& key, const nlohmann::json& value) {
   switch (key.type) {
     case ConfigKey::Type::whole: {
       const auto least = static_cast<std::int64_t>(key.range.low.value_or(0));
-      const bool fits = value.is_number_integer() && value >= least && value < limit;
-      return fits ? "" : fmt::format("a whole number from {} to {}", least, limit - 1);
+      const auto most =
+          static_cast<std::int64_t>(key.range.high.value_or(static_cast<double>(limit - 1)));
+      const bool fits = value.is_number_integer() && value >= least && value <= most;
+      return fits ? "" : fmt::format("a whole number from {} to {}", least, most);
     }
     case ConfigKey::Type::number: {
       const bool fits = value.is_number() && std::isfinite(value.get<double>()) &&

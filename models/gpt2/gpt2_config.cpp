@@ -13,10 +13,10 @@ namespace {
 ConfigTable<Gpt2Config> make_gpt2_table() {
   using C = Gpt2Config;
   ConfigTable<C> table;
-  table.add("n_layer", &C::n_layer, "Layers.", at_least(1));
-  table.add("n_head", &C::n_head, "Attention heads.", at_least(1));
-  table.add("n_embd", &C::n_embd, "Width; a multiple of `n_head`.", at_least(1));
-  table.add("n_inner", &C::n_inner, "Width of the feed-forward layer.", at_least(1))
+  table.add("n_layer", &C::n_layer, "Layers.", layer_count());
+  table.add("n_head", &C::n_head, "Attention heads.", width_of());
+  table.add("n_embd", &C::n_embd, "Width; a multiple of `n_head`.", width_of());
+  table.add("n_inner", &C::n_inner, "Width of the feed-forward layer.", width_of())
       .follows("4 x `n_embd`", [](const C& c) { return 4 * c.n_embd; });
   table.positions("n_positions", &C::n_positions);
   table.vocabulary(&C::vocab_size);

@@ -118,20 +118,20 @@ ConfigTable<LlamaConfig> make_llama_table() {
 ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults, KeyHeads absent) {
   using C = LlamaConfig;
   ConfigTable<C> table(defaults);
-  table.add("hidden_size", &C::hidden_size, "Width.", at_least(1));
+  table.add("hidden_size", &C::hidden_size, "Width.", width_of());
   table.add("intermediate_size", &C::intermediate_size, "Width of the feed-forward layer.",
-            at_least(1));
-  table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", at_least(1));
-  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", at_least(1));
+            width_of());
+  table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", layer_count());
+  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", width_of());
   auto& key_heads = table.add("num_key_value_heads", &C::num_key_value_heads,
-                              "Key and value heads; divides the attention heads.", at_least(1));
+                              "Key and value heads; divides the attention heads.", width_of());
   const auto heads = [](const C& c) { return c.num_attention_heads; };
   if (absent == KeyHeads::as_heads) {
     key_heads.follows("`num_attention_heads`", heads);
   } else {
     key_heads.follows_where_null(heads);
   }
-  table.add("head_dim", &C::head_dim, "Size of a head; even.", at_least(2))
+  table.add("head_dim", &C::head_dim, "Size of a head; even.", width_of(2))
       .follows("`hidden_size` / `num_attention_heads`",
                [](const C& c) { return c.hidden_size / c.num_attention_heads; });
   table.positions("max_position_embeddings", &C::max_position_embeddings);

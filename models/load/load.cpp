@@ -12,6 +12,7 @@
 #include "models/load/adapter.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
+#include "models/weights_bound.h"
 
 namespace tessera::models {
 namespace {
@@ -88,11 +89,12 @@ LoadedLanguageModel load_language_model(const std::string& given, DType dtype, D
                 "{}: no config.json there; name a checkpoint of tessera train or a folder that "
                 "transformers saved",
                 folder);
+  const nlohmann::json config = read_config(loaded.folder);
+  check_weights_bound(loaded.folder, config);
   {
     const DeviceGuard deferred(Device::meta());
     const nn::ParameterDTypeGuard of_weights(dtype);
-    loaded.model = make_language_model(read_config(loaded.folder),
-                                       (fs::path(loaded.folder) / "config.json").string());
+    loaded.model = make_language_model(config, (fs::path(loaded.folder) / "config.json").string());
     if (!adapter.empty()) add_lora_of(adapter, *loaded.model);
   }
   materialise(*loaded.model, device);

@@ -15,6 +15,7 @@
 #include "models/registry/registry.h"
 #include "models/sentence_encoder/sentence_encoder.h"
 #include "models/sentence_encoder/sentence_modules.h"
+#include "models/weights_bound.h"
 
 namespace tessera::models {
 namespace {
@@ -44,9 +45,9 @@ class FolderReader {
     const json* const value = reader_.value(field(key, ConfigKey::Type::flag));
     return value != nullptr ? value->get<bool>() : fallback;
   }
-  [[nodiscard]] std::int64_t positive(const char* key) const {
+  [[nodiscard]] std::int64_t positive(const char* key, Range range = at_least(1)) const {
     ConfigKey wanted = field(key, ConfigKey::Type::whole);
-    wanted.range = at_least(1);
+    wanted.range = range;
     const json* const value = reader_.value(wanted);
     reader_.check_key(value != nullptr, key, "is missing");
     return value->get<std::int64_t>();
@@ -130,7 +131,10 @@ std::vector<PoolingMode> read_pooling(const json& config, const FolderReader& re
     for (const json& name : list) {
       reader.check(name.is_string(), "pooling_mode = {} is not a mode's name, or a list of such",
                    value.dump());
-      modes.push_back(pooling_mode(name.get<std::string>(), reader));
+      const PoolingMode mode = pooling_mode(name.get<std::string>(), reader);
+      reader.check(std::find(modes.begin(), modes.end(), mode) == modes.end(),
+                   "pooling_mode names {} twice", name.dump());
+      modes.push_back(mode);
     }
     reader.check(!modes.empty(), "pooling_mode is an empty list");
     return modes;
@@ -167,7 +171,7 @@ SentenceModuleHandle read_dense(const json& config, const std::string& source, s
   const FolderReader reader(config, source);
   SentenceDenseOptions options;
   options.in = reader.positive("in_features");
-  options.out = reader.positive("out_features");
+  options.out = reader.positive("out_features", width_of());
   options.bias = reader.flag("bias", true);
   check_dimension(reader, "in_features", options.in, dim);
   check_names(reader);
@@ -276,6 +280,8 @@ void read_following(const fs::path& folder, const std::vector<ModuleEntry>& entr
       parts.dimension *= static_cast<std::int64_t>(parts.pooling.size());
     } else if (entry.kind == "Dense") {
       const json config = take_json(folder, name, parts.files);
+      const FolderReader reader(config, where);
+      check_matrix_bound(folder / entry.path, reader.positive("out_features"), parts.dimension);
       parts.modules.emplace_back(entry.path, read_dense(config, where, parts.dimension));
     } else if (entry.kind == "Normalize") {
       if (text_of(folder, name)) {  // older versions do not write it

@@ -18,7 +18,7 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "base/text/printable.h"
+#include "base/text/print.h"
 #include "base/write_failure.h"
 #include "comm/history.h"
 
@@ -92,11 +92,6 @@ bool send_to_launcher(const Failure& failure) {
   return written == static_cast<ssize_t>(line.size());
 }
 
-// One write, so that the lines of several ranks do not mix; a missing stderr is ignored.
-void write_to_stderr(const std::string& line) {
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-}
-
 std::atomic<int> code_of_destructors{0};
 
 }  // namespace
@@ -142,7 +137,8 @@ void report_from_destructor(std::string_view doing, bool prints) {
   if (!failure) return;
   code_of_destructors.store(failure->code);
   if (!prints) return;
-  write_to_stderr(fmt::format("tessera: error: {}: {}\n", doing, in_lines(failure->message)));
+  write_text(STDERR_FILENO,
+             fmt::format("tessera: error: {}: {}\n", doing, in_lines(failure->message)));
 }
 
 int take_code_of_destructors() {
@@ -153,10 +149,9 @@ void report_failure(const Failure& failure) {
   if (send_to_launcher(failure)) return;
   const bool several =
       std::getenv("RANK") != nullptr && environment_number("WORLD_SIZE").value_or(1) > 1;
-  const std::string line = several ? fmt::format("tessera: rank {}: error: {}\n", failure.rank,
-                                                 in_lines(failure.message))
-                                   : fmt::format("tessera: error: {}\n", in_lines(failure.message));
-  write_to_stderr(line);
+  write_text(STDERR_FILENO, fmt::format("tessera: {}error: {}\n",
+                                        several ? fmt::format("rank {}: ", failure.rank) : "",
+                                        in_lines(failure.message)));
 }
 
 }  // namespace tessera

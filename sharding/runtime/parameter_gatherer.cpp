@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "comm/scratch.h"
 #include "engine/device/memory_kind.h"
 #include "sharding/memory/reshard.h"
@@ -109,8 +110,7 @@ void ParameterGatherer::release_at_end() noexcept {
     try {
       state.buffer->release();
     } catch (const std::exception& error) {  // also reported to code that waits for the device
-      std::fprintf(stderr, "releasing the parameters of %s: %s\n", unit_title(unit->name()).c_str(),
-                   error.what());
+      print_err("releasing the parameters of {}: {}\n", unit_title(unit->name()), error.what());
     }
   }
 }
@@ -337,7 +337,7 @@ void ParameterGatherer::release_all() noexcept {
     try {
       if (!stays_between_passes(*unit)) reshard_unless_used(*unit);
     } catch (const std::exception& error) {  // the next call on the device reports it
-      std::fprintf(stderr, "after an unsharded scope: %s\n", error.what());
+      print_err("after an unsharded scope: {}\n", error.what());
     }
   }
 }

@@ -87,6 +87,27 @@ TEST(BenchCompare, ARegressionHasItsOwnCode) {
   EXPECT_EQ(compared(folder, options).ended.code, 2);
 }
 
+// Somebody else's report, of the right shape: its names reach neither the terminal nor a line of
+// their own.
+TEST(BenchCompare, NamesOfTheOldReportAreVisibleText) {
+  const TrainingFolder folder;
+  const std::vector<std::string> rows = {"--strategies", "none", "--world-sizes", "1"};
+  const Compared before = compared(folder, rows);
+  ASSERT_EQ(before.ended.code, 0) << before.ended.err;
+  nlohmann::json old = before.report;
+  nlohmann::json other = old["rows"][0];
+  other["id"] = other["name"] = "\x1b]0;pwned\x07\u202e\nregression: forged";
+  old["rows"].push_back(other);
+  folder.write("old.json", old.dump());
+  std::vector<std::string> options = rows;
+  options.insert(options.end(), {"--compare", folder.path("old.json")});
+  const std::string out = compared(folder, options).ended.out;
+  EXPECT_NE(out.find("\\x1b]0;pwned\\x07\\xe2\\x80\\xae\\x0aregression: forged"), std::string::npos)
+      << out;
+  EXPECT_EQ(out.find_first_of("\x1b\x07"), std::string::npos) << out;
+  EXPECT_EQ(out.find("\nregression: forged"), std::string::npos) << out;
+}
+
 TEST(BenchCompare, SingleRoundsWithoutSpreadCountAsNoise) {
   const BenchReport old = report_of(100, 100, 100);
   EXPECT_TRUE(compare_reports(report_of(98.5, 98.5, 98.5), old, 1).regressions.empty());

@@ -211,6 +211,19 @@ TEST(LaunchOutput, AFileHasWhatTheRankWroteToTheByte) {
   EXPECT_EQ(read_text(logs + "/rank-0.log"), std::string(300000, 'x') + "end");
 }
 
+TEST(LaunchOutput, ALinkOfAnotherUserIsNotFollowed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a link of another user's";
+  const TemporaryFolder folder;
+  folder.write("precious", "old");
+  std::filesystem::create_symlink("precious", folder / "rank-0.log");
+  ASSERT_EQ(::lchown((folder / "rank-0.log").c_str(), 65534, 65534), 0);
+  const Ended ended = started({"--log-dir", folder.path().string()}, "echo new");
+  EXPECT_EQ(ended.code, 3);
+  EXPECT_NE(ended.err.find("rank-0.log is a symbolic link of another user"), std::string::npos)
+      << ended.err;
+  EXPECT_EQ(read_text(folder / "precious"), "old");
+}
+
 TEST(LaunchOutput, AFullDiskIsReportedOnceAndEndsNoRank) {
   const TemporaryFolder folder;
   std::filesystem::create_symlink("/dev/full", folder / "rank-0.log");

@@ -163,6 +163,17 @@ TEST(Progress, OnATerminalOneLineIsRedrawn) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text;
 }
 
+TEST(Progress, ANoteIsOneLineOfVisibleText) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  Progress({.descriptor = ends[1]}).note("saved a\nforged: b\x1b[31m\u202e");
+  ::close(ends[1]);
+  std::string text(256, '\0');
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(::read(ends[0], text.data(), 256), 0)));
+  ::close(ends[0]);
+  EXPECT_EQ(text, "saved a\\x0aforged: b\\x1b[31m\\xe2\\x80\\xae\n");
+}
+
 TEST(Progress, OtherRanksAreSilentAndAClosedOutputIsNotAnError) {
   EXPECT_EQ(shown({.steps = 5, .every = 1, .shown = false}, 5), "");
   Progress progress({.steps = 5, .every = 1, .descriptor = -1});

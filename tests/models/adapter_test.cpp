@@ -226,6 +226,28 @@ TEST(PeftConfigOfAModel, NamesTheLayersWhereTheListMatchesMore) {
   EXPECT_EQ(targets(), std::vector<std::string>{"c_attn"});
 }
 
+// A tensor without elements has any number of rows in no bytes.
+TEST(AdapterBound, TheFactorsHaveTheLayersInputs) {
+  const checkpoint::testing::TemporaryFolder folder;
+  const json config = {{"peft_type", "LORA"}, {"r", 1 << 20}, {"target_modules", {"c_attn"}}};
+  checkpoint::testing::write_all(folder.path() / checkpoint::peft_config_file, config.dump());
+  const std::string name = "base_model.model.transformer.h.0.attn.c_attn";
+  const float none = 0;
+  checkpoint::write_safetensors(folder.path() / checkpoint::peft_tensors_file,
+                                {{{name + ".lora_A.weight", float32, {1 << 20, 0}}, &none},
+                                 {{name + ".lora_B.weight", float32, {0, 1 << 20}}, &none}});
+  const auto model = models::make_language_model(adapted_decoder("gpt2"));
+  try {
+    (void)models::add_lora_of(folder.path().string(), *model);
+    FAIL() << "it was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::checkpoint);
+    EXPECT_NE(std::string(error.what()).find("has shape [1048576, 0] for a layer of 24 inputs"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 // GPT-2's layers are stored as [in, out], but not its head; the other models have no such layers.
 TEST(WeightsInOut, FollowsTheArchitecture) {
   const auto gpt2 = models::weights_in_out(adapted_decoder("gpt2").dump());

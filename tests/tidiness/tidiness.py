@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the source tree: includes go down the floors and the rooms of a floor, never up, and files open the namespace of
 their floor (rooms.py); no path of somebody's machine; headers guarded; the GPU stays where it belongs (launches, CUDA's
-types, the emulator, a GPU kernel for every op); no type of a test takes a name of the library's or is seen by other tests.
+types, the emulator, a GPU kernel for every op); all that is printed is made harmless; no type of a test takes a name of the
+library's or is seen by other tests.
 
 Errors fail the test. Long files and lines, and files that do not open with a comment on their job, are
 warnings: they are printed and counted, and a reviewer decides.
@@ -58,6 +59,11 @@ CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\
                          r"|(?:kernels|engine)/cuda/.*)$")
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
                        r"|cudaDeviceProp|__nv_bfloat16|__half)\b")
+# The only file that writes to a terminal: it makes names of strangers' files harmless. Programs that are not delivered are free.
+PRINTER = os.path.join("base", "text", "print.cpp")
+PRINTS = re.compile(r"\bfmt::print(?:ln)?\(|\bstd::(?:cout|cerr|clog)\b|(?<!\w)v?f?printf\(|(?<!\w)(?:f?puts|putchar|perror)\("
+                    r"|\bfwrite\([^;]*\bstd(?:out|err)\b|\bwrite\(STD(?:OUT|ERR)_FILENO, (?!\"\",)")
+PRINTS_FREELY = ("emulator", os.path.join("bench", "programs"), os.path.join("bench", "kernels"))
 OPS = re.compile(r"^ *X\((\w+), *\w+\)", re.MULTILINE)
 # Declarations at the left margin, where clang-format puts those of a namespace. A handle is a type too.
 NAMESPACE = re.compile(r"^(?:inline )?namespace\b *([\w:]*) *\{(?!.*\})")
@@ -191,6 +197,14 @@ def hidden_types(library, tests):
     return errors
 
 
+def print_errors(path, lines):
+    """Lists (line number, message): the product prints through base/text/print.h."""
+    if path.split(os.sep)[0] not in FLOORS or path.startswith(PRINTS_FREELY) or path == PRINTER:
+        return []
+    return [(number, "printed by print_out(), print_err() or their neighbours of base/text/print.h: names may hold escapes")
+            for number, line in enumerate(lines, start=1) if PRINTS.search(line.split("//")[0])]
+
+
 def check_file(root, path, lines):
     """Lists (line number, message) of errors and of warnings."""
     errors, warnings = [], []
@@ -218,6 +232,7 @@ def check_file(root, path, lines):
                 errors.append((number, message))
     if is_cpp:
         errors += gpu_errors(path, lines)
+        errors += print_errors(path, lines)
         errors += namespace_errors(path.replace(os.sep, "/"), lines)
         if path.endswith((".h", ".cuh")) and not path.endswith("-inl.h") \
                 and not any(line.startswith("#pragma once") for line in lines):

@@ -155,6 +155,20 @@ class Tidiness(unittest.TestCase):
             self.write(path, "// A file.\n#pragma once\n// never kernel<<<1, 1>>>(x)\nint x = 1 << 3;\n")
             self.assertEqual(self.errors(), [])
 
+    def test_what_is_printed_without_being_made_harmless(self):
+        prints = ('fmt::print("{}", name);', "std::cout << name;", 'std::fprintf(stderr, "%s", name);', 'printf("%s", name);',
+                  "std::fwrite(text.data(), 1, text.size(), stdout);", "::write(STDERR_FILENO, text.data(), 1);",
+                  'fmt::println("{}", name);', "std::puts(name);")
+        for path in ("cli/commands/a.cpp", "comm/a.h", "bench/harness/a.cpp"):
+            for line in prints:
+                self.write(path, HEADER + line + "\n")
+                self.assert_one_error(f"{path}:3:", "base/text/print.h")
+            self.write(path, HEADER + 'print_out("{}", name);  // not printf(name)\nstd::snprintf(a, 2, "%d", 1);\n')
+            self.assertEqual(self.errors(), [])
+        for path in ("base/text/print.cpp", "bench/programs/a.cpp", "tests/cli/a_test.cpp", "examples/a.cpp"):
+            self.write(path, "// A file.\n" + prints[0] + "\n")
+        self.assertEqual(self.errors(), [])
+
     def test_cuda_in_a_header_above_the_engine(self):
         self.write("engine/cuda/device.h", HEADER)
         includes = ("<cuda_runtime_api.h>", "<cuda_bf16.h>", "<cublasLt.h>", "<nccl.h>", '"engine/cuda/device.h"')

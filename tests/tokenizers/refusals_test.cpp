@@ -76,6 +76,39 @@ TEST(TokenizerRefusals, InvalidVocabularies) {
            "[NONE]"));
 }
 
+// At each byte of a text, as many steps as the longest token has bytes: a token of 3,000 bytes in a
+// text that nearly has it took 14 s a megabyte.
+TEST(TokenizerRefusals, TokensThatMakeTheSearchSlow) {
+  const auto tokens_of = [](const char* name, std::size_t bytes) {
+    return [=](json& file) {
+      const std::string token(bytes, 'a');
+      json& vocabulary = file["model"]["vocab"];
+      if (std::string_view(name) == "unigram.json") {
+        vocabulary.push_back({token, -5.0});
+      } else if (std::string_view(name) == "bert.json") {
+        vocabulary[token] = vocabulary.size();
+      } else {
+        file["added_tokens"].push_back({{"id", 5000}, {"content", token}, {"special", true}});
+      }
+    };
+  };
+  for (const char* name : {"unigram.json", "bert.json", "gpt2.json"}) {
+    EXPECT_TRUE(says(refusal_after(name, tokens_of(name, 513)), "has 513 bytes")) << name;
+    const ScratchFolder folder;
+    json file = json_of(fixture(name));
+    tokens_of(name, 512)(file);
+    const auto tokenizer = load_tokenizer(folder.write("tokenizer.json", file.dump()));
+    EXPECT_FALSE(tokenizer->encode(std::string(1024, 'a')).empty()) << name;
+  }
+  // One more record behind those of a SentencePiece model: field 1 with the fields 1 and 2.
+  const std::string piece =
+      "\x0a\x81\x04" + std::string(513, 'a') + std::string("\x15\0\0\xa0\xc0", 5);
+  EXPECT_EQ(piece.size(), 521u);
+  EXPECT_TRUE(says(refusal_of_text("tokenizer.model",
+                                   contents_of(fixture("pieces.model")) + "\x0a\x89\x04" + piece),
+                   "has 513 bytes"));
+}
+
 TEST(TokenizerRefusals, InvalidPatternsAndTemplates) {
   EXPECT_TRUE(says(refusal_after("llama3.json",
                                  [](json& file) {

@@ -112,6 +112,26 @@ TEST(Outputs, ALogThatAnotherRunWritesIsRefusedWithItsProcess) {
   }
 }
 
+TEST(Outputs, ALinkOfAnotherUserIsNotFollowed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a link of another user's";
+  const TrainingFolder folder;
+  for (const std::string key : {"log.jsonl", "log.csv", "log.summary", "log.trace", "log.memory"}) {
+    // An earlier log of a run, so that only the link speaks against it.
+    const std::string file = folder.path("precious"), link = folder.path("link");
+    fs::remove(file);
+    ASSERT_EQ(run_program(train_arguments(folder.small() + Settings{{key, file}})).code, 0);
+    const std::string before = testing::read_text(file);
+    fs::remove(link);
+    fs::create_symlink("precious", link);
+    ASSERT_EQ(::lchown(link.c_str(), 65534, 65534), 0);
+    const Ended ended = run_program(train_arguments(folder.small() + Settings{{key, link}}));
+    EXPECT_EQ(ended.code, 3) << key;
+    EXPECT_NE(ended.err.find("link is a symbolic link of another user"), std::string::npos)
+        << ended.err;
+    EXPECT_EQ(testing::read_text(file), before);
+  }
+}
+
 TEST(Outputs, TwoLogsOfARunNeedTwoFiles) {
   const TrainingFolder folder;
   const Ended ended =

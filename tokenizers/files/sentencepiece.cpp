@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "tokenizers/files/files.h"
 #include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/trie.h"
 #include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
@@ -18,6 +19,9 @@ class SentencePiece final : public Tokenizer {
     const auto status = processor_.LoadFromSerializedProto(contents);
     TESSERA_CHECK(status.ok() && processor_.GetPieceSize() > 0, ErrorCode::data,
                   "'{}' is not a SentencePiece model, or it is damaged", path.string());
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      check_walk(processor_.IdToPiece(id), fmt::format("'{}'", path.string()));
+    }
     fingerprint_ = fingerprint_of(contents);
     read_configuration(path.parent_path());
   }

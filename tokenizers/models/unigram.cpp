@@ -81,6 +81,7 @@ Unigram::Unigram(const nlohmann::json& object, const std::string& source) {
     tokens_.push_back(entry[0].get<std::string>());
     scores_.push_back(entry[1].get<double>());
     least = std::min(least, scores_.back());
+    check_walk(tokens_.back(), source);
     if (!tokens_.back().empty()) {
       entries.emplace_back(tokens_.back(), static_cast<std::int32_t>(tokens_.size() - 1));
     }

@@ -15,6 +15,7 @@ class WordPiece final : public VocabularyModel {
  public:
   WordPiece(const nlohmann::json& object, const std::string& source) {
     auto vocabulary = vocabulary_of(object, source);
+    for (const auto& entry : vocabulary) check_walk(entry.first, source);
     listed_ = static_cast<std::int64_t>(vocabulary.size());
     tokens_ = tokens_by_id(vocabulary);
     trie_ = Trie(std::move(vocabulary));

@@ -67,6 +67,7 @@ AddedTokens::AddedTokens(const nlohmann::json& listed, const VocabularyModel& mo
     token.decoded = token.normalized && normalizer != nullptr
                         ? std::string(normalizer->apply(token.content, buffer))
                         : token.content;
+    check_walk(token.decoded, fmt::format("{}[{}]", source, i));
     if (token.special && special_.insert(token.content).second) special.push_back(token);
     const auto known = id_of(token.content);
     token.id = known ? *known : model.id_of(token.content).value_or(next);

@@ -3,6 +3,9 @@
 
 #include <cstddef>
 
+#include "base/error.h"
+#include "tokenizers/text/json_fields.h"
+
 namespace tessera::tokenizers {
 
 Trie::Trie(std::vector<std::pair<std::string, std::int32_t>> entries) {
@@ -39,6 +42,13 @@ Trie::Trie(std::vector<std::pair<std::string, std::int32_t>> entries) {
     const std::uint32_t node = nodes_[root].first_child + i;
     first_level_[labels_[node]] = node;
   }
+}
+
+void check_walk(std::string_view token, const std::string& source) {
+  TESSERA_CHECK(token.size() <= longest_walk, ErrorCode::data,
+                "{}: the token that begins with '{}' has {} bytes, and texts are not searched for "
+                "tokens of more than {}; remove it",
+                source, shown(token), token.size(), longest_walk);
 }
 
 }  // namespace tessera::tokenizers

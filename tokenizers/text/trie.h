@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -63,5 +64,11 @@ class Trie {
   std::vector<unsigned char> labels_;  // of nodes_, by index
   std::array<std::uint32_t, 256> first_level_{};
 };
+
+// A model that tries all tokens at each byte of a text takes the product of both lengths. Bytes of
+// the longest token that it accepts; real vocabularies stay below 100.
+inline constexpr std::size_t longest_walk = 512;
+// Throws Error(data) for a longer one.
+void check_walk(std::string_view token, const std::string& source);
 
 }  // namespace tessera::tokenizers

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "base/text/small_file.h"
 #include "base/write_failure.h"
 #include "checkpoint/io/removal.h"
@@ -16,6 +17,7 @@
 #include "cli/commands/config/questions.h"
 #include "cli/subcommands.h"
 #include "comm/file_descriptor.h"
+#include "engine/storage/output_file.h"
 #include "training/recipe/accelerate/keys.h"
 
 namespace tessera::cli {
@@ -24,7 +26,7 @@ namespace {
 constexpr const char* usual_config_file = "accelerate.yaml";
 
 std::optional<std::string> ask_terminal(const std::string& question) {
-  fmt::print("{}", question);
+  print_text(question);
   std::fflush(stdout);
   std::string line;
   if (!std::getline(std::cin, line)) return std::nullopt;
@@ -34,7 +36,8 @@ std::optional<std::string> ask_terminal(const std::string& question) {
 void write_config(const std::string& path, const std::string& text, bool replaces) {
   (void)training::parse_accelerate_config(text, path);  // the text must be readable
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replaces ? O_TRUNC : O_EXCL);
-  const comm::FileDescriptor file(::open(path.c_str(), flags, 0666));
+  const comm::FileDescriptor file(replaces ? open_output(path, flags)
+                                           : ::open(path.c_str(), flags, 0666));
   TESSERA_CHECK(file.get() >= 0 || errno != EEXIST, ErrorCode::configuration,
                 "{} exists and is not overwritten; name another file with --config-file", path);
   TESSERA_CHECK(file.get() >= 0, full_disk_or(errno, ErrorCode::configuration),
@@ -46,7 +49,7 @@ void write_config(const std::string& path, const std::string& text, bool replace
       checkpoint::try_remove_tree(path);  // an incomplete file could be read as a complete one
     fail(full_disk_or_runtime(reason), "{}: {}", path, describe_errno("write", reason));
   }
-  fmt::print("configuration saved at {}; tessera config explain {} explains it\n", path, path);
+  print_out("configuration saved at {}; tessera config explain {} explains it\n", path, path);
 }
 
 int write_by_questions(const std::string& path) {
@@ -89,8 +92,8 @@ struct FileCommand {
   [[nodiscard]] int check() const {
     const training::AccelerateConfig config = training::read_accelerate_config(file);
     const training::Recipe read = recipe_for(config, recipe, overrides, world(config));
-    for (const std::string& note : read.notes) fmt::print("{}\n", note);
-    fmt::print("{}: good\n", file);
+    for (const std::string& note : read.notes) print_out("{}\n", note);
+    print_out("{}: good\n", file);
     return 0;
   }
 
@@ -98,13 +101,13 @@ struct FileCommand {
     const training::AccelerateConfig config = training::read_accelerate_config(file);
     const int size = world(config);
     const training::Recipe read = recipe_for(config, recipe, overrides, size);
-    fmt::print("{}", explain_settings(config, read));
-    for (const std::string& note : read.notes) fmt::print("{}\n", note);
+    print_text(explain_settings(config, read));
+    for (const std::string& note : read.notes) print_out("{}\n", note);
     if (recipe.empty()) return 0;
     const auto under = [&](const training::AccelerateConfig& other) {
       return recipe_for(other, recipe, overrides, size);
     };
-    fmt::print("{}", explain_costs(config, read, under, size));
+    print_text(explain_costs(config, read, under, size));
     return 0;
   }
 };
@@ -193,7 +196,7 @@ Command describe_config() {
       .run =
           [options](const std::vector<std::string>&) {
             if (!options->keys) return write_by_questions(options->file);
-            fmt::print("{}", accelerate_reference());
+            print_text(accelerate_reference());
             return 0;
           },
       .footer = "Without a subcommand it asks questions and writes the answers.",

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/text/byte_size.h"
+#include "base/text/printable.h"
 #include "engine/device/backend.h"
 #include "planner/advice.h"
 #include "training/recipe/accelerate/keys.h"
@@ -58,8 +59,8 @@ std::string table(const std::string& group) {
 }
 
 std::string said_value(const training::YamlNode& value) {
-  if (value.kind == training::YamlNode::Kind::scalar) return value.text;
-  return training::describe(value);
+  if (value.kind == training::YamlNode::Kind::scalar) return printable(value.text);
+  return printable(training::describe(value));
 }
 
 // "NO_SHARD: nothing is sharded", for a value that the key's row explains.
@@ -81,7 +82,7 @@ std::string value_in(const Recipe& recipe, const std::string& name) {
   for (const training::RecipeKey& key : training::recipe_keys()) {
     if (key.name != name || !key.write) continue;
     const nlohmann::json value = key.write(recipe);
-    return value.is_string() ? value.get<std::string>() : value.dump();
+    return value.is_string() ? printable(value.get<std::string>()) : value.dump();
   }
   return "";
 }

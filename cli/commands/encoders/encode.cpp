@@ -13,6 +13,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/text/print.h"
 #include "cli/commands/encoders/embedding_file.h"
 #include "cli/commands/encoders/encoder_folder.h"
 #include "cli/subcommands.h"
@@ -142,8 +143,8 @@ int EncodeCommand::run() const {
   file.finish(rows);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   if (context.is_main()) {
-    fmt::print("{}: {} as rows of {} numbers, {:.1f} sentences/s\n", out, counted(rows, "sentence"),
-               encoder.model().dimension(), static_cast<double>(rows) / seconds.count());
+    print_out("{}: {} as rows of {} numbers, {:.1f} sentences/s\n", out, counted(rows, "sentence"),
+              encoder.model().dimension(), static_cast<double>(rows) / seconds.count());
   }
   return 0;
 }

@@ -20,6 +20,7 @@
 #include "models/load/adapter.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
+#include "models/weights_bound.h"
 #include "tasks/sentence_losses.h"
 #include "tokenizers/load.h"
 #include "training/pretrained_folder.h"
@@ -158,6 +159,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
   const ModelPlaces places = places_of(path_, choices.base, context.communicator());
   const std::string& path = places.model;
   require_kind(path, models::ModelKind::text_encoder);
+  models::check_weights_bound(path, models::read_config(path));
   tokens_.tokenizer = tokenizers::load_tokenizer(places.tokenizer);
   const auto make = [&] {
     model_ = models::make_sentence_encoder(path);
@@ -251,12 +253,11 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
   const ModelPlaces places = places_of(found, choices.base, context.communicator());
   const std::string& path = places.model;
   require_kind(path, models::ModelKind::language_model);
-  const fs::path config = fs::path(path) / "config.json";
+  const nlohmann::json config = models::read_config(path);
+  models::check_weights_bound(path, config);
   {
     const DeviceGuard deferred(Device::meta());
-    model_ = models::make_language_model(
-        checkpoint::parse_json(checkpoint::read_file(config, config_limit), config.string()),
-        config.string());
+    model_ = models::make_language_model(config, (fs::path(path) / "config.json").string());
     if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
   }
   const bool of_bytes = !tokenizers::is_tokenizer_folder(places.tokenizer) &&

@@ -1,6 +1,7 @@
 // `tessera evaluate`: scores a model on a data set, on one rank or many.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/text/nearest.h"
+#include "base/text/print.h"
 #include "cli/commands/encoders/encoder_folder.h"
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
@@ -44,7 +46,7 @@ class EvaluationProgress {
   EvaluationProgress(const Context& context, std::int64_t tokens)
       : shown_(context.is_main()), ranks_(context.world_size()), tokens_(tokens) {}
   ~EvaluationProgress() {
-    if (drawn_) fmt::print(stderr, "\r\x1b[K");
+    if (drawn_) redraw_line(STDERR_FILENO, "");
   }
   EvaluationProgress(const EvaluationProgress&) = delete;
   EvaluationProgress& operator=(const EvaluationProgress&) = delete;
@@ -56,7 +58,11 @@ class EvaluationProgress {
     last_ = now;
     drawn_ = animated_;
     const std::string text = fmt::format("{} of {}", done_, counted(tokens_, "token"));
-    fmt::print(stderr, "{}{}{}", animated_ ? "\r" : "tessera: ", text, animated_ ? "\x1b[K" : "\n");
+    if (animated_) {
+      redraw_line(STDERR_FILENO, text);
+    } else {
+      print_err("tessera: {}\n", text);
+    }
   }
 
  private:
@@ -217,15 +223,15 @@ int EvaluateCommand::run() const {
   if (!context.is_main()) return 0;
   nlohmann::ordered_json report{
       {"format", evaluation_format}, {"task", task}, {"samples", result.samples}};
-  fmt::print("{}, {}\n", task, counted(result.samples, "sample"));
+  print_out("{}, {}\n", task, counted(result.samples, "sample"));
   for (const auto& [name, value] : result.scores) {
     if (name == "tokens") {  // a count
       report[name] = static_cast<std::int64_t>(value);
-      fmt::print("  {:<20} {:.0f}\n", name, value);
+      print_out("  {:<20} {:.0f}\n", name, value);
       continue;
     }
     report[name] = value;  // an undefined value is null
-    fmt::print("  {:<20} {:.6f}\n", name, value);
+    print_out("  {:<20} {:.6f}\n", name, value);
   }
   if (!json.empty()) write_output(what, json, report.dump(2) + "\n");
   return 0;

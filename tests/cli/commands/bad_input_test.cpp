@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 using testing::damage;
 using testing::Ended;
 using testing::launched;
+using testing::read_text;
 using testing::run_program;
 using testing::Settings;
 using testing::train;
@@ -57,6 +58,10 @@ TEST(BadInput, InvalidSettings) {
       {{{"train.stps", "5"}}, 3, "unknown key train.stps; did you mean steps?"},
       {{{"data.batch_size", "0"}}, 3, "data.batch_size must be at least 1, got 0"},
       {{{"data.batch_size", "many"}}, 3, "data.batch_size"},
+      {{{"model.n_layer", "1000000000"}},
+       3,
+       "model.n_layer must be at least 1 and at most 10000, got 1000000000"},
+      {{{"model.n_embd", "1000000000"}}, 3, "model.n_embd must be at least 1 and at most 1048576"},
       {{{"model.n_head", "3"}}, 3, "model.n_embd = 64 is not a multiple of n_head = 3"},
       {{{"model.n_positions", "32"}}, 3, "model.seq_len"},
       {{{"sharding.sharding_strategy", "FULL_SHRD"}}, 3, "FULL_SHARD"},
@@ -395,6 +400,34 @@ TEST(BadInput, FoldersWithoutAPretrainedModel) {
                "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 4, \"n_embd\": 64, "
                "\"n_positions\": 32, \"vocab_size\": 256}");
   expect_refused_on_one_and_two(arguments, 3, "positions");
+}
+
+// The weights there are small: nothing of that size may be allocated to find it out.
+TEST(BadInput, AConfigurationOfMoreThanItsWeights) {
+  const TrainingFolder folder;
+  train(1, folder.small() +
+               Settings{{"checkpoint.dir", folder.path("out")}, {"checkpoint.every", "3"}});
+  const std::string model = folder.path("model");
+  fs::create_directory(model);
+  fs::copy_file(folder.path("out/step-3/model.safetensors"), model + "/model.safetensors");
+  nlohmann::json config = nlohmann::json::parse(read_text(folder.path("out/step-3/config.json")));
+  folder.write("r.yaml", "model: {pretrained: " + model +
+                             ", seq_len: 64}\ndata: {train: " + folder.path("text.txt") + "}\n");
+  for (const char* key : {"n_layer", "n_embd", "vocab_size"}) {
+    nlohmann::json changed = config;
+    changed[key] = 1'000'000'000;
+    folder.write("model/config.json", changed.dump());
+    const std::string message = std::string(key) + " is 1000000000, but the ";
+    expect_refused_on_one_and_two({"train", folder.path("r.yaml")}, 5, message);
+    expect_refused(run_program({"generate", model, "--prompt", "a"}), 5, message);
+    expect_refused(
+        run_program({"evaluate", model, "--task", "perplexity", "--data", folder.path("text.txt")}),
+        5, message);
+  }
+  for (const char* setting : {"model.n_layer=1000000000", "model.n_embd=1000000000"}) {
+    expect_refused(run_program({"plan", testing::example_recipe(), "--set", setting}), 3,
+                   "must be at least 1 and at most 1");
+  }
 }
 
 }  // namespace

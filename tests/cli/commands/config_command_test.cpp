@@ -1,7 +1,7 @@
 // `tessera config`: its questions on a terminal, and the file that it writes, checks and explains.
 #include <gtest/gtest.h>
-#include <pty.h>
 
+#include "tests/cli/terminal_testing.h"
 #include "tests/cli/training_testing.h"
 #include "training/recipe/accelerate/config.h"
 
@@ -11,40 +11,11 @@ namespace {
 using namespace training;
 using testing::Ended;
 using testing::example_recipe;
+using testing::on_terminal;
 using testing::read_text;
 using testing::run_program;
+using testing::Session;
 using testing::TemporaryFolder;
-
-struct Session {
-  int code = -1;
-  std::string screen;
-};
-
-// The program on a terminal of its own, with these lines typed.
-Session on_terminal(const std::vector<std::string>& arguments, const std::string& typed) {
-  int terminal = -1;
-  const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, nullptr);
-  if (pid == 0) {
-    const std::string program = testing::program_path();
-    std::vector<char*> words = {const_cast<char*>(program.c_str())};
-    for (const std::string& argument : arguments)
-      words.push_back(const_cast<char*>(argument.c_str()));
-    words.push_back(nullptr);
-    ::execv(words[0], words.data());
-    ::_exit(127);
-  }
-  Session session;
-  EXPECT_EQ(::write(terminal, typed.data(), typed.size()), static_cast<ssize_t>(typed.size()));
-  char block[4096];
-  for (ssize_t got = 0; (got = ::read(terminal, block, sizeof block)) > 0;) {
-    session.screen.append(block, static_cast<std::size_t>(got));
-  }
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  ::close(terminal);
-  session.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return session;
-}
 
 Recipe recipe_under(const std::string& file) {
   const AccelerateConfig config = read_accelerate_config(file);

@@ -1,10 +1,12 @@
 // Files that are replaced atomically: what is kept of the old file, links, full disks.
 #include "engine/storage/output_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -83,6 +85,37 @@ TEST_F(OutputFile, ALinkStaysALink) {
   EXPECT_EQ(contents(at("elsewhere/absent")), "dangling");
   fs::create_symlink("round", at("round"));
   EXPECT_NE(refusal(at("round"), ErrorCode::configuration).find("ELOOP"), std::string::npos);
+}
+
+// In a folder that others can write, a link could name any file of this user's.
+TEST_F(OutputFile, ALinkOfAnotherUserIsNotFollowed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a link of another user's";
+  put(at("precious"), "old");
+  fs::create_symlink("precious", at("theirs"));
+  fs::create_symlink("theirs", at("ours"));
+  ASSERT_EQ(::lchown(at("theirs").c_str(), 65534, 65534), 0);
+  for (const char* name : {"theirs", "ours"}) {
+    const std::string message = refusal(at(name), ErrorCode::configuration);
+    EXPECT_NE(message.find("theirs is a symbolic link of another user (uid 65534)"),
+              std::string::npos)
+        << message;
+    EXPECT_THROW((void)open_output(at(name), O_WRONLY | O_TRUNC), Error);
+  }
+  EXPECT_EQ(contents(at("precious")), "old");
+  fs::remove(at("theirs"));
+  fs::create_symlink("precious", at("theirs"));
+  write_output("--json x", at("ours"), "new");
+  EXPECT_EQ(contents(at("precious")), "new");
+}
+
+// Somebody who guesses the name of the partial file keeps neither it nor its owner.
+TEST_F(OutputFile, AFileInPlaceOfThePartialOneIsNotUsed) {
+  const std::string partial = "out.partial-" + std::to_string(::getpid());
+  put(at(partial.c_str()), "theirs");
+  fs::create_hard_link(at(partial.c_str()), at("kept"));
+  write_output("--json x", at("out"), "new");
+  EXPECT_EQ(contents(at("out")), "new");
+  EXPECT_EQ(contents(at("kept")), "theirs");
 }
 
 TEST_F(OutputFile, AFullDiskKeepsTheOldFile) {
