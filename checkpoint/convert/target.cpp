@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/text/printable.h"
 #include "base/text/print.h"
+#include "base/text/printable.h"
 #include "checkpoint/formats/format.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"

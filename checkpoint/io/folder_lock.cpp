@@ -9,7 +9,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <exception>
 #include <fstream>
 #include <sstream>

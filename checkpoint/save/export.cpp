@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/text/printable.h"
 #include "base/text/print.h"
+#include "base/text/printable.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/folder_lock.h"
 #include "checkpoint/io/removal.h"
