@@ -32,7 +32,7 @@ void write_text(int descriptor, std::string_view text) noexcept {
 
 void redraw_line(int descriptor, std::string_view text) noexcept {
   try {
-    write_raw(descriptor, "\r" + printable(text) + "\x1b[K");
+    write_raw(descriptor, fmt::format("\r{}\x1b[K", printable(text)));
   } catch (...) {  // as above
   }
 }
