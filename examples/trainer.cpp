@@ -52,14 +52,12 @@ void train(const std::string& folder, std::int64_t steps) {
   const auto loss = [&net](const ts::Tensor& x, const ts::Tensor& y) {
     return ts::cross_entropy(net.forward(x), y);
   };
-  ts::TrainerOptions options{.steps = steps,
-                             .batch_size = 64 / context.world_size(),
-                             .sharding = {.param_dtype = ts::bfloat16},
-                             .optimizer = ts::optim::AdamWOptions{.lr = 3e-3}};
-  options.checkpoint.dir = folder;
-  options.checkpoint.every = 20;
-  options.checkpoint.save.keep = 2;
-  ts::Trainer trainer(ts::tasks::make_tensor_task(net, bright_bands(1000), loss), context, options);
+  ts::Trainer trainer(ts::tasks::make_tensor_task(net, bright_bands(1000), loss), context,
+                      {.steps = steps,
+                       .batch_size = 64 / context.world_size(),
+                       .sharding = {.param_dtype = ts::bfloat16},
+                       .optimizer = ts::optim::AdamWOptions{.lr = 3e-3},
+                       .checkpoint = {.dir = folder, .every = 20, .save = {.keep = 2}}});
   ts::RunEvents events = trainer.resume();  // from the newest step in the folder, if there is one
   if (context.is_main()) show(events);
   trainer.prepare_folder();

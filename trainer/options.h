@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -68,13 +69,14 @@ struct RunSignals {
   int saves = 0;  // requests to save
 };
 
-// How messages name options, and the places where they were given. A recipe's are its keys.
+// How messages name options, and the places where they were given. A recipe's are its keys. The
+// views are of literals.
 struct OptionNames {
   std::string source = "TrainerOptions";
   std::map<std::string, std::string> given = {};  // places by name, if they are not the source
-  std::string learning_rate = {};  // empty: schedule.peak, or optimizer.lr without a schedule
-  std::string initial_weights = "initial_weights";
-  std::string export_folder = "checkpoint.export_folder";
+  std::string_view learning_rate = {};  // empty: schedule.peak, or optimizer.lr without a schedule
+  std::string_view initial_weights = "initial_weights";
+  std::string_view export_folder = "checkpoint.export_folder";
 
   [[nodiscard]] const std::string& place(const std::string& option) const {
     const auto found = given.find(option);

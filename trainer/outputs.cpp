@@ -73,8 +73,9 @@ std::optional<events::LittleRoom> Trainer::check_room() const {
   return events::LittleRoom{dir, free, bytes, more};
 }
 
-void Trainer::on_main(const std::string& option, const std::function<void()>& work) const {
-  const std::string doing = fmt::format("{}: {}", options_.names.place(option), option);
+void Trainer::on_main(std::string_view option, const std::function<void()>& work) const {
+  const std::string doing =
+      fmt::format("{}: {}", options_.names.place(std::string(option)), option);
   checkpoint::run_on_all_ranks(context_.communicator(), doing, [this, &work] {
     if (context_.is_main()) work();
     return std::string();

@@ -22,6 +22,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -125,7 +126,7 @@ class Trainer {
 
  private:
   // Collective. Rank 0 works on the folder that this option names; an error names the option.
-  void on_main(const std::string& option, const std::function<void()>& work) const;
+  void on_main(std::string_view option, const std::function<void()>& work) const;
   void check_is_folder() const;
   void load_initial_weights();
   // Collective: StepChecks::before_load.
