@@ -16,7 +16,7 @@ using testing::train_arguments;
 using testing::TrainingFolder;
 
 // A title, a colour, and the rest of the line from right to left.
-const std::string hostile = "\x1b]0;pwned\x07\x1b[31m\u202e";
+const std::string escapes = "\x1b]0;pwned\x07\x1b[31m\u202e";
 const std::string hostile_yaml = R"("\e]0;pwned\a\e[31m\u202e")";
 const std::string visible = R"(\x1b]0;pwned\x07\x1b[31m\xe2\x80\xae)";
 
@@ -42,7 +42,7 @@ class HostileRun : public ::testing::Test {
     fs::copy(folder_.path("out/step-3"), folder_.path("out/step-9"));
     checkpoint::Manifest manifest = checkpoint::read_manifest(folder_.path("out/step-9"));
     manifest.step = 9;
-    manifest.files.push_back({hostile, 1, 1 << 20, {0}});
+    manifest.files.push_back({escapes, 1, 1 << 20, {0}});
     folder_.write("out/step-9/manifest.json", checkpoint::to_text(manifest));
   }
   TrainingFolder folder_;
@@ -64,18 +64,18 @@ TEST_F(HostileRun, AFileOfASkippedStep) {
 
 TEST_F(HostileRun, TheTextOfAModel) {
   const std::vector<std::string> arguments = {"generate", folder_.path("out/step-3"), "--prompt",
-                                              hostile,    "--max-new-tokens",         "0"};
-  EXPECT_EQ(run_program(arguments).out, hostile + "\n");  // a file gets every byte
+                                              escapes,    "--max-new-tokens",         "0"};
+  EXPECT_EQ(run_program(arguments).out, escapes + "\n");  // a file gets every byte
   expect_visible(on_terminal(arguments).screen);
-  folder_.write("prompts", hostile + "\n");
+  folder_.write("prompts", escapes + "\n");
   const Ended lines = run_program({"generate", folder_.path("out/step-3"), "--prompts",
                                    folder_.path("prompts"), "--max-new-tokens", "1"});
   expect_harmless(lines.out);
-  EXPECT_EQ(nlohmann::json::parse(lines.out).at("prompt"), hostile);
+  EXPECT_EQ(nlohmann::json::parse(lines.out).at("prompt"), escapes);
 }
 
 TEST_F(HostileRun, AReportOnTheTerminal) {
-  const std::string step = folder_.path(hostile);
+  const std::string step = folder_.path(escapes);
   fs::copy(folder_.path("out/step-3"), step);
   const std::vector<std::string> arguments = {"inspect", step, "--json", "/dev/stdout"};
   expect_visible(on_terminal(arguments).screen);
@@ -89,8 +89,8 @@ TEST(HostileText, ARecipe) {
   const Ended shown = run_program({"recipe", folder.path("r.yaml")});
   EXPECT_EQ(shown.code, 0) << shown.err;
   expect_harmless(shown.out);
-  EXPECT_EQ(nlohmann::json::parse(shown.out).at("checkpoint").at("dir"), hostile);
-  const std::string saved = folder.path(hostile);
+  EXPECT_EQ(nlohmann::json::parse(shown.out).at("checkpoint").at("dir"), escapes);
+  const std::string saved = folder.path(escapes);
   const Ended trained = run_program(train_arguments(
       folder.small() + Settings{{"checkpoint.dir", saved}, {"checkpoint.every", "3"}}));
   EXPECT_EQ(trained.code, 0) << trained.err;
@@ -138,7 +138,7 @@ TEST(HostileText, TheErrorOfARank) {
 }
 
 TEST(HostileText, ANameOnTheCommandLine) {
-  const Ended ended = run_program({"generate", hostile, "--prompt", "x"});
+  const Ended ended = run_program({"generate", escapes, "--prompt", "x"});
   EXPECT_NE(ended.code, 0);
   expect_visible(ended.err);
 }
@@ -146,7 +146,7 @@ TEST(HostileText, ANameOnTheCommandLine) {
 // A launcher that looks for a host of that name.
 TEST(HostileText, ANameOfAHost) {
   const Ended ended = run_program({"launch", "--nnodes", "2", "--node-rank", "1", "--master-addr",
-                                   hostile, "--rdzv-conf", "join_timeout=5", "--", "true"},
+                                   escapes, "--rdzv-conf", "join_timeout=5", "--", "true"},
                                   {{"TESSERA_JOB_KEY", "none"}});
   EXPECT_NE(ended.code, 0);
   expect_visible(ended.err);
