@@ -278,7 +278,7 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   const std::int64_t batch_size = batch_size_per_rank(run->recipe, context.world_size());
   manual_seed(static_cast<std::uint64_t>(recipe.train.seed));
   const bool planned = context.device().is_planned();
-  if (run->recipe.model.pretrained && !planned) {
+  if (run->recipe.model.pretrained) {
     models::check_weights_bound(*run->recipe.model.pretrained, model_configuration(run->recipe));
   }
   std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, planned);
