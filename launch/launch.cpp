@@ -1,13 +1,10 @@
 // The launcher: one loop over signals, the ranks' exits and other launchers.
 #include "launch/launch.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,33 +35,35 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr Clock::duration last_words = std::chrono::seconds(1);
 
-// A free port of this node: the wanted one, or any for 0.
+// A free port of this node for the program: the wanted one, or any for 0.
 int free_port(int wanted) {
-  const comm::FileDescriptor socket(
-      TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
-  const int yes = 1;  // a port that was just closed counts as free
-  TESSERA_SYSTEM(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(wanted));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  const int bound = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
-  TESSERA_CHECK(
-      bound == 0 || wanted == 0, ErrorCode::configuration,
-      "--master-port {}: {}; choose another, or 0 for a free one", wanted,
-      errno == EADDRINUSE ? "another program has this port" : describe_errno("bind", errno));
-  TESSERA_CHECK(bound == 0, ErrorCode::runtime, "{}", describe_errno("bind", errno));
-  TESSERA_SYSTEM(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length));
-  return ntohs(address.sin_port);
+  const auto listener = comm::control::listen_on(wanted, true);
+  TESSERA_CHECK(listener, ErrorCode::configuration,
+                "--master-port {}: {} has this port; choose another, or 0 for a free one", wanted,
+                comm::holder_of_port(wanted).name);
+  return comm::control::port_of(listener->get());
+}
+
+// Rank 0's listener for the control plane; none on the other nodes.
+comm::FileDescriptor control_listener(const LaunchOptions& options) {
+  if (options.node_rank != 0) return {};
+  const bool here = options.nodes == 1;
+  auto listener =
+      comm::control::listen_on(here ? 0 : options.master_port + 1,
+                               here && comm::control::is_loopback(options.master_address));
+  TESSERA_CHECK(listener, ErrorCode::configuration,
+                "--master-port {}: the control plane uses the port after it, and {} has that; "
+                "choose another",
+                options.master_port, comm::holder_of_port(options.master_port + 1).name);
+  return std::move(*listener);
 }
 
 // The ranks of one attempt, from start to end.
 class Attempt {
  public:
-  // `nodes`: the other launchers, if there are any; `listener`: rank 0's at MASTER_PORT, or -1.
+  // `nodes`: the other launchers, if there are any.
   Attempt(const LaunchOptions& options, const LaunchPlan& plan, int restart, SignalQueue& signals,
-          LauncherDeathGuard& guard, LaunchNodes* nodes, int listener)
+          LauncherDeathGuard& guard, LaunchNodes* nodes)
       : plan_(plan),
         signals_(signals),
         nodes_(nodes),
@@ -79,9 +78,9 @@ class Attempt {
       start.keeps_stdin = plan.first_rank + rank == 0 && ::isatty(STDIN_FILENO) == 0;
       start.signal_mask = signals.mask_before();
       start.keep_descriptors = {channel_.write_end()};
-      if (plan.first_rank + rank == 0 && listener >= 0) {
-        start.keep_descriptors.push_back(listener);
-        start.environment[comm::control::listener_variable] = std::to_string(listener);
+      if (plan.first_rank + rank == 0) {
+        start.keep_descriptors.push_back(plan.listener);
+        start.environment[comm::control::listener_variable] = std::to_string(plan.listener);
       }
       start.output = output_.ends_of(rank);
       ranks_.emplace_back(plan.first_rank + rank, start, guard);
@@ -134,6 +133,7 @@ class Attempt {
         {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan_.max_restarts)},
         {launch_variable, plan_.launch_id},
         {comm::control::job_key_variable, options.job_key.for_environment()},
+        {comm::control::port_variable, std::to_string(plan_.control_port)},
         {comm::control::listener_variable, ""},
         {failure_pipe_variable, channel_.variable_value()},
     };
@@ -273,8 +273,7 @@ std::string new_run_id() {
 int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueue& signals,
                 LauncherDeathGuard& guard) {
   for (int restart = 0;; ++restart) {
-    const LaunchOutcome outcome =
-        Attempt(options, plan, restart, signals, guard, nullptr, -1).run();
+    const LaunchOutcome outcome = Attempt(options, plan, restart, signals, guard, nullptr).run();
     const LaunchReport report = report_of(outcome, plan.world, plan.world, "");
     if (!report.line.empty()) say(report.line);
     if (restart == plan.max_restarts || !report.worth_restarting) return report.code;
@@ -282,17 +281,10 @@ int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueu
   }
 }
 
-int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, SignalQueue& signals,
+int launch_with_others(const LaunchOptions& options, const LaunchPlan& plan, SignalQueue& signals,
                        LauncherDeathGuard& guard) {
-  // From before the launchers meet until the end, so that no other program takes rank 0's place.
-  std::optional<comm::FileDescriptor> listener;
-  if (options.node_rank == 0) {
-    listener = comm::control::listen_on(options.master_port);
-    TESSERA_CHECK(listener.has_value(), ErrorCode::configuration,
-                  "--master-port {}: {} has this port; choose another", options.master_port,
-                  comm::holder_of_port(options.master_port).name);
-  }
-  LaunchNodes nodes(options, names.run_id, names.launch_id);
+  if (options.node_rank == 0) (void)free_port(options.master_port);  // before the others wait
+  LaunchNodes nodes(options, plan);
   if (const auto signal = nodes.meet(signals)) {
     say(fmt::format("stopped by signal {} (SIG{}) before all nodes had come", *signal,
                     sigabbrev_np(*signal)));
@@ -301,10 +293,8 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
   for (int restart = 0;; ++restart) {
     bool lacked_room = false;
     try {
-      lacked_room = Attempt(options, nodes.plan(), restart, signals, guard, &nodes,
-                            listener ? listener->get() : -1)
-                        .run()
-                        .lacked_room;
+      lacked_room =
+          Attempt(options, nodes.plan(), restart, signals, guard, &nodes).run().lacked_room;
     } catch (const Error& error) {  // the program cannot be run here
       nodes.tell_failure({.code = static_cast<int>(error.code()),
                           .weight = Weight::failure,
@@ -328,11 +318,17 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
 int launch(const LaunchOptions& options) {
   TESSERA_REQUIRE(options.ranks > 0 && !options.command.empty(),
                   "launch() needs ranks and a program");
-  const LaunchPlan plan{.world = options.ranks,
-                        .max_restarts = options.max_restarts,
-                        .run_id = options.run_id.empty() ? new_run_id() : options.run_id,
-                        .launch_id = checkpoint::new_run(),
-                        .place = ""};
+  // From before the launchers meet until the end, so that no other program takes rank 0's place.
+  const comm::FileDescriptor listener = control_listener(options);
+  const bool listens = listener.get() >= 0;
+  const LaunchPlan plan{
+      .world = options.ranks,
+      .max_restarts = options.max_restarts,
+      .run_id = options.run_id.empty() ? new_run_id() : options.run_id,
+      .launch_id = checkpoint::new_run(),
+      .place = "",
+      .listener = listener.get(),
+      .control_port = listens ? comm::control::port_of(listener.get()) : options.master_port + 1};
   LauncherDeathGuard guard(comm::standstill_timeout());
   SignalQueue signals;
   return options.nodes == 1 ? launch_here(options, plan, signals, guard)

@@ -148,6 +148,21 @@ TEST(Launch, AStoppedGuardianIsNotWaitedForLong) {
   }
 }
 
+// From before rank 0 starts, so that no other program listens there before rank 0 does.
+TEST(Launch, ThePortOfTheControlPlaneIsHeldForRankZero) {
+  Program program(launch_arguments(
+      2,
+      "n=$TESSERA_CONTROL_LISTENER; test -n \"$n\" && s=$(readlink /proc/self/fd/$n); python3 -c "
+      "'import os, socket; socket.create_server((str(), "
+      "int(os.environ[\"TESSERA_CONTROL_PORT\"])))' "
+      "2>/dev/null && echo taken; echo $RANK ${s%:*}; "
+      "[ $TESSERA_CONTROL_PORT != $MASTER_PORT ]"));
+  EXPECT_EQ(program.wait(), 0) << program.err();
+  EXPECT_EQ(lines_in(program.out()), 2) << program.out();
+  EXPECT_NE(program.out().find("0 socket\n"), std::string::npos) << program.out();
+  EXPECT_NE(program.out().find("1\n"), std::string::npos) << program.out();
+}
+
 TEST(Launch, AWrongStandstillTimeoutIsOneLine) {
   Program program(launch_arguments(2, "exit 0"), {{"TESSERA_STANDSTILL_TIMEOUT", "soon"}});
   EXPECT_EQ(program.wait(), 3);
