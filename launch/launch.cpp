@@ -318,6 +318,7 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& plan, Sig
 int launch(const LaunchOptions& options) {
   TESSERA_REQUIRE(options.ranks > 0 && !options.command.empty(),
                   "launch() needs ranks and a program");
+  LauncherDeathGuard guard(comm::standstill_timeout());  // first: its process has no listener
   // From before the launchers meet until the end, so that no other program takes rank 0's place.
   const comm::FileDescriptor listener = control_listener(options);
   const bool listens = listener.get() >= 0;
@@ -329,7 +330,6 @@ int launch(const LaunchOptions& options) {
       .place = "",
       .listener = listener.get(),
       .control_port = listens ? comm::control::port_of(listener.get()) : options.master_port + 1};
-  LauncherDeathGuard guard(comm::standstill_timeout());
   SignalQueue signals;
   return options.nodes == 1 ? launch_here(options, plan, signals, guard)
                             : launch_with_others(options, plan, signals, guard);

@@ -148,6 +148,19 @@ TEST(Launch, AStoppedGuardianIsNotWaitedForLong) {
   }
 }
 
+// It may outlive a killed launcher, whose port must be free then.
+TEST(Launch, TheGuardianHasNoSocket) {
+  Program program(launch_arguments(1, "exec sleep 20"));
+  pid_t guardian = -1;
+  ASSERT_TRUE(
+      eventually([&] { return (guardian = child_named(program.pid(), "tessera-guard")) > 0; }));
+  const std::filesystem::path descriptors = "/proc/" + std::to_string(guardian) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(descriptors)) {
+    const std::string link = std::filesystem::read_symlink(entry.path()).string();
+    EXPECT_FALSE(link.starts_with("socket:")) << link;
+  }
+}
+
 // From before rank 0 starts, so that no other program listens there before rank 0 does.
 TEST(Launch, ThePortOfTheControlPlaneIsHeldForRankZero) {
   Program program(launch_arguments(
