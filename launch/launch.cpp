@@ -1,13 +1,10 @@
-// The launcher: one loop over signals, the ranks' exits and a deadline.
+// The launcher: one loop over signals, the ranks' exits and other launchers.
 #include "launch/launch.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,8 +20,9 @@
 #include "comm/file_descriptor.h"
 #include "comm/timeout.h"
 #include "comm/watch/port_holder.h"
+#include "launch/end_ranks.h"
 #include "launch/failure_channel.h"
-#include "launch/guardian.h"
+#include "launch/launcher_death.h"
 #include "launch/nodes.h"
 #include "launch/rank_process.h"
 #include "launch/report.h"
@@ -35,36 +33,37 @@ namespace tessera::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr Clock::duration last_words = std::chrono::seconds(1);
 
-// A free port of this node: the wanted one, or any for 0.
+// A free port of this node for the program: the wanted one, or any for 0.
 int free_port(int wanted) {
-  const comm::FileDescriptor socket(
-      TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
-  const int yes = 1;  // a port that was just closed counts as free
-  TESSERA_SYSTEM(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(wanted));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  const int bound = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
-  TESSERA_CHECK(
-      bound == 0 || wanted == 0, ErrorCode::configuration,
-      "--master-port {}: {}; choose another, or 0 for a free one", wanted,
-      errno == EADDRINUSE ? "another program has this port" : describe_errno("bind", errno));
-  TESSERA_CHECK(bound == 0, ErrorCode::runtime, "{}", describe_errno("bind", errno));
-  TESSERA_SYSTEM(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length));
-  return ntohs(address.sin_port);
+  const auto listener = comm::control::listen_on(wanted, true);
+  TESSERA_CHECK(listener, ErrorCode::configuration,
+                "--master-port {}: {} has this port; choose another, or 0 for a free one", wanted,
+                comm::holder_of_port(wanted).name);
+  return comm::control::port_of(listener->get());
+}
+
+// Rank 0's listener for the control plane; none on the other nodes.
+comm::FileDescriptor control_listener(const LaunchOptions& options) {
+  if (options.node_rank != 0) return {};
+  const bool here = options.nodes == 1;
+  auto listener =
+      comm::control::listen_on(here ? 0 : options.master_port + 1,
+                               here && comm::control::is_loopback(options.master_address));
+  TESSERA_CHECK(listener, ErrorCode::configuration,
+                "--master-port {}: the control plane uses the port after it, and {} has that; "
+                "choose another",
+                options.master_port, comm::holder_of_port(options.master_port + 1).name);
+  return std::move(*listener);
 }
 
 // The ranks of one attempt, from start to end.
 class Attempt {
  public:
-  // `nodes`: the other launchers, if there are any; `listener`: rank 0's at MASTER_PORT, or -1.
+  // `nodes`: the other launchers, if there are any.
   Attempt(const LaunchOptions& options, const LaunchPlan& plan, int restart, SignalQueue& signals,
-          Guardian& guardian, LaunchNodes* nodes, int listener)
+          LauncherDeathGuard& guard, LaunchNodes* nodes)
       : plan_(plan),
         signals_(signals),
         nodes_(nodes),
@@ -79,12 +78,12 @@ class Attempt {
       start.keeps_stdin = plan.first_rank + rank == 0 && ::isatty(STDIN_FILENO) == 0;
       start.signal_mask = signals.mask_before();
       start.keep_descriptors = {channel_.write_end()};
-      if (plan.first_rank + rank == 0 && listener >= 0) {
-        start.keep_descriptors.push_back(listener);
-        start.environment[comm::control::listener_variable] = std::to_string(listener);
+      if (plan.first_rank + rank == 0) {
+        start.keep_descriptors.push_back(plan.listener);
+        start.environment[comm::control::listener_variable] = std::to_string(plan.listener);
       }
       start.output = output_.ends_of(rank);
-      ranks_.emplace_back(plan.first_rank + rank, start, guardian);
+      ranks_.emplace_back(plan.first_rank + rank, start, guard);
     }
     output_.close_ends();
   }
@@ -99,11 +98,7 @@ class Attempt {
         output_.finish();
         if (output_.is_passed_on() || given_up_printing_) break;
       }
-      if (stop_at_ && Clock::now() >= *stop_at_) end_ranks();
-      if (deadline_ && Clock::now() >= *deadline_) {
-        signal_all(SIGKILL);
-        deadline_.reset();
-      }
+      ending_.keep_time();
       if (const auto signal = signals_.wait(waiting_time(), watched())) {
         given_up_printing_ = !running && *signal != SIGUSR1;
         take_signal(*signal, outcome);
@@ -138,6 +133,7 @@ class Attempt {
         {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan_.max_restarts)},
         {launch_variable, plan_.launch_id},
         {comm::control::job_key_variable, options.job_key.for_environment()},
+        {comm::control::port_variable, std::to_string(plan_.control_port)},
         {comm::control::listener_variable, ""},
         {failure_pipe_variable, channel_.variable_value()},
     };
@@ -153,10 +149,6 @@ class Attempt {
     for (Failure& failure : more) all.push_back(std::move(failure));
   }
 
-  void signal_all(int signal) {
-    for (const RankProcess& rank : ranks_) rank.signal_group(signal);
-  }
-
   std::vector<pollfd> watched() const {
     std::vector<pollfd> watched = output_.waited_for();
     if (nodes_ != nullptr) {
@@ -164,14 +156,6 @@ class Attempt {
       watched.insert(watched.end(), more.begin(), more.end());
     }
     return watched;
-  }
-
-  void end_ranks() {
-    stop_at_.reset();
-    if (std::exchange(ending_, true)) return;
-    signal_all(SIGTERM);
-    signal_all(SIGCONT);  // so that a stopped process can end as well
-    deadline_ = Clock::now() + grace;
   }
 
   // Takes the ranks that have ended; false when none runs any more.
@@ -197,8 +181,9 @@ class Attempt {
       const bool as_told =
           outcome.stop_signal != 0 && failed->exit.code == 128 + outcome.stop_signal;
       if (!as_told) {
-        if (nodes_ != nullptr && (corrected || !ending_)) nodes_->tell_failure(report(outcome));
-        end_ranks();
+        if (nodes_ != nullptr && (corrected || !ending_.begun()))
+          nodes_->tell_failure(report(outcome));
+        ending_.end();
       }
     }
     return std::any_of(ranks_.begin(), ranks_.end(),
@@ -210,7 +195,7 @@ class Attempt {
   bool is_cause(const EndedRank& ended, const LaunchOutcome& outcome) const {
     if (!outcome.first_failure) return true;
     const bool killed = ended.exit.signal != 0 && ended.exit.signal != SIGTERM;
-    return killed && deadline_ && outcome.stop_signal == 0 &&
+    return killed && ending_.gives_time() && outcome.stop_signal == 0 &&
            weight_of(outcome.first_failure->exit) == Weight::consequence;
   }
 
@@ -222,10 +207,10 @@ class Attempt {
   // get a moment to report what they know.
   void listen_to_nodes(LaunchOutcome& outcome, bool running) {
     nodes_->serve();
-    while (const auto signal = nodes_->take_signal()) take_foreign_signal(*signal, outcome);
-    if (const auto& failed = nodes_->failure_elsewhere(); failed && !stop_at_ && !ending_) {
-      stop_at_ =
-          Clock::now() + (failed->weight == Weight::consequence ? last_words : Clock::duration(0));
+    while (const auto signal = nodes_->take_signal()) ending_.take_foreign_signal(*signal);
+    outcome.stop_signal = ending_.stop_signal();
+    if (const auto& failed = nodes_->failure_elsewhere()) {
+      ending_.end_after(failed->weight == Weight::consequence ? last_words : Clock::duration(0));
     }
     if (!running && !std::exchange(end_told_, true)) {
       // A rank that the launcher itself ended is not a failure of its own.
@@ -234,7 +219,7 @@ class Attempt {
   }
 
   bool ended_elsewhere(const LaunchOutcome& outcome) const {
-    return ending_ && nodes_->failure_elsewhere() &&
+    return ending_.begun() && nodes_->failure_elsewhere() &&
            (!outcome.first_failure || outcome.first_failure->exit.signal == SIGTERM ||
             outcome.first_failure->exit.signal == SIGKILL ||
             outcome.first_failure->exit.code == 128 + SIGTERM);
@@ -243,40 +228,16 @@ class Attempt {
   void take_signal(int signal, LaunchOutcome& outcome) {
     if (signal == SIGUSR1) {  // the ranks save, and go on
       for (const RankProcess& rank : ranks_) rank.tell_group(signal);
-    } else if (outcome.stop_signal == 0) {
-      if (nodes_ != nullptr) nodes_->tell_signal(signal);
-      stop(signal, outcome);
-    } else if (insists(signal, Clock::now() - stopped_at_)) {
-      say(fmt::format("second signal {} (SIG{}): the ranks are killed", signal,
-                      sigabbrev_np(signal)));
-      if (nodes_ != nullptr) nodes_->tell_signal(SIGKILL);
-      signal_all(SIGKILL);
+    } else if (const int told = ending_.take_signal(signal); told != 0) {
+      outcome.stop_signal = ending_.stop_signal();
+      if (nodes_ != nullptr) nodes_->tell_signal(told);
     }
-  }
-
-  // Batch systems send a signal to all launchers: together they are one request to stop.
-  void take_foreign_signal(int signal, LaunchOutcome& outcome) {
-    if (signal == SIGKILL) {
-      signal_all(SIGKILL);
-    } else if (outcome.stop_signal == 0) {
-      stop(signal, outcome);
-    }
-  }
-
-  void stop(int signal, LaunchOutcome& outcome) {
-    signal_all(signal);
-    outcome.stop_signal = signal;
-    stopped_at_ = Clock::now();
   }
 
   [[nodiscard]] std::chrono::milliseconds waiting_time() const {
     constexpr auto longest = std::chrono::milliseconds(500);
     constexpr auto with_nodes = std::chrono::milliseconds(100);
-    if (stop_at_ || nodes_ != nullptr) return with_nodes;
-    if (!deadline_) return longest;
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(*deadline_ - Clock::now());
-    return std::clamp(left + std::chrono::milliseconds(1), std::chrono::milliseconds(1), longest);
+    return nodes_ != nullptr ? with_nodes : ending_.waiting_time(longest);
   }
 
   const LaunchPlan& plan_;
@@ -285,12 +246,9 @@ class Attempt {
   FailureChannel channel_;
   RankOutput output_;
   std::vector<RankProcess> ranks_;
-  std::optional<Clock::time_point> stop_at_;   // because of a failure on another node
-  std::optional<Clock::time_point> deadline_;  // of the ranks that must end
-  bool ending_ = false;
+  RankEnding ending_{ranks_};
   bool end_told_ = false;
   bool given_up_printing_ = false;  // the launcher got a signal when no rank ran any more
-  Clock::time_point stopped_at_{};  // by the signal to the launcher
 };
 
 std::string restarting(const LaunchPlan& plan, int restart) {
@@ -313,10 +271,9 @@ std::string new_run_id() {
 }
 
 int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueue& signals,
-                Guardian& guardian) {
+                LauncherDeathGuard& guard) {
   for (int restart = 0;; ++restart) {
-    const LaunchOutcome outcome =
-        Attempt(options, plan, restart, signals, guardian, nullptr, -1).run();
+    const LaunchOutcome outcome = Attempt(options, plan, restart, signals, guard, nullptr).run();
     const LaunchReport report = report_of(outcome, plan.world, plan.world, "");
     if (!report.line.empty()) say(report.line);
     if (restart == plan.max_restarts || !report.worth_restarting) return report.code;
@@ -324,17 +281,10 @@ int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueu
   }
 }
 
-int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, SignalQueue& signals,
-                       Guardian& guardian) {
-  // From before the launchers meet until the end, so that no other program takes rank 0's place.
-  std::optional<comm::FileDescriptor> listener;
-  if (options.node_rank == 0) {
-    listener = comm::control::listen_on(options.master_port);
-    TESSERA_CHECK(listener.has_value(), ErrorCode::configuration,
-                  "--master-port {}: {} has this port; choose another", options.master_port,
-                  comm::holder_of_port(options.master_port).name);
-  }
-  LaunchNodes nodes(options, names.run_id, names.launch_id);
+int launch_with_others(const LaunchOptions& options, const LaunchPlan& plan, SignalQueue& signals,
+                       LauncherDeathGuard& guard) {
+  if (options.node_rank == 0) (void)free_port(options.master_port);  // before the others wait
+  LaunchNodes nodes(options, plan);
   if (const auto signal = nodes.meet(signals)) {
     say(fmt::format("stopped by signal {} (SIG{}) before all nodes had come", *signal,
                     sigabbrev_np(*signal)));
@@ -343,10 +293,8 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
   for (int restart = 0;; ++restart) {
     bool lacked_room = false;
     try {
-      lacked_room = Attempt(options, nodes.plan(), restart, signals, guardian, &nodes,
-                            listener ? listener->get() : -1)
-                        .run()
-                        .lacked_room;
+      lacked_room =
+          Attempt(options, nodes.plan(), restart, signals, guard, &nodes).run().lacked_room;
     } catch (const Error& error) {  // the program cannot be run here
       nodes.tell_failure({.code = static_cast<int>(error.code()),
                           .weight = Weight::failure,
@@ -370,15 +318,21 @@ int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, Si
 int launch(const LaunchOptions& options) {
   TESSERA_REQUIRE(options.ranks > 0 && !options.command.empty(),
                   "launch() needs ranks and a program");
-  const LaunchPlan plan{.world = options.ranks,
-                        .max_restarts = options.max_restarts,
-                        .run_id = options.run_id.empty() ? new_run_id() : options.run_id,
-                        .launch_id = checkpoint::new_run(),
-                        .place = ""};
-  Guardian guardian(comm::standstill_timeout());
+  LauncherDeathGuard guard(comm::standstill_timeout());  // first: its process has no listener
+  // From before the launchers meet until the end, so that no other program takes rank 0's place.
+  const comm::FileDescriptor listener = control_listener(options);
+  const bool listens = listener.get() >= 0;
+  const LaunchPlan plan{
+      .world = options.ranks,
+      .max_restarts = options.max_restarts,
+      .run_id = options.run_id.empty() ? new_run_id() : options.run_id,
+      .launch_id = checkpoint::new_run(),
+      .place = "",
+      .listener = listener.get(),
+      .control_port = listens ? comm::control::port_of(listener.get()) : options.master_port + 1};
   SignalQueue signals;
-  return options.nodes == 1 ? launch_here(options, plan, signals, guardian)
-                            : launch_with_others(options, plan, signals, guardian);
+  return options.nodes == 1 ? launch_here(options, plan, signals, guard)
+                            : launch_with_others(options, plan, signals, guard);
 }
 
 }  // namespace tessera::launcher

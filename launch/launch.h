@@ -19,9 +19,8 @@ struct LaunchOptions {
   int node_rank = 0;
   int max_restarts = 0;
   std::string master_address = "127.0.0.1";
-  int master_port = 0;    // 0: a free one; required for several nodes
-  std::string run_id;     // empty: generated
-  std::string launch_id;  // set by launch(), the same for all restarts
+  int master_port = 0;  // 0: a free one; required for several nodes
+  std::string run_id;   // empty: generated
   std::vector<std::string> command;
   std::map<std::string, std::string> variables;  // the ranks', beside torchrun's
   OutputOptions output;

@@ -46,14 +46,11 @@ LaunchReport from_json(const Json& message) {
 
 }  // namespace
 
-LaunchNodes::LaunchNodes(const LaunchOptions& options, std::string run_id, std::string launch_id)
+LaunchNodes::LaunchNodes(const LaunchOptions& options, const LaunchPlan& plan)
     : options_(options),
       silence_(comm::standstill_timeout() + ranks_lead),
-      clock_(2 * beat_interval) {
-  plan_.max_restarts = options.max_restarts;
-  plan_.run_id = std::move(run_id);
-  plan_.launch_id = std::move(launch_id);
-}
+      plan_(plan),
+      clock_(2 * beat_interval) {}
 
 // Node 0's last message is read before its end of the connection closes.
 LaunchNodes::~LaunchNodes() {

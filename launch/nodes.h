@@ -1,11 +1,11 @@
 // The launchers of a job's nodes. They start and end their ranks together.
 //
-// Node 0's launcher listens at the port after MASTER_PORT. The others connect to it, prove that
-// they know the job's key, and stay connected. Each reports when a rank of its node has failed,
-// when all its ranks have ended, and which signal it got. Node 0 passes this on to the others, and
-// at the end it sends the result of the whole job. Both sides send heartbeats. The job ends on all
-// other nodes when a launcher is gone, or is silent for three seconds longer than a silent rank may
-// be (so that ranks, which know more, report first).
+// Node 0's launcher listens at the port after MASTER_PORT, where rank 0 listens later. The others
+// connect to it, prove that they know the job's key, and stay connected. Each reports when a rank
+// of its node has failed, when all its ranks have ended, and which signal it got. Node 0 passes
+// this on to the others, and at the end it sends the result of the whole job. Both sides send
+// heartbeats. The job ends on all other nodes when a launcher is gone, or is silent for three
+// seconds longer than a silent rank may be (so that ranks, which know more, report first).
 #pragma once
 
 #include <poll.h>
@@ -31,13 +31,15 @@ struct LaunchPlan {
   int max_restarts = 0;
   std::string run_id;
   std::string launch_id;
-  std::string place;  // " on host7" if there are several nodes, else empty
+  std::string place;     // " on host7" if there are several nodes, else empty
+  int listener = -1;     // on node 0, rank 0's for the control plane
+  int control_port = 0;  // its port
 };
 
 class LaunchNodes {
  public:
-  // Node 0's launcher gives the job its names; other nodes do not use theirs.
-  LaunchNodes(const LaunchOptions& options, std::string run_id, std::string launch_id);
+  // The plan of a launch on this node alone. Other nodes than node 0 get theirs from node 0.
+  LaunchNodes(const LaunchOptions& options, const LaunchPlan& plan);
   ~LaunchNodes();
   LaunchNodes(const LaunchNodes&) = delete;
   LaunchNodes& operator=(const LaunchNodes&) = delete;
@@ -96,7 +98,7 @@ class LaunchNodes {
   void send_plans();
   [[nodiscard]] std::string missing_nodes() const;  // "1, 3"
   [[noreturn]] void fail_for_missing_nodes();
-  [[nodiscard]] int port() const { return options_.master_port + 1; }
+  [[nodiscard]] int port() const { return plan_.control_port; }
 
   [[nodiscard]] bool leads() const { return options_.node_rank == 0; }
   void send(Peer& peer, const std::string& message);

@@ -39,11 +39,11 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 // After fork: only async-signal-safe calls. Never returns.
 [[noreturn]] void become_program(const RankProcess::Start& start, char** arguments,
                                  char** environment, pid_t parent, int error_pipe,
-                                 Guardian& guardian) {
+                                 LauncherDeathGuard& guard) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // the launcher died before prctl
-  guardian.watch(
+  guard.watch(
       ::getpid());  // before it can start a process that the launcher's death would leave behind
   if (!start.keeps_stdin) {
     const int null = ::open("/dev/null", O_RDONLY);
@@ -69,8 +69,8 @@ std::string describe(const RankExit& exit) {
   return fmt::format("was killed by signal {} (SIG{})", exit.signal, name != nullptr ? name : "?");
 }
 
-RankProcess::RankProcess(int rank, const Start& start, Guardian& guardian)
-    : rank_(rank), guardian_(&guardian) {
+RankProcess::RankProcess(int rank, const Start& start, LauncherDeathGuard& guard)
+    : rank_(rank), guard_(&guard) {
   std::vector<std::string> command = start.command;
   std::vector<std::string> entries = merged_environment(start.environment);
   const std::vector<char*> arguments = pointers(command);
@@ -81,7 +81,7 @@ RankProcess::RankProcess(int rank, const Start& start, Guardian& guardian)
   pid_ = ::fork();
   if (pid_ == 0) {
     become_program(start, const_cast<char**>(arguments.data()),
-                   const_cast<char**>(environment.data()), parent, ends[1], guardian);
+                   const_cast<char**>(environment.data()), parent, ends[1], guard);
   }
   const int fork_error = errno;
   ::close(ends[1]);
@@ -106,7 +106,7 @@ RankProcess::RankProcess(int rank, const Start& start, Guardian& guardian)
 
 RankProcess::RankProcess(RankProcess&& other) noexcept
     : rank_(other.rank_),
-      guardian_(other.guardian_),
+      guard_(other.guard_),
       pid_(std::exchange(other.pid_, -1)),
       exit_(other.exit_) {}
 
@@ -118,7 +118,7 @@ RankProcess::~RankProcess() {
 
 // The guardian forgets the group first: once it is reaped, another process may get its number.
 void RankProcess::reap() noexcept {
-  guardian_->forget(pid_);
+  guard_->forget(pid_);
   ::waitpid(pid_, nullptr, 0);
 }
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/guardian.h"
+#include "launch/launcher_death.h"
 
 namespace tessera::launcher {
 
@@ -34,9 +34,9 @@ class RankProcess {
     std::array<int, 2> output = {-1, -1};  // stdout and stderr; -1: the launcher's
   };
 
-  // `guardian` watches the rank's group from before the program is executed until it has ended.
+  // `guard` watches the rank's group from before the program is executed until it has ended.
   // Throws Error(usage) with the program's name if it cannot be executed.
-  RankProcess(int rank, const Start& start, Guardian& guardian);
+  RankProcess(int rank, const Start& start, LauncherDeathGuard& guard);
   ~RankProcess();  // kills what is left of the group
   RankProcess(RankProcess&& other) noexcept;
   RankProcess& operator=(RankProcess&&) = delete;
@@ -56,7 +56,7 @@ class RankProcess {
   void reap() noexcept;
 
   int rank_ = 0;
-  Guardian* guardian_;
+  LauncherDeathGuard* guard_;
   pid_t pid_ = -1;
   std::optional<RankExit> exit_;
 };

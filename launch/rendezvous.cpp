@@ -1,4 +1,5 @@
 // How the launchers of a job's nodes find each other.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -64,13 +65,9 @@ std::optional<int> stop_within(SignalQueue& signals, std::vector<pollfd> watched
 }  // namespace
 
 std::optional<int> LaunchNodes::gather(SignalQueue& signals) {
-  auto listener = comm::control::listen_on(port());
-  TESSERA_CHECK(listener.has_value(), ErrorCode::configuration,
-                "--master-port {}: the launchers meet at the port after it, {}, and another "
-                "program has that; choose another",
-                options_.master_port, port());
   check_master_address();
-  Door door(std::move(*listener), meeting(), "the launcher", {});
+  FileDescriptor listener(TESSERA_SYSTEM(::fcntl(plan_.listener, F_DUPFD_CLOEXEC, 0)));
+  Door door(std::move(listener), meeting(), "the launcher", {});
   const auto deadline = Clock::now() + options_.meeting;
   comm::WaitNotice notice(options_.meeting);
   while (peers_.size() + 1 < static_cast<std::size_t>(options_.nodes)) {

@@ -86,7 +86,7 @@ std::set<pid_t> children() {
 }  // namespace
 
 BenchProcesses::BenchProcesses(std::filesystem::path folder) : folder_(std::move(folder)) {
-  guardian_.emplace(comm::standstill_timeout());
+  guard_.emplace(comm::standstill_timeout());
   others_ = children();
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes that a program leaves behind become our children
   sigset_t set;
@@ -172,7 +172,7 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   std::vector<launcher::RankProcess> others;
   for (const std::vector<std::string>& other : beside) {
     start.command = other;
-    others.emplace_back(0, start, *guardian_);
+    others.emplace_back(0, start, *guard_);
   }
   start.command = command;
   start.output = {out.get(), err.get()};
@@ -180,7 +180,7 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   const auto passed = [&] {
     return std::chrono::duration<double>(BenchClock::now() - begin).count();
   };
-  launcher::RankProcess process(0, start, *guardian_);
+  launcher::RankProcess process(0, start, *guard_);
   ProgramEnd ended;
   std::optional<launcher::RankExit> early;  // of a program in `beside`
   const auto code_of = [](const launcher::RankExit& exit) {

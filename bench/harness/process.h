@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/guardian.h"
+#include "launch/launcher_death.h"
 
 namespace tessera::launcher {
 class RankProcess;
@@ -62,7 +62,7 @@ class BenchProcesses {
   sigset_t before_{};
   int signals_ = -1;  // a signalfd
   int signal_ = 0;    // the signal that came
-  std::optional<launcher::Guardian> guardian_;
+  std::optional<launcher::LauncherDeathGuard> guard_;
   std::set<pid_t> others_;  // children that it must not end
 };
 

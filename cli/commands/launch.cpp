@@ -225,8 +225,8 @@ std::vector<Argument> meeting_arguments(LaunchCommand& command) {
                "127.0.0.1)"},
       {.name = "--master-port,--main-process-port",
        .target = &command.master_port,
-       .help = "The port of rank 0; 0: a free one. Default: 0 on one node, 29500 on several. The "
-               "launchers use the next port",
+       .help = "MASTER_PORT; 0: a free one. Default: 0 on one node, 29500 on several, where "
+               "launchers and Tessera's ranks use the next port",
        .type = "PORT",
        .least = 0,
        .most = 65535},

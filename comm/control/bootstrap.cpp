@@ -67,6 +67,18 @@ std::string own_address(const World& world) {
        "TESSERA_HOST_ADDRESS, or use TESSERA_BOOTSTRAP=tcp with MASTER_ADDR");
 }
 
+int port_of_rank_0(const World& world) {
+  if (!is_set(port_variable)) return world.master_port;
+  const std::string text = std::getenv(port_variable);
+  const int port = std::atoi(text.c_str());
+  TESSERA_CHECK(
+      port > 0 && port < 65536 && text == std::to_string(port), ErrorCode::configuration,
+      "environment variable {}='{}' is not a port: `tessera launch` sets it; unset it for "
+      "MASTER_PORT",
+      port_variable, text);
+  return port;
+}
+
 // The listener that the launcher has passed to this process, if it is one at this port. The
 // launcher's descriptor stays open for a later connection of this process, and for no child of it.
 std::optional<FileDescriptor> listener_of_launcher(int port) {
@@ -95,9 +107,9 @@ FileDescriptor listen_at(int port, bool loopback) {
   if (auto listener = listen_on(port, loopback)) return std::move(*listener);
   const PortHolder holder = holder_of_port(port);
   TESSERA_CHECK(holder.is_ours, ErrorCode::configuration,
-                "rank 0 cannot listen at MASTER_PORT={}: {} has this port of its host; end that "
-                "process, or set MASTER_PORT to another on all hosts",
-                port, holder.name);
+                "rank 0 cannot listen at {0}={1}: {2} has this port of its host; end that process, "
+                "or set {0} to another on all hosts",
+                is_set(port_variable) ? port_variable : "MASTER_PORT", port, holder.name);
   for (int i = 1; i < ports_tried; ++i) {
     if (auto listener = listen_on(port + i, loopback)) return std::move(*listener);
   }
@@ -224,15 +236,15 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience,
   const std::filesystem::path path = by_file ? way.substr(file_prefix.size()) : "";
 
   ControlPlane plane;
-  Address address{world.master_address, world.master_port, ports_tried};
+  const int port = port_of_rank_0(world);
+  Address address{world.master_address, port, ports_tried};
   std::string announced;
   if (world.rank == 0) {
     // If this rank cannot resolve the name, the other nodes' ranks cannot either.
     if (way == "tcp" && !one_node) require_address(world.master_address);
     // The ranks of one node connect over its loopback, unless MASTER_ADDR names another address.
     const bool loopback = one_node && is_loopback(world.master_address);
-    FileDescriptor listener =
-        way == "tcp" ? listen_at(world.master_port, loopback) : *listen_on(0, loopback);
+    FileDescriptor listener = way == "tcp" ? listen_at(port, loopback) : *listen_on(0, loopback);
     if (way != "tcp") announced = as_text(world, listener.get());
     address = {"127.0.0.1", port_of(listener.get()), 1};
     plane.hub = std::make_unique<Hub>(std::move(listener), world, key,

@@ -11,9 +11,11 @@
 
 namespace tessera::comm::control {
 
-// The environment variable by which a launcher that has bound MASTER_PORT passes the listening
-// socket to rank 0: the number of an inherited descriptor.
-inline constexpr const char* listener_variable = "TESSERA_MASTER_LISTENER";
+// A launcher may listen for rank 0 itself, at a port that it leaves to no other program. It tells
+// all ranks the port, which then stands for MASTER_PORT, and rank 0 the number of the descriptor
+// that it inherits. MASTER_PORT is free for a program that listens there itself, as PyTorch's does.
+inline constexpr const char* port_variable = "TESSERA_CONTROL_PORT";
+inline constexpr const char* listener_variable = "TESSERA_CONTROL_LISTENER";
 
 // A rank's control plane; rank 0 has the hub as well. Members are destroyed in reverse order: the
 // hub last, after this rank's own connection has left.
@@ -23,10 +25,10 @@ struct ControlPlane {
 };
 
 // The environment variable TESSERA_BOOTSTRAP selects how rank 0's address reaches the others:
-//   tcp (default)  rank 0 listens on MASTER_PORT of MASTER_ADDR: with the launcher's listener
-//                  (listener_variable) or its own. It takes the first free port of the next 15 only
-//                  if a process that started it listens there itself, as torchrun's agent does;
-//                  the other ranks then find a program there that is not the hub, and go on;
+//   tcp (default)  rank 0 listens on TESSERA_CONTROL_PORT, else MASTER_PORT, of MASTER_ADDR: with
+//                  the launcher's listener or its own. It takes the first free port of the next 15
+//                  only if a process that started it listens there itself, as torchrun's agent
+//                  does; the other ranks then find a program there that is not the hub, and go on;
 //   file:PATH      rank 0 writes address and port into PATH, which all nodes see;
 //   mpi            MPI broadcasts them, in programs that mpirun started; the default of those on
 //                  several nodes without MASTER_ADDR.

@@ -6,9 +6,11 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -25,6 +27,18 @@ struct OpenMpiInterface {
   static Handle world(void* library) { return dlsym(library, "ompi_mpi_comm_world"); }
   static Handle byte(void* library) { return dlsym(library, "ompi_mpi_byte"); }
   static Handle return_errors(void* library) { return dlsym(library, "ompi_mpi_errors_return"); }
+  // Ranks of one host reach each other by its memory. Open MPI would open ports for them as well,
+  // and it does not authenticate who connects. Transports that the user has chosen stay.
+  static void prepare() {
+    const char* all = std::getenv("OMPI_COMM_WORLD_SIZE");
+    const char* here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (all == nullptr || here == nullptr || std::string_view(all) != here) return;
+    for (const char* chosen : {"OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl"}) {
+      if (std::getenv(chosen) != nullptr) return;
+    }
+    setenv("OMPI_MCA_pml", "ob1", 1);
+    setenv("OMPI_MCA_btl", "self,vader", 1);
+  }
 };
 
 struct MpichInterface {
@@ -34,6 +48,7 @@ struct MpichInterface {
   static Handle world(void* /*library*/) { return 0x44000000; }
   static Handle byte(void* /*library*/) { return 0x4c00010d; }
   static Handle return_errors(void* /*library*/) { return 0x54000001; }
+  static void prepare() {}
 };
 
 template <class Interface>
@@ -75,6 +90,7 @@ class MpiCalls final : public Mpi {
 
   void init() override {
     const auto turn = alone();
+    Interface::prepare();
     int provided = 0;
     const int status =
         init_thread_(nullptr, nullptr, static_cast<int>(Threads::multiple), &provided);

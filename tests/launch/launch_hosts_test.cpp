@@ -28,6 +28,8 @@ constexpr const char* the_key = "the-key-of-this-test";
 
 bool port_is_free(int port) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int yes = 1;  // connections that have ended do not count
+  ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_ANY);
@@ -119,41 +121,75 @@ TEST(LaunchHosts, RanksGetTorchrunsEnvironment) {
   EXPECT_EQ(names.size(), 1u);
 }
 
-// Node 0's launcher holds rank 0's port from before the launchers meet, over restarts, and passes
-// it to rank 0 alone.
-TEST(LaunchHosts, RankZeroGetsTheListenerOfItsPort) {
+// Node 0's launcher holds the control plane's port from before the launchers meet, over restarts,
+// and passes it to rank 0 alone.
+TEST(LaunchHosts, RankZeroGetsTheListenerOfTheControlPlane) {
   Hosts hosts;
   const TemporaryFolder folder;
   const std::string mark = (folder / "failed").string();
   const std::string script =
-      "n=$TESSERA_MASTER_LISTENER; test -n \"$n\" && s=$(readlink /proc/self/fd/$n); "
-      "echo $RANK ${s%:*}; test -e " +
+      "n=$TESSERA_CONTROL_LISTENER; test -n \"$n\" && s=$(readlink /proc/self/fd/$n); "
+      "echo $RANK $TESSERA_CONTROL_PORT ${s%:*}; test -e " +
       mark + " && exit 0; test $RANK = 0 && { touch " + mark + "; exit 9; }; sleep 100";
   hosts.start(0, {"--nproc-per-node", "2", "--max-restarts", "1"}, script);
-  ASSERT_TRUE(eventually([&] { return !port_is_free(hosts.port()); }));
+  const int port = hosts.port() + 1;
+  ASSERT_TRUE(eventually([&] { return !port_is_free(port); }));
   hosts.start(1, {}, script);
   hosts.expect_codes({0, 0});
   const std::string out = hosts[0].out();
-  EXPECT_NE(out.find("0 socket\n"), out.rfind("0 socket\n")) << out;  // both times
-  EXPECT_EQ(out.find("1 socket"), std::string::npos) << out;
-  EXPECT_EQ(hosts[1].out().find("socket"), std::string::npos) << hosts[1].out();
-  EXPECT_TRUE(port_is_free(hosts.port()));
+  const std::string passed = " " + std::to_string(port);
+  const std::string to_rank_0 = "0" + passed + " socket\n";
+  EXPECT_NE(out.find(to_rank_0), std::string::npos) << out;
+  EXPECT_NE(out.find(to_rank_0), out.rfind(to_rank_0)) << out;  // both times
+  EXPECT_NE(out.find("1" + passed + "\n"), std::string::npos) << out;
+  EXPECT_NE(hosts[1].out().find("2" + passed + "\n"), std::string::npos) << hosts[1].out();
+  EXPECT_TRUE(port_is_free(port));
 }
 
-TEST(LaunchHosts, AMasterPortThatAnotherProgramHasIsRefusedByName) {
+// As the store of PyTorch's init_process_group() does, on all addresses and on IPv6 first.
+TEST(LaunchHosts, AProgramMayListenAtMasterPortItself) {
   Hosts hosts;
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(hosts.port()));
-  ASSERT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  ASSERT_EQ(::listen(socket, 1), 0);
-  hosts.start(0, {}, "true");
-  hosts.expect_codes({3});
-  hosts.expect_said("--master-port " + std::to_string(hosts.port()) + ": pid " +
-                    std::to_string(::getpid()) + " (");
-  ::close(socket);
+  const TemporaryFolder folder;
+  const std::string program = (folder / "store.py").string();
+  std::ofstream(program) << R"(import os, socket, time
+port = int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    listener = socket.create_server(("", port))
+    for _ in range(2):
+        listener.accept()[0].sendall(b"store")
+    print("served")
+else:
+    for _ in range(200):
+        try:
+            print(socket.create_connection((os.environ["MASTER_ADDR"], port)).recv(5).decode())
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+)";
+  hosts.start(0, {"--nproc-per-node", "2"}, "exec python3 " + program);
+  hosts.start(1, {}, "exec python3 " + program);
+  hosts.expect_codes({0, 0});
+  EXPECT_EQ(host_lines(hosts[0].out()), (Words{"served", "store"}));
+  EXPECT_EQ(hosts[1].out(), "store\n");
+}
+
+TEST(LaunchHosts, APortThatAnotherProgramHasIsRefusedByName) {
+  for (const int after : {0, 1}) {
+    Hosts hosts;
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<std::uint16_t>(hosts.port() + after));
+    ASSERT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(::listen(socket, 1), 0);
+    hosts.start(0, {}, "true");
+    hosts.expect_codes({3});
+    hosts.expect_said("--master-port " + std::to_string(hosts.port()) + ": " +
+                      (after == 0 ? "" : "the control plane uses the port after it, and ") +
+                      "pid " + std::to_string(::getpid()) + " (");
+    ::close(socket);
+  }
 }
 
 TEST(LaunchHosts, AcceleratesOptionsCountTheRanksOfAllHosts) {

@@ -98,7 +98,7 @@ TEST(LaunchSpelling, AutoAndCpuAreNumbers) {
 }
 
 TEST(LaunchSpelling, APortThatAnotherProgramHasIsOneLine) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -110,9 +110,11 @@ TEST(LaunchSpelling, APortThatAnotherProgramHasIsOneLine) {
   const Ended taken = started({"--master_port", port}, "echo started");
   EXPECT_EQ(taken.code, 3);
   EXPECT_EQ(taken.out, "");
-  EXPECT_EQ(taken.err,
-            "tessera: error: --master-port " + port +
-                ": another program has this port; choose another, or 0 for a free one\n");
+  EXPECT_TRUE(taken.err.starts_with("tessera: error: --master-port " + port + ": pid " +
+                                    std::to_string(::getpid()) + " ("))
+      << taken.err;
+  EXPECT_TRUE(taken.err.ends_with(" has this port; choose another, or 0 for a free one\n"))
+      << taken.err;
   ::close(listener);
   const Ended free = started({"--master-port", port}, "echo $MASTER_PORT");
   EXPECT_EQ(free.code, 0) << free.err;

@@ -148,6 +148,34 @@ TEST(Launch, AStoppedGuardianIsNotWaitedForLong) {
   }
 }
 
+// It may outlive a killed launcher, whose port must be free then.
+TEST(Launch, TheGuardianHasNoSocket) {
+  Program program(launch_arguments(1, "exec sleep 20"));
+  pid_t guardian = -1;
+  ASSERT_TRUE(
+      eventually([&] { return (guardian = child_named(program.pid(), "tessera-guard")) > 0; }));
+  const std::filesystem::path descriptors = "/proc/" + std::to_string(guardian) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(descriptors)) {
+    const std::string link = std::filesystem::read_symlink(entry.path()).string();
+    EXPECT_FALSE(link.starts_with("socket:")) << link;
+  }
+}
+
+// From before rank 0 starts, so that no other program listens there before rank 0 does.
+TEST(Launch, ThePortOfTheControlPlaneIsHeldForRankZero) {
+  Program program(launch_arguments(
+      2,
+      "n=$TESSERA_CONTROL_LISTENER; test -n \"$n\" && s=$(readlink /proc/self/fd/$n); python3 -c "
+      "'import os, socket; socket.create_server((str(), "
+      "int(os.environ[\"TESSERA_CONTROL_PORT\"])))' "
+      "2>/dev/null && echo taken; echo $RANK ${s%:*}; "
+      "[ $TESSERA_CONTROL_PORT != $MASTER_PORT ]"));
+  EXPECT_EQ(program.wait(), 0) << program.err();
+  EXPECT_EQ(lines_in(program.out()), 2) << program.out();
+  EXPECT_NE(program.out().find("0 socket\n"), std::string::npos) << program.out();
+  EXPECT_NE(program.out().find("1\n"), std::string::npos) << program.out();
+}
+
 TEST(Launch, AWrongStandstillTimeoutIsOneLine) {
   Program program(launch_arguments(2, "exit 0"), {{"TESSERA_STANDSTILL_TIMEOUT", "soon"}});
   EXPECT_EQ(program.wait(), 3);

@@ -125,20 +125,61 @@ TEST(ControlPort, RanksMoveOnFromTheirLaunchersPort) {
   for (const std::string& failure : failures_at(port)) EXPECT_EQ(failure, "");
 }
 
-// Twice, as after a restart; callers of the first start may still wait in its queue.
+// The ranks' environment, as from a launcher.
+class LauncherSays {
+ public:
+  LauncherSays(const std::string& port, const std::string& listener) {
+    setenv(port_variable, port.c_str(), 1);
+    setenv(listener_variable, listener.c_str(), 1);
+  }
+  ~LauncherSays() {
+    unsetenv(port_variable);
+    unsetenv(listener_variable);
+  }
+  LauncherSays(const LauncherSays&) = delete;
+  LauncherSays& operator=(const LauncherSays&) = delete;
+};
+
+// Twice, as after a restart; callers of the first start may still wait in its queue. MASTER_PORT is
+// another program's.
 TEST(ControlPort, TheLaunchersListenerIsTaken) {
+  const ListeningChild program;
   const FileDescriptor listener = *listen_on(0);
   const int port = port_of(listener.get());
-  setenv(listener_variable, std::to_string(listener.get()).c_str(), 1);
+  const LauncherSays says(std::to_string(port), std::to_string(listener.get()));
   for (int start = 0; start < 2; ++start) {
     (void)connection_to(port);  // and is gone
     ::testing::internal::CaptureStderr();
-    for (const std::string& failure : failures_at(port)) EXPECT_EQ(failure, "");
+    for (const std::string& failure : failures_at(program.port())) EXPECT_EQ(failure, "");
     EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
     EXPECT_EQ(port_of(listener.get()), port);  // still open
   }
   EXPECT_NE(::fcntl(listener.get(), F_GETFD) & FD_CLOEXEC, 0);
-  unsetenv(listener_variable);
+}
+
+// Rank 0 does not follow a launcher to a port of another process.
+TEST(ControlPort, ALaunchersPortThatAnotherProgramHasIsAnError) {
+  const ListeningChild other;
+  const LauncherSays says(std::to_string(other.port()), "");
+  try {
+    (void)connect_control_plane(port_world(0, 29500), {1s, 30s, 5s}, the_key());
+    FAIL() << "the port is taken";
+  } catch (const Error& error) {
+    expect_parts(error.what(), {"cannot listen at TESSERA_CONTROL_PORT=", "pid "});
+  }
+}
+
+TEST(ControlPort, ALaunchersPortThatIsNoneIsAnError) {
+  for (const std::string value : {"none", "0", "65536", "29500x"}) {
+    const LauncherSays says(value, "");
+    try {
+      (void)connect_control_plane(port_world(0, 29500), {1s, 30s, 5s}, the_key());
+      FAIL() << value;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::configuration);
+      expect_parts(error.what(), {"TESSERA_CONTROL_PORT='" + value + "' is not a port"});
+    }
+  }
 }
 
 TEST(ControlPort, ADescriptorThatIsNotTheListenerIsNotTaken) {
@@ -148,10 +189,9 @@ TEST(ControlPort, ADescriptorThatIsNotTheListenerIsNotTaken) {
   for (const std::string& value :
        {std::string("none"), std::string("4711"), std::to_string(file.get()),
         std::to_string(another_port.get())}) {
-    setenv(listener_variable, value.c_str(), 1);
+    const LauncherSays says(std::to_string(port), value);
     for (const std::string& failure : failures_at(port)) EXPECT_EQ(failure, "") << value;
   }
-  unsetenv(listener_variable);
 }
 
 // The file of TESSERA_BOOTSTRAP in a folder of its own.

@@ -4,10 +4,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/error.h"
@@ -198,7 +204,51 @@ TEST(MpiHostsRank, IsRefused) {
   say_from_rank(world, first + refusal_of(anew(world, 1)));
 }
 
+// The number of this process's sockets that listen, of both IP versions.
+int listening_sockets() {
+  std::set<std::string> open;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;  // that of the loop itself
+    open.insert(std::filesystem::read_symlink(entry.path(), closed).string());
+  }
+  int count = 0;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream fields(line);
+      std::vector<std::string> all{std::istream_iterator<std::string>(fields), {}};
+      constexpr std::size_t state = 3, inode = 9;
+      if (all.size() <= inode || all[state] != "0A") continue;
+      count += static_cast<int>(open.count("socket:[" + all[inode] + "]"));
+    }
+  }
+  return count;
+}
+
+TEST(MpiHostsRank, CountsItsListeners) {
+  if (!in_mpirun()) GTEST_SKIP() << "runs inside mpirun: see the tests below";
+  const World world = world_under_mpirun();
+  const int before = listening_sockets();
+  const Ranks ranks = connect(world);
+  const int hub = world.rank == 0 ? 1 : 0;
+  cases::check_reductions(ranks, 1000, {}, 3);
+  if (!HasFailure()) say_from_rank(world, std::to_string(listening_sockets() - before - hub));
+}
+
 // ---- the tests
+
+// MPI admits every program that reaches its ports. With the transports of the user it opens them.
+TEST(MpiHosts, RanksOfOneHostOpenNoPortsForMpi) {
+  if (in_mpirun()) return;
+  if (const std::string why = no_mpirun(); !why.empty()) GTEST_SKIP() << why;
+  for (const std::string chosen : {"", "OMPI_MCA_btl=self,tcp"}) {
+    const MpiRun ranks;
+    EXPECT_EQ(ranks.run("MpiHostsRank.CountsItsListeners", chosen), 0) << ranks.output();
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(ranks.said(rank) == "0", chosen.empty()) << ranks.said(rank) << ranks.output();
+    }
+  }
+}
 
 // Rank 0's address is also exchanged by MPI.
 TEST(MpiHosts, TwoOfTwoGiveTheBitsOfOneHost) {

@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <latch>
 #include <mutex>
+#include <string>
 
 #include "comm/control/bootstrap.h"
 #include "comm/nccl/job.h"
@@ -53,6 +55,34 @@ void sums(const Ranks& communicator, std::vector<Bytes>& seen) {
   reduce(communicator, 300, {.in_dtype = bfloat16, .scale = 0.5f, .accumulate = true}, seen);
   reduce(communicator, 260, {.in_dtype = bfloat16, .out_dtype = bfloat16}, seen);
   reduce(communicator, 100, {.in_dtype = float16, .group = 2}, seen);
+}
+
+// NCCL's GetUniqueId of the test below, which notes the interface that NCCL would listen on.
+const cuda::NcclFunctions* real_nccl = nullptr;
+std::string interface_of_nccl;
+
+std::string interface_for(const std::string& master_address) {
+  cuda::NcclFunctions functions = *real_nccl;
+  functions.GetUniqueId = [](ncclUniqueId* id) {
+    const char* name = std::getenv("NCCL_SOCKET_IFNAME");
+    interface_of_nccl = name == nullptr ? "" : name;
+    return real_nccl->GetUniqueId(id);
+  };
+  comm::World world = world_of(0, 1, next_port());
+  world.master_address = master_address;
+  (void)comm::connect_nccl_with(functions, world, {.device = nccl_device(0)});
+  return interface_of_nccl;
+}
+
+TEST(Nccl, ThePortsOfOneNodeAreOnItsLoopback) {
+  TESSERA_NEEDS_NCCL(1);
+  real_nccl = nccl_under_test(1).functions;
+  unsetenv("NCCL_SOCKET_IFNAME");
+  EXPECT_EQ(interface_for("192.0.2.1"), "");
+  EXPECT_EQ(interface_for("127.0.0.1"), "=lo");
+  setenv("NCCL_SOCKET_IFNAME", "eth", 1);
+  EXPECT_EQ(interface_for("127.0.0.1"), "eth");
+  unsetenv("NCCL_SOCKET_IFNAME");
 }
 
 TEST(Nccl, GathersInOrder) {

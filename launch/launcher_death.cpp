@@ -1,6 +1,6 @@
 // The guardian reads group numbers from a pipe. Only the launcher has the other end, so end of file
 // means that the launcher died.
-#include "launch/guardian.h"
+#include "launch/launcher_death.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -47,7 +47,7 @@ namespace {
 
 }  // namespace
 
-Guardian::Guardian(std::chrono::milliseconds patience) : patience_(patience) {
+LauncherDeathGuard::LauncherDeathGuard(std::chrono::milliseconds patience) : patience_(patience) {
   int ends[2];
   TESSERA_SYSTEM(::pipe2(ends, O_CLOEXEC));
   pid_ = ::fork();
@@ -65,7 +65,7 @@ Guardian::Guardian(std::chrono::milliseconds patience) : patience_(patience) {
 
 // A stopped guardian does not see the end of the pipe. The launcher's own destructors have ended
 // the ranks by now, so nothing is lost.
-Guardian::~Guardian() {
+LauncherDeathGuard::~LauncherDeathGuard() {
   ::close(pipe_);
   constexpr std::chrono::milliseconds pause{5};
   for (auto waited = pause; ::waitpid(pid_, nullptr, WNOHANG) == 0; waited += pause) {
@@ -79,7 +79,7 @@ Guardian::~Guardian() {
 }
 
 // The launcher's end of the pipe does not block: a guardian that does not read must not hold it up.
-void Guardian::tell(pid_t message) noexcept {
+void LauncherDeathGuard::tell(pid_t message) noexcept {
   // If the guardian itself was killed, the kernel's parent-death signal still covers the ranks.
   [[maybe_unused]] const ssize_t written = ::write(pipe_, &message, sizeof message);
 }
