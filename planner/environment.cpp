@@ -127,7 +127,8 @@ Json environment_report() {
       {"CUDA", part(cuda.in_build(), cuda.unavailable_reason())},
       {"cuBLASLt", part(cuda.in_build(), cuda.matrix_products())},
       {"NCCL", part(nccl.in_build, nccl.text)},
-      {"MPI", part(true, "loaded with TESSERA_BACKEND=shm+mpi or TESSERA_BOOTSTRAP=mpi")}};
+      {"MPI", part(true, "loaded with TESSERA_BACKEND=shm+mpi or TESSERA_BOOTSTRAP=mpi")},
+      {"encryption", part(true, "between hosts over shm+tcp, with TESSERA_ENCRYPT=1")}};
   return result;
 }
 

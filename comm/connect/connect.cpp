@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "comm/connect/nodes.h"
 #include "comm/nccl.h"
+#include "comm/nodes/tcp/tcp_network.h"
 #include "comm/record/communicator.h"
 #include "comm/shared/join/connect.h"
 #include "comm/shared/join/single_process.h"
@@ -63,6 +64,14 @@ std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& 
                 "backend shm+mpi is for ranks on CPUs, and rank {} is on {}: leave the backend to "
                 "auto, which takes NCCL there",
                 world.rank, options.device.to_string());
+  // On one node no data goes between hosts.
+  const bool by_nccl = options.device.type == DeviceType::cuda && !options.device.is_planned();
+  TESSERA_CHECK(!encrypts_between_nodes() || !by_nccl || world.local_size == world.size,
+                ErrorCode::configuration,
+                "{}=1 encrypts data between hosts of ranks on CPUs, and rank {} is on {}, whose "
+                "data NCCL sends as it is: unset it and keep NCCL's ports inside a network that "
+                "you trust, or in a tunnel",
+                encrypt_variable, world.rank, options.device.to_string());
   const auto row = std::find_if(rows.begin(), rows.end(),
                                 [&](const Row& one) { return one.takes(world, options); });
   return row->connect(world, options);

@@ -35,26 +35,42 @@ constexpr const char* backend_variable = "TESSERA_BACKEND";
 // A new network is a row.
 struct NetworkRow {
   HostsBackend backend;
-  std::unique_ptr<Network> (*make)(const World&);
+  std::unique_ptr<Network> (*make)(const World&, Protection);
 };
 constexpr std::array<NetworkRow, 2> networks{{
     {HostsBackend::tcp,
-     [](const World& world) -> std::unique_ptr<Network> {
-       return std::make_unique<TcpNetwork>(world);
+     [](const World& world, Protection protection) -> std::unique_ptr<Network> {
+       return std::make_unique<TcpNetwork>(world, protection);
      }},
     {HostsBackend::mpi,
-     [](const World& world) -> std::unique_ptr<Network> {
+     [](const World& world, Protection) -> std::unique_ptr<Network> {
        return std::make_unique<MpiNetwork>(world);
      }},
 }};
 
 // TCP works everywhere and authenticates, so a start by mpirun alone does not select MPI.
-std::unique_ptr<Network> make_network(const World& world, HostsBackend backend) {
+std::unique_ptr<Network> make_network(const World& world, HostsBackend backend,
+                                      Protection protection) {
   if (backend == HostsBackend::automatic) backend = HostsBackend::tcp;
   const auto row = std::find_if(networks.begin(), networks.end(), [backend](const NetworkRow& one) {
     return one.backend == backend;
   });
-  return row->make(world);
+  return row->make(world, protection);
+}
+
+// Without a key the ranks share no secret that a stranger on the network cannot read.
+Protection protection_of(HostsBackend backend, const control::JobKey& key) {
+  if (!encrypts_between_nodes()) return key.given() ? Protection::authenticated : Protection::none;
+  TESSERA_CHECK(backend != HostsBackend::mpi, ErrorCode::configuration,
+                "{}=1 encrypts data between hosts over TCP, and backend shm+mpi sends it as it is: "
+                "use {}=shm+tcp, or unset {} if MPI's network needs no encryption",
+                encrypt_variable, backend_variable, encrypt_variable);
+  TESSERA_CHECK(key.given(), ErrorCode::configuration,
+                "{}=1 requires a job key, by which the ranks agree on secrets: give all hosts the "
+                "same {} (`openssl rand -hex 32` makes one) or {}, or unset {}",
+                encrypt_variable, control::job_key_variable, control::job_key_file_variable,
+                encrypt_variable);
+  return Protection::encrypted;
 }
 
 // Each rank's description of itself.
@@ -140,23 +156,36 @@ HostsBackend hosts_backend(const ConnectOptions& options) {
        backend_variable, name);
 }
 
+bool encrypts_between_nodes() {
+  const char* text = std::getenv(encrypt_variable);
+  const std::string_view value = text == nullptr ? "" : text;
+  TESSERA_CHECK(value.empty() || value == "0" || value == "1", ErrorCode::configuration,
+                "environment variable {} is '{}': use 1, which encrypts data between hosts, or 0",
+                encrypt_variable, value);
+  return value == "1";
+}
+
 std::shared_ptr<Communicator> connect_nodes(const World& world, const ConnectOptions& options) {
   const auto timeout = collective_timeout(options);
   const HostsBackend backend = hosts_backend(options);
+  const control::JobKey key = control::JobKey::from_environment();
+  const Protection protection = protection_of(backend, key);
   // MPI starts only once in a process: before the ranks find each other through it, or else when
   // all have come.
   std::unique_ptr<Network> network;
-  if (backend == HostsBackend::mpi) network = make_network(world, backend);
+  if (backend == HostsBackend::mpi) network = make_network(world, backend, protection);
   const auto plane = std::make_shared<control::ControlPlane>(
-      control::connect_control_plane(world, {.rendezvous = options.rendezvous_timeout,
-                                             .collective = timeout,
-                                             .standstill = standstill_timeout(options)}));
+      control::connect_control_plane(world,
+                                     {.rendezvous = options.rendezvous_timeout,
+                                      .collective = timeout,
+                                      .standstill = standstill_timeout(options)},
+                                     key));
   control::RankControl& control = *plane->control;
   std::vector<std::int32_t> all_ranks;
   for (int rank = 0; rank < world.size; ++rank) all_ranks.push_back(rank);
   control::HubGroup group(plane->control, all_ranks, 1, "world");
   try {
-    if (network == nullptr) network = make_network(world, backend);
+    if (network == nullptr) network = make_network(world, backend, protection);
     Call call(Op::exchange, {.phase = Phase::setup});
     call.set_name("where the ranks are");
     std::vector<std::uint64_t> secrets;

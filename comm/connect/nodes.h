@@ -13,6 +13,10 @@ namespace tessera::comm {
 // value.
 HostsBackend hosts_backend(const ConnectOptions& options);
 
+// Data between nodes must be encrypted (TESSERA_ENCRYPT). Throws Error(configuration) for a value
+// other than 0 and 1.
+bool encrypts_between_nodes();
+
 // As connect() (world.h).
 std::shared_ptr<Communicator> connect_nodes(const World& world, const ConnectOptions& options);
 

@@ -24,6 +24,7 @@
 #include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/steps/manifest.h"
 #include "fuzz/control_target.h"
+#include "fuzz/data_target.h"
 #include "models/registry/registry.h"
 #include "tokenizers/load.h"
 #include "training/recipe/recipe.h"
@@ -268,6 +269,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"config", tolerant<run_config>},
       {"tokenizer", tolerant<run_tokenizer>},
       {"control", tolerant<run_control>},
+      {"data", tolerant<run_data>},
   };
   return targets;
 }

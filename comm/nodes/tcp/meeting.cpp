@@ -1,17 +1,13 @@
 // Listening, calling, and rejecting connections of other programs.
 #include "comm/nodes/tcp/meeting.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <thread>
 
 #include "base/error.h"
 #include "comm/control/wire.h"
@@ -24,67 +20,22 @@ namespace {
 constexpr std::chrono::milliseconds look_interval{20};
 // A caller sends its hello at once.
 constexpr std::chrono::seconds hello_time{10};
+// A rank confirms at once as well, unless its process is stopped for a while.
+constexpr std::chrono::minutes confirmation_time{5};
 // All ranks of another node may come at once, with a connection for each communicator.
 constexpr CrowdLimits guest_limits{.all = 512, .of_one_address = 384};
+// A rank says a hello once. The copies are of a program that has listened on the way; it cannot
+// confirm any. Only one of these connections can be the rank's, and all may try.
+constexpr std::ptrdiff_t most_copies = 16;
 
-Contact::Secret random_secret() {
-  Contact::Secret secret{};
-  std::size_t filled = 0;
-  while (filled < sizeof(secret)) {
-    const ssize_t bytes =
-        getrandom(reinterpret_cast<std::byte*>(secret.data()) + filled, sizeof(secret) - filled, 0);
-    TESSERA_CHECK(bytes >= 0 || errno == EINTR, ErrorCode::runtime, "{}",
-                  describe_errno("getrandom", errno));
-    if (bytes > 0) filled += static_cast<std::size_t>(bytes);
-  }
-  return secret;
-}
-
-// Takes the same time wherever they differ.
-bool equal_secrets(const Contact::Secret& a, const Contact::Secret& b) {
-  std::uint64_t difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
-  return difference == 0;
-}
-
-sockaddr_in socket_address(const std::string& address, int port) {
-  sockaddr_in result{};
-  result.sin_family = AF_INET;
-  result.sin_port = htons(static_cast<std::uint16_t>(port));
-  TESSERA_CHECK(inet_pton(AF_INET, address.c_str(), &result.sin_addr) == 1,
-                ErrorCode::configuration, "'{}' is not an IPv4 address", address);
-  return result;
-}
-
-bool poll_one(int socket, short events) {
-  pollfd wanted{socket, events, 0};
-  return ::poll(&wanted, 1, static_cast<int>(look_interval.count())) > 0;
+bool is_waiting(ssize_t received) {
+  return received > 0 ||
+         (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
 }
 
 }  // namespace
 
-std::string encode(const Contact& contact) {
-  control::Writer writer;
-  writer.text(contact.machine);
-  writer.text(contact.address);
-  writer.number(contact.port);
-  writer.number(contact.callers);
-  writer.number(contact.answer);
-  return writer.bytes();
-}
-
-Contact decode_contact(std::string_view text) {
-  control::Reader reader(text);
-  Contact contact;
-  contact.machine = reader.text();
-  contact.address = reader.text();
-  contact.port = reader.number<std::int32_t>();
-  contact.callers = reader.number<Contact::Secret>();
-  contact.answer = reader.number<Contact::Secret>();
-  return contact;
-}
-
-Meeting::Meeting(const World& world) : rank_(world.rank) {
+Meeting::Meeting(const World& world, Protection protection) : rank_(world.rank) {
   listener_ = FileDescriptor(
       TESSERA_SYSTEM(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   sockaddr_in address{};
@@ -96,120 +47,87 @@ Meeting::Meeting(const World& world) : rank_(world.rank) {
   contact_ = {.machine = own_machine(),
               .address = own_address(world.master_address),
               .port = control::port_of(listener_.get()),
-              .callers = random_secret(),
-              .answer = random_secret()};
+              .secret = control::make_nonce(),
+              .protection = protection,
+              .aes = has_aes()};
 }
 
 // Ranks call those with higher numbers, so that there is one connection for each pair.
-std::vector<FileDescriptor> Meeting::connect(std::uint64_t channel, const std::vector<Peer>& peers,
-                                             std::chrono::milliseconds timeout,
-                                             const std::function<void()>& look) {
+std::vector<Meeting::Connection> Meeting::connect(std::uint64_t channel,
+                                                  const std::vector<Peer>& peers,
+                                                  std::chrono::milliseconds timeout,
+                                                  const std::function<void()>& look) {
   const auto deadline = Clock::now() + timeout;
   WaitNotice notice(timeout);
-  std::vector<FileDescriptor> connections(peers.size());
+  std::vector<Connection> connections(peers.size());
+  Calls calls(peers.size());
   for (std::size_t i = 0; i < peers.size(); ++i) {
-    const auto look_and_say = [&] {
-      look();
-      notice.look([&] {
-        return fmt::format("rank {} waits for {} at {} port {}", rank_, peers[i].name,
-                           peers[i].contact.address, peers[i].contact.port);
-      });
-    };
-    if (peers[i].rank > rank_) connections[i] = call(channel, peers[i], deadline, look_and_say);
+    if (peers[i].rank > rank_) calls[i].emplace(channel, rank_, contact_, peers[i]);
   }
-  for (std::size_t i = 0; i < peers.size(); ++i) {
-    while (peers[i].rank < rank_ && connections[i].get() < 0) {
-      if (auto arrived = take_arrived(channel, peers[i].rank)) {
-        connections[i] = std::move(*arrived);
-        break;
-      }
-      TESSERA_CHECK(Clock::now() < deadline, ErrorCode::rank_failed,
-                    "{} did not connect to rank {} at {} port {} within {} s; can its host reach "
-                    "that address (TESSERA_HOST_ADDRESS names another)?",
-                    peers[i].name, rank_, contact_.address, contact_.port,
-                    std::chrono::duration<double>(timeout).count());
-      look();
-      notice.look([&] {
-        return fmt::format("rank {} waits for {} to connect to {} port {}", rank_, peers[i].name,
-                           contact_.address, contact_.port);
-      });
-      (void)poll_one(listener_.get(), POLLIN);
+  for (;;) {
+    complete(calls, channel, peers, connections, look);
+    const auto missing = std::find_if(connections.begin(), connections.end(),
+                                      [](const Connection& one) { return one.socket.get() < 0; });
+    if (missing == connections.end()) return connections;
+    const auto index = static_cast<std::size_t>(missing - connections.begin());
+    const Peer& peer = peers[index];
+    if (Clock::now() >= deadline) {
+      if (calls[index]) calls[index]->fail_late();
+      fail(ErrorCode::rank_failed,
+           "{} did not connect to rank {} at {} port {} within {} s; can its host reach that "
+           "address (TESSERA_HOST_ADDRESS names another)?",
+           peer.name, rank_, contact_.address, contact_.port,
+           std::chrono::duration<double>(timeout).count());
     }
-  }
-  for (std::size_t i = 0; i < peers.size(); ++i) {
-    if (peers[i].rank > rank_) await_answer(connections[i].get(), peers[i], deadline, look);
-  }
-  return connections;
-}
-
-FileDescriptor Meeting::call(std::uint64_t channel, const Peer& peer, Clock::time_point deadline,
-                             const std::function<void()>& look) const {
-  const Contact& contact = peer.contact;
-  const bool same_machine = contact.machine == contact_.machine;
-  const std::string where = same_machine ? "127.0.0.1" : contact.address;
-  const sockaddr_in address = socket_address(where, contact.port);
-  std::string last = "no answer";
-  do {
-    FileDescriptor socket(
-        TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
-    int result =
-        ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-    int error = result == 0 ? 0 : errno;
-    while (error == EINPROGRESS && Clock::now() < deadline) {
-      look();
-      if (!poll_one(socket.get(), POLLOUT)) continue;
-      socklen_t bytes = sizeof(error);
-      TESSERA_SYSTEM(getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes));
-    }
-    if (error == 0) {
-      const Hello hello{
-          .channel = channel, .from = rank_, .to = peer.rank, .secret = contact.callers};
-      // The hello fits into the empty buffer of a new connection; a failure shows in the answer.
-      (void)::send(socket.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
-      return socket;
-    }
-    last = describe_errno("connect", error);
     look();
-    std::this_thread::sleep_for(look_interval);
-  } while (Clock::now() < deadline);
-  fail(ErrorCode::rank_failed,
-       "rank {} cannot connect to {} at {} port {}: {}; data goes between hosts over ports that "
-       "the system chooses: open them in the firewall, or name an address that the other hosts "
-       "reach (TESSERA_HOST_ADDRESS)",
-       rank_, peer.name, where, contact.port, last);
-}
-
-void Meeting::await_answer(int socket, const Peer& peer, Clock::time_point deadline,
-                           const std::function<void()>& look) const {
-  Contact::Secret answer{};
-  std::size_t heard = 0;
-  while (heard < sizeof(answer)) {
-    const ssize_t bytes = recv(socket, reinterpret_cast<std::byte*>(answer.data()) + heard,
-                               sizeof(answer) - heard, MSG_DONTWAIT);
-    if (bytes > 0) {
-      heard += static_cast<std::size_t>(bytes);
-      continue;
-    }
-    const bool waits = bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-    look();
-    TESSERA_CHECK(waits, ErrorCode::rank_failed, "{} closed the connection that rank {} made",
-                  peer.name, rank_);
-    TESSERA_CHECK(Clock::now() < deadline, ErrorCode::rank_failed,
-                  "{} took the connection of rank {} and did not answer", peer.name, rank_);
-    (void)poll_one(socket, POLLIN);
+    notice.look([&] {
+      return calls[index] ? fmt::format("rank {} waits for {} at {} port {}", rank_, peer.name,
+                                        peer.contact.address, peer.contact.port)
+                          : fmt::format("rank {} waits for {} to connect to {} port {}", rank_,
+                                        peer.name, contact_.address, contact_.port);
+    });
+    wait_for_some(calls);
   }
-  TESSERA_CHECK(equal_secrets(answer, peer.contact.answer), ErrorCode::rank_failed,
-                "another program listens at the address of {}", peer.name);
 }
 
-std::optional<FileDescriptor> Meeting::take_arrived(std::uint64_t channel, int rank) {
+void Meeting::complete(Calls& calls, std::uint64_t channel, const std::vector<Peer>& peers,
+                       std::vector<Connection>& connections, const std::function<void()>& look) {
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    Connection& connection = connections[i];
+    if (connection.socket.get() >= 0) continue;
+    if (calls[i]) {
+      if (calls[i]->step(look)) connection = {calls[i]->take_socket(), calls[i]->keys()};
+    } else if (auto arrived = take_arrived(channel, peers[i])) {
+      connection = std::move(*arrived);
+    }
+  }
+}
+
+// Another thread may close a connection of `callers_` meanwhile: the wait is short.
+void Meeting::wait_for_some(const Calls& calls) {
+  std::vector<pollfd> wanted;
+  for (const auto& call : calls) {
+    if (call) wanted.push_back(call->wanted());  // poll() leaves those out that are done
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (pause_.over()) wanted.push_back({listener_.get(), POLLIN, 0});
+    for (const Caller& caller : callers_) wanted.push_back({caller.socket.get(), POLLIN, 0});
+  }
+  (void)::poll(wanted.data(), wanted.size(), static_cast<int>(look_interval.count()));
+}
+
+std::optional<Meeting::Connection> Meeting::take_arrived(std::uint64_t channel, const Peer& peer) {
   const std::lock_guard lock(mutex_);
   receive_guests();
-  const auto found = arrived_.find({channel, rank});
+  const auto found = arrived_.find({channel, peer.rank});
   if (found == arrived_.end()) return std::nullopt;
-  FileDescriptor socket = std::move(found->second);
+  Caller& caller = found->second;
+  Connection connection{
+      std::move(caller.socket),
+      frame_keys(DataEnd::called, caller.hello, caller.answer, peer.contact, contact_)};
   arrived_.erase(found);
-  return socket;
+  return connection;
 }
 
 // The caller holds the mutex. A connection for another channel is kept for the thread that opens
@@ -218,6 +136,8 @@ void Meeting::receive_guests() {
   accept_guests();
   for (Guest& guest : guests_) hear(guest);
   std::erase_if(guests_, [](const Guest& guest) { return guest.over; });
+  for (Caller& caller : callers_) hear(caller);
+  std::erase_if(callers_, [](const Caller& caller) { return caller.over; });
 }
 
 void Meeting::accept_guests() {
@@ -225,10 +145,7 @@ void Meeting::accept_guests() {
     hear(guest);
     return guest.over ? Standing::gone : guest.heard > 0 ? Standing::has_spoken : Standing::silent;
   };
-  if (!pause_.over()) {
-    std::this_thread::sleep_for(look_interval);  // poll() does not wait for this listener
-    return;
-  }
+  if (!pause_.over()) return;
   for (int i = 0; i < CrowdLimits::accepted_a_turn; ++i) {
     FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.get() < 0) {
@@ -247,26 +164,48 @@ void Meeting::accept_guests() {
 }
 
 void Meeting::hear(Guest& guest) {
+  if (guest.over) return;
   auto* memory = reinterpret_cast<std::byte*>(&guest.hello);
   const ssize_t bytes = recv(guest.socket.get(), memory + guest.heard,
                              sizeof(guest.hello) - guest.heard, MSG_DONTWAIT);
   if (bytes > 0) guest.heard += static_cast<std::size_t>(bytes);
   if (guest.heard < sizeof(guest.hello)) {
-    const bool waits =
-        bytes > 0 || (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
-    guest.over =
-        !waits || Clock::now() - guest.since > guest_limits.patience(guests_.size(), hello_time);
+    guest.over = !is_waiting(bytes) ||
+                 Clock::now() - guest.since > guest_limits.patience(guests_.size(), hello_time);
     return;
   }
   guest.over = true;
-  const Hello& hello = guest.hello;
-  if (hello.magic != Hello::magic_number || hello.to != rank_ ||
-      !equal_secrets(hello.secret, contact_.callers)) {
-    return;  // another program
-  }
+  greet(guest);
+}
+
+void Meeting::greet(Guest& guest) {
+  const DataHello& hello = guest.hello;
+  if (!is_genuine(hello, contact_.secret) || hello.to != rank_) return;  // another program
+  const auto copies = std::count_if(callers_.begin(), callers_.end(), [&](const Caller& caller) {
+    return caller.hello.nonce == hello.nonce;
+  });
+  if (copies >= most_copies) return;
+  Caller& caller = callers_.emplace_back();
+  caller.socket = std::move(guest.socket);
+  caller.since = Clock::now();
+  caller.hello = hello;
+  caller.answer = make_answer(hello, contact_.secret);
   // The answer fits into the empty buffer; later code notices a caller that is gone.
-  (void)send(guest.socket.get(), contact_.answer.data(), sizeof(contact_.answer), MSG_NOSIGNAL);
-  arrived_[{hello.channel, hello.from}] = std::move(guest.socket);
+  (void)send(caller.socket.get(), &caller.answer, sizeof(caller.answer), MSG_NOSIGNAL);
+}
+
+void Meeting::hear(Caller& caller) {
+  const ssize_t bytes = recv(caller.socket.get(), caller.confirmation.data() + caller.heard,
+                             caller.confirmation.size() - caller.heard, MSG_DONTWAIT);
+  if (bytes > 0) caller.heard += static_cast<std::size_t>(bytes);
+  if (caller.heard < caller.confirmation.size()) {
+    caller.over = !is_waiting(bytes) || Clock::now() - caller.since > confirmation_time;
+    return;
+  }
+  caller.over = true;
+  if (!is_genuine(caller.confirmation, caller.hello, caller.answer, contact_.secret)) return;
+  const auto place = std::make_pair(caller.hello.channel, caller.hello.from);
+  arrived_.insert_or_assign(place, std::move(caller));
 }
 
 }  // namespace tessera::comm

@@ -6,13 +6,17 @@
 
 namespace tessera::comm {
 
+// The environment variable that encrypts data between nodes (value 1).
+inline constexpr const char* encrypt_variable = "TESSERA_ENCRYPT";
+
 class TcpNetwork final : public Network {
  public:
-  explicit TcpNetwork(const World& world) : meeting_(world) {}
+  // `protection` is that of data between machines; all ranks must have the same.
+  TcpNetwork(const World& world, Protection protection) : meeting_(world, protection) {}
 
   [[nodiscard]] std::string_view backend() const override { return "shm+tcp"; }
   [[nodiscard]] std::string contact() const override { return encode(meeting_.contact()); }
-  void start(const std::vector<std::string>& /*contacts*/) override {}
+  void start(const std::vector<std::string>& contacts) override;
   void meet(Look /*look*/) override {}
   [[nodiscard]] std::unique_ptr<Transport> open(std::uint64_t channel,
                                                 const std::vector<Peer>& peers,

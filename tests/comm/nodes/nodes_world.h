@@ -32,9 +32,9 @@ inline int ranks_of(const Hosts& hosts) {
   return std::accumulate(hosts.begin(), hosts.end(), 0);
 }
 
-// A free port for a job without a key.
+// A free port for a job without a key, if the test has not set one.
 inline int free_port() {
-  setenv("TESSERA_JOB_KEY", "none", 1);
+  setenv("TESSERA_JOB_KEY", "none", 0);
   const comm::FileDescriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -2,7 +2,6 @@
 // data have arrived.
 #include "comm/nodes/tcp/tcp_transport.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -10,25 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "comm/nodes/socket_pairs.h"
+
 namespace tessera::comm {
 namespace {
 
-// Two ends of one connection.
-std::pair<FileDescriptor, FileDescriptor> connected() {
-  const FileDescriptor listener(TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM, 0)));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof(address);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  TESSERA_SYSTEM(bind(listener.get(), any, bytes));
-  TESSERA_SYSTEM(listen(listener.get(), 1));
-  TESSERA_SYSTEM(getsockname(listener.get(), any, &bytes));
-  FileDescriptor caller(TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM, 0)));
-  TESSERA_SYSTEM(connect(caller.get(), any, bytes));
-  FileDescriptor called(TESSERA_SYSTEM(accept(listener.get(), nullptr, nullptr)));
-  return {std::move(caller), std::move(called)};
-}
+using tessera::testing::connected;
 
 TcpTransport transport_over(FileDescriptor connection) {
   std::map<int, TcpTransport::Peer> peers;

@@ -400,5 +400,26 @@ TEST(NcclJob, AFailingDeviceIsReportedToEveryRank) {
   }
 }
 
+// NCCL would send the data of several hosts as it is.
+TEST(Nccl, EncryptionBetweenHostsIsRefused) {
+  TESSERA_NEEDS_NCCL(2);
+  comm::World world = world_of(0, 2, next_port());
+  world.local_size = 1;
+  comm::ConnectOptions options;
+  options.device = nccl_device(0);
+  setenv("TESSERA_ENCRYPT", "1", 1);
+  std::string refusal;
+  try {
+    (void)comm::connect(world, options);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::configuration);
+    refusal = error.what();
+  }
+  unsetenv("TESSERA_ENCRYPT");
+  for (const char* part : {"TESSERA_ENCRYPT=1", "rank 0 is on cuda", "NCCL", "unset it"}) {
+    EXPECT_NE(refusal.find(part), std::string::npos) << refusal;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::testing
