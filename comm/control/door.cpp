@@ -123,7 +123,7 @@ void send_last(const Door::Caller& caller, FrameKind kind, std::string_view text
              proven(caller.handshake, label_of_host(kind), said.bytes()));
 }
 
-Admission take_last(Frame frame, Handshake& handshake) {
+Admission take_last(const Frame& frame, Handshake& handshake) {
   if (frame.payload.size() < sizeof(Proof) + sizeof(StreamHeader)) {
     throw NotOurHub(ErrorCode::rank_failed, "the process there uses another protocol");
   }

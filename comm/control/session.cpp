@@ -25,8 +25,8 @@ namespace {
 
 static_assert(Session::tag_bytes == crypto_secretstream_xchacha20poly1305_ABYTES);
 static_assert(std::tuple_size_v<StreamHeader> == crypto_secretstream_xchacha20poly1305_HEADERBYTES);
-static_assert(std::tuple_size_v<PublicKey> == crypto_scalarmult_BYTES &&
-              std::tuple_size_v<PublicKey> == crypto_box_PUBLICKEYBYTES);
+static_assert(std::tuple_size_v<PublicKey> == crypto_scalarmult_BYTES);
+static_assert(std::tuple_size_v<PublicKey> == crypto_box_PUBLICKEYBYTES);
 static_assert(std::tuple_size_v<Proof> == crypto_kdf_KEYBYTES);
 
 constexpr std::string_view keys_label = "tessera control plane, keys";

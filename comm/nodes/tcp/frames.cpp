@@ -15,12 +15,12 @@ namespace {
 // connection, so no number comes twice under it.
 using FrameNonce = std::array<unsigned char, 12>;
 
-static_assert(sizeof(FrameNonce) == crypto_aead_aes256gcm_NPUBBYTES &&
-              sizeof(FrameNonce) == crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
-static_assert(FrameCipher::tag_bytes == crypto_aead_aes256gcm_ABYTES &&
-              FrameCipher::tag_bytes == crypto_aead_chacha20poly1305_ietf_ABYTES);
-static_assert(sizeof(FrameKeys::Key) == crypto_aead_aes256gcm_KEYBYTES &&
-              sizeof(FrameKeys::Key) == crypto_aead_chacha20poly1305_ietf_KEYBYTES);
+static_assert(sizeof(FrameNonce) == crypto_aead_aes256gcm_NPUBBYTES);
+static_assert(sizeof(FrameNonce) == crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
+static_assert(FrameCipher::tag_bytes == crypto_aead_aes256gcm_ABYTES);
+static_assert(FrameCipher::tag_bytes == crypto_aead_chacha20poly1305_ietf_ABYTES);
+static_assert(sizeof(FrameKeys::Key) == crypto_aead_aes256gcm_KEYBYTES);
+static_assert(sizeof(FrameKeys::Key) == crypto_aead_chacha20poly1305_ietf_KEYBYTES);
 
 unsigned char* raw(std::byte* bytes) {
   return reinterpret_cast<unsigned char*>(bytes);

@@ -12,8 +12,9 @@
 namespace tessera::comm {
 
 TcpTransport::TcpTransport(std::map<int, Peer> peers) {
-  for (auto& [number, peer] : peers) {
-    links_.try_emplace(number, std::move(peer.connection), std::move(peer.name), peer.keys);
+  for (auto& entry : peers) {
+    Peer& peer = entry.second;
+    links_.try_emplace(entry.first, std::move(peer.connection), std::move(peer.name), peer.keys);
   }
 }
 
