@@ -75,25 +75,28 @@ FrameCipher::~FrameCipher() = default;
 
 void FrameCipher::seal(const std::byte* data, std::size_t bytes, std::byte* sealed, Tag& tag) {
   const FrameNonce nonce = state_->nonce();
-  const unsigned char* message = encrypts_ ? raw(data) : nullptr;
+  // libsodium takes no null pointers, even for a message of 0 bytes.
+  const unsigned char* message = raw(data);
+  unsigned char nothing = 0;
+  unsigned char* const result = encrypts_ ? raw(sealed) : &nothing;
   const unsigned char* covered = encrypts_ ? nullptr : raw(data);
   const std::size_t message_bytes = encrypts_ ? bytes : 0;
   const std::size_t covered_bytes = encrypts_ ? 0 : bytes;
   if (state_->aes) {
-    (void)crypto_aead_aes256gcm_encrypt_detached_afternm(
-        raw(sealed), raw(tag.data()), nullptr, message, message_bytes, covered, covered_bytes,
-        nullptr, nonce.data(), &state_->expanded);
+    (void)crypto_aead_aes256gcm_encrypt_detached_afternm(result, raw(tag.data()), nullptr, message,
+                                                         message_bytes, covered, covered_bytes,
+                                                         nullptr, nonce.data(), &state_->expanded);
   } else {
     (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(
-        raw(sealed), raw(tag.data()), nullptr, message, message_bytes, covered, covered_bytes,
-        nullptr, nonce.data(), state_->key.data());
+        result, raw(tag.data()), nullptr, message, message_bytes, covered, covered_bytes, nullptr,
+        nonce.data(), state_->key.data());
   }
   ++state_->frames;
 }
 
 bool FrameCipher::open(std::byte* data, std::size_t bytes, const Tag& tag) {
   const FrameNonce nonce = state_->nonce();
-  unsigned char* message = encrypts_ ? raw(data) : nullptr;
+  unsigned char* message = raw(data);  // not null, as in seal()
   const unsigned char* covered = encrypts_ ? nullptr : raw(data);
   const std::size_t message_bytes = encrypts_ ? bytes : 0;
   const std::size_t covered_bytes = encrypts_ ? 0 : bytes;

@@ -23,7 +23,7 @@ std::string unchanged(bool, std::string bytes) {
 }
 
 // Overwrites bytes of the first frame from one end, after the frame's header.
-Relay::Edit overwriting(bool of_caller, std::size_t at, std::string with) {
+Relay::Edit overwriting(bool of_caller, std::size_t at, const std::string& with) {
   return [=, done = false](bool from_caller, std::string bytes) mutable {
     if (done || from_caller != of_caller) return bytes;
     done = true;

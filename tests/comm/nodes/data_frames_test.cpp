@@ -19,7 +19,6 @@ namespace {
 using tessera::testing::connected;
 using tessera::testing::expect_parts;
 using tessera::testing::heard_from;
-using tessera::testing::say;
 using namespace std::chrono_literals;
 
 struct Mode {

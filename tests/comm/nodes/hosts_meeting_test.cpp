@@ -109,7 +109,7 @@ TEST(OwnAddress, NodeNumbersDistinguishHostsOnOneMachine) {
 TEST(OwnAddress, WithoutNodeNumbersTheMachineIsTheHost) {
   const auto rank_of_second = [](int rank) {
     setenv("RANK", std::to_string(rank).c_str(), 1);
-    const World world = world_from_environment();
+    World world = world_from_environment();
     unsetenv("RANK");
     return world;
   };
