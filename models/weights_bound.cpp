@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the weights of a folder can hold.
+// The largest model that the weights of a folder can hold.
 struct WeightsBound {
   std::int64_t layers = 0;
   std::int64_t widest = 0;  // the largest dimension

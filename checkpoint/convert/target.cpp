@@ -54,7 +54,7 @@ bool is_conversion_file(const std::string& name) {
          (name.starts_with("__") && name.ends_with(".distcp"));
 }
 
-// What a step's manifest lists is Tessera's.
+// Tessera wrote the files that a step's manifest lists.
 std::set<std::string> listed_files(const fs::path& folder) {
   std::set<std::string> names;
   std::error_code error;

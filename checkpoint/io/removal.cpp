@@ -111,9 +111,7 @@ std::string remove_path(fs::path path, std::string_view first, bool own_only) {
   if (!path.has_filename()) path = path.parent_path();  // "out/" is "out"
   const std::string name = path.filename();
   TESSERA_REQUIRE(!name.empty() && name != "." && name != "..",
-                  "'{}' does not name a thing in a "
-                  "folder",
-                  path.string());
+                  "'{}' does not name a file or folder", path.string());
   std::optional<OpenFolder> parent;
   try {
     // The user's own words: links in them are meant.

@@ -140,14 +140,16 @@ void write_address(const std::filesystem::path& path, const std::string& text) {
   const std::string line = text + "\n";
   FileDescriptor file(
       ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  const bool written = file.get() >= 0 && ::write(file.get(), line.data(), line.size()) ==
-                                              static_cast<ssize_t>(line.size());
+  const bool opened = file.get() >= 0;
+  const bool written =
+      opened && ::write(file.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
   const bool whole = written && std::rename(partial.c_str(), path.c_str()) == 0;
   const int error = errno;
-  if (!whole && file.get() >= 0) (void)::unlink(partial.c_str());
+  const char* const call = written ? "rename" : opened ? "write" : "open";
+  if (!whole && opened) (void)::unlink(partial.c_str());
   TESSERA_CHECK(whole, ErrorCode::configuration,
                 "TESSERA_BOOTSTRAP: {} cannot be written ({}); name a file that all hosts see",
-                path.string(), describe_errno(written ? "rename" : "open", error));
+                path.string(), describe_errno(call, error));
 }
 
 // The present content of the file: nothing, or an earlier job's address, until rank 0 has written.

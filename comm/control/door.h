@@ -46,7 +46,7 @@ struct Meeting {
 // `purpose` distinguishes the doors of one job, `name` the jobs.
 Meeting meeting_of(std::string_view purpose, std::string_view name, JobKey key);
 
-// What the caller gets from the host.
+// The host's admission, as the caller receives it.
 struct Admission {
   std::string introduction;
   Session session;

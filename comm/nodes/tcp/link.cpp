@@ -77,7 +77,7 @@ std::size_t TcpLink::fill(const Queue& queue, iovec* parts) {
   return count;
 }
 
-// What has not been moved of a frame whose data lies at `data`.
+// The bytes of a frame that have not been moved yet. Its data lies at `data`.
 std::size_t TcpLink::fill(Frame& frame, std::byte* data, iovec* parts) {
   std::size_t count = 0;
   if (frame.moved < frame.bytes) parts[count++] = {data + frame.moved, frame.bytes - frame.moved};

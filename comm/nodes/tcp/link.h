@@ -38,7 +38,7 @@ class TcpLink {
   // was any. Throws LinkBroken.
   bool move();
   [[nodiscard]] int socket() const { return connection_.get(); }
-  // What poll() has to wait for.
+  // The events that poll() has to wait for.
   [[nodiscard]] short events() const;
 
  private:

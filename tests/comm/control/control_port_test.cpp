@@ -27,32 +27,17 @@ using tessera::testing::expect_parts;
 using namespace doors;
 
 World port_world(int rank, int port) {
-  World world;
-  world.rank = world.local_rank = rank;
-  world.size = world.local_size = 2;
-  world.master_port = port;
-  world.run_id = "ports";
-  return world;
+  return world_of_two(rank, port, "127.0.0.1", "ports");
 }
 
 // Both ranks' failures, "" for none.
 std::vector<std::string> failures_at(int port) {
-  std::vector<std::string> failures(2);
-  std::vector<std::jthread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      try {
-        const ControlPlane plane =
-            connect_control_plane(port_world(rank, port), {20s, 30s, 5s}, the_key());
-        HubGroup group(plane.control, {0, 1}, 1, "world");
-        EXPECT_EQ(group.exchange(Call(Op::exchange, {}), "x").size(), 2u);
-      } catch (const std::exception& error) {
-        failures[static_cast<std::size_t>(rank)] = error.what();
-      }
-    });
-  }
-  ranks.clear();  // joins
-  return failures;
+  return failures_of_two([port](int rank) {
+    const ControlPlane plane =
+        connect_control_plane(port_world(rank, port), {20s, 30s, 5s}, the_key());
+    HubGroup group(plane.control, {0, 1}, 1, "world");
+    EXPECT_EQ(group.exchange(Call(Op::exchange, {}), "x").size(), 2u);
+  });
 }
 
 // A child of this process that listens until the end of the test.

@@ -157,40 +157,20 @@ TEST(ControlRelay, TheDoorProvesNothingToAStranger) {
   EXPECT_LT(until_hung_up(stranger.get()), 2s);
 }
 
-World relay_world(int rank, const char* address, int port) {
-  World world;
-  world.rank = world.local_rank = rank;
-  world.size = world.local_size = 2;
-  world.master_address = address;
-  world.master_port = port;
-  world.run_id = "relay";
-  return world;
-}
-
 // Two ranks that exchange messages until they fail, the second through a relay. Their failures.
 std::vector<std::string> failures_behind(const Relay::Edit& edit) {
   const int port = port_of(listen_on(0, true)->get());
   Relay relay("127.0.0.2", port, port, edit);
-  std::vector<std::string> failures(2);
-  std::vector<std::jthread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      try {
-        const ControlPlane plane =
-            connect_control_plane(relay_world(rank, rank == 0 ? "127.0.0.1" : "127.0.0.2", port),
-                                  {30s, 30s, 5s}, the_key());
-        HubGroup group(plane.control, {0, 1}, 1, "world");
-        for (std::uint64_t step = 1; step < 2000; ++step) {
-          (void)group.exchange(Call(Op::exchange, {.step = step}), "a message");
-          std::this_thread::sleep_for(1ms);
-        }
-      } catch (const std::exception& error) {
-        failures[static_cast<std::size_t>(rank)] = error.what();
-      }
-    });
-  }
-  ranks.clear();  // joins
-  return failures;
+  return failures_of_two([port](int rank) {
+    const char* address = rank == 0 ? "127.0.0.1" : "127.0.0.2";
+    const ControlPlane plane = connect_control_plane(world_of_two(rank, port, address, "relay"),
+                                                     {30s, 30s, 5s}, the_key());
+    HubGroup group(plane.control, {0, 1}, 1, "world");
+    for (std::uint64_t step = 1; step < 2000; ++step) {
+      (void)group.exchange(Call(Op::exchange, {.step = step}), "a message");
+      std::this_thread::sleep_for(1ms);
+    }
+  });
 }
 
 TEST(ControlRelay, ARelayThatPassesOnUnchangedIsNotNoticed) {

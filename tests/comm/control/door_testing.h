@@ -21,6 +21,7 @@
 
 #include "base/error.h"
 #include "comm/control/door.h"
+#include "comm/world.h"
 
 namespace tessera::comm::control::doors {
 
@@ -191,6 +192,34 @@ inline std::pair<Session, Session> two_sessions(const JobKey& key) {
   const StreamHeader of_host = host.stream_header();
   Session hosts = host.session(caller.stream_header());
   return {caller.session(of_host), std::move(hosts)};
+}
+
+// One of two ranks of a job.
+inline World world_of_two(int rank, int port, const char* address, const char* run) {
+  World world;
+  world.rank = world.local_rank = rank;
+  world.size = world.local_size = 2;
+  world.master_address = address;
+  world.master_port = port;
+  world.run_id = run;
+  return world;
+}
+
+// Runs `work` for two ranks side by side. Returns their errors, "" for none.
+inline std::vector<std::string> failures_of_two(const std::function<void(int rank)>& work) {
+  std::vector<std::string> failures(2);
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        work(rank);
+      } catch (const std::exception& error) {
+        failures[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  ranks.clear();  // joins
+  return failures;
 }
 
 }  // namespace tessera::comm::control::doors

@@ -49,7 +49,7 @@ void allow_files(rlim_t files) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
-// What one process waits for and another opens; made before the processes.
+// One process waits for it, and another opens it. It is made before the processes.
 class Gate {
  public:
   Gate() { EXPECT_EQ(::pipe(ends_), 0); }
@@ -69,7 +69,7 @@ class Gate {
   int ends_[2];
 };
 
-// Rank 0 may open few files, and many connections come that say nothing, before rank 1.
+// Rank 0 may open few files, and many silent connections come before rank 1 does.
 void expect_rank_in_flood(bool of_another_user) {
   const Gate gate;
   Processes processes(3, [&](int index, std::atomic<int>&) {
