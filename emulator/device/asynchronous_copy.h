@@ -21,10 +21,9 @@ inline void copy_now(void* shared, const void* global, std::size_t bytes, std::s
 
 namespace tessera::kernels::cuda {
 
-inline void copy_async_16(void* shared, const void* global, int valid = 16,
+inline void copy_async_16(void* shared, const void* global, bool present = true,
                           emulator::Place place = emulator::Place::here()) {
-  emulator::begin_copy(shared, global, 16, static_cast<std::size_t>(valid),
-                       {"copy_async_16", place});
+  emulator::begin_copy(shared, global, 16, present ? 16 : 0, {"copy_async_16", place});
 }
 inline void copy_async_commit() {
   emulator::commit_copies();

@@ -287,8 +287,8 @@ TEST_P(EmulatedDevice, CopiesArriveWithTheirGroupAndNotBefore) {
     auto* to = dynamic_shared_memory<float>();
     copy_async_16(to, from);
     copy_async_commit();
-    copy_async_16(to + 4, from + 4, 8);
-    copy_async_16(to + 8, nullptr, 0);
+    copy_async_16(to + 4, from + 4);
+    copy_async_16(to + 8, nullptr, false);
     copy_async_commit();
     early = !std::isnan(to[0]);
     copy_async_wait<1>();
@@ -297,7 +297,7 @@ TEST_P(EmulatedDevice, CopiesArriveWithTheirGroupAndNotBefore) {
     for (int i = 0; i < 12; ++i) seen[i] = to[i];
   });
   EXPECT_FALSE(early);
-  EXPECT_EQ(seen, (std::vector<float>{0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(seen, (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 0}));
 }
 
 TEST_P(EmulatedDevice, SharedMemoryIsFreshInEveryBlock) {

@@ -54,7 +54,7 @@ __global__ inline void no_barrier_after_wait(float* y, const float* x) {
 
 __global__ inline void misaligned_source(float* y, const float* x) {
   auto* row = dynamic_shared_memory<float>();
-  copy_async_16(row + 4 * threadIdx.x, x + 4 * threadIdx.x + 1, 12);
+  copy_async_16(row + 4 * threadIdx.x, x + 4 * threadIdx.x + 1);
   copy_async_commit();
   copy_async_wait<0>();
   y[threadIdx.x] = row[4 * threadIdx.x];

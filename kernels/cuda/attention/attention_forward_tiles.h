@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_rows.h"
+#include "kernels/cuda/device/math.h"
 
 namespace tessera::kernels::cuda {
 
@@ -19,17 +20,21 @@ struct AttentionForwardMemory {
   Tile<T, forward_keys, head_size> v[2];
 };
 
-// The running softmax of a lane's two rows. `sum` covers only the lane's own columns.
+// The running softmax of a lane's two rows. `maximum` is of the scores before scaling, `sum` covers
+// only the lane's own columns.
 struct SoftmaxRows {
   float maximum[2];
   float sum[2];
 };
 
-// Adds a tile of scaled scores, -inf where a key is not visible, to the running softmax. The scores
-// become e^(score - maximum), and the sums over earlier tiles are scaled to the new maximum.
+// Adds a tile of scores before scaling, -inf where a key is not visible, to the running softmax.
+// The scores become e^(scale * (score - maximum)), and the sums over earlier tiles are scaled to
+// the new maximum. `scale` is positive, so the largest score is the largest scaled one.
 template <int score_tiles, int value_tiles>
-__device__ __forceinline__ void softmax_step(SoftmaxRows& rows, float (&scores)[score_tiles][4],
+__device__ __forceinline__ void softmax_step(SoftmaxRows& rows, float scale,
+                                             float (&scores)[score_tiles][4],
                                              float (&sums)[value_tiles][4]) {
+  const float factor_of_scores = scale * log2_of_e;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float maximum = rows.maximum[row];
@@ -40,14 +45,14 @@ __device__ __forceinline__ void softmax_step(SoftmaxRows& rows, float (&scores)[
     maximum = fmaxf(maximum, __shfl_xor_sync(whole_warp, maximum, 1));
     maximum = fmaxf(maximum, __shfl_xor_sync(whole_warp, maximum, 2));
     // For a row without visible keys so far, any finite shift works: e^(-inf) = 0. NaNs stay NaNs.
-    const float shift = maximum == -INFINITY ? 0.0f : maximum * log2_of_e;
-    const float factor = exp2f(fmaf(rows.maximum[row], log2_of_e, -shift));
+    const float shift = maximum == -INFINITY ? 0.0f : maximum * factor_of_scores;
+    const float factor = flushed_exp2(fmaf(rows.maximum[row], factor_of_scores, -shift));
     float total = 0.0f;
 #pragma unroll
     for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
       for (int e = 2 * row; e < 2 * row + 2; ++e) {
-        scores[n][e] = exp2f(fmaf(scores[n][e], log2_of_e, -shift));
+        scores[n][e] = flushed_exp2(fmaf(scores[n][e], factor_of_scores, -shift));
         total += scores[n][e];
       }
     }
@@ -84,11 +89,6 @@ struct AttentionForwardWarp {
     const AttentionShape& shape = arguments.shape;
     float scores[score_tiles][4] = {};
     multiply_transposed(scores, memory.q, first_row, memory.k[stage]);
-#pragma unroll
-    for (int n = 0; n < score_tiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) scores[n][e] *= shape.scale;
-    }
     if (!all_seen(shape, tile.first, first_key, forward_keys)) {
       const auto seen =
           seen_keys<forward_keys>(shape, mask_of(shape, tile.batch), query(), first_key);
@@ -100,7 +100,7 @@ struct AttentionForwardWarp {
         }
       }
     }
-    softmax_step(rows, scores, sums);
+    softmax_step(rows, shape.scale, scores, sums);
     if (dropout.threshold != 0) {
       const std::uint64_t draw = first_draw(shape, tile.batch, tile.head, tile.first + first_row) +
                                  static_cast<std::uint64_t>(first_key);
@@ -134,7 +134,7 @@ struct AttentionForwardWarp {
       if (arguments.log_sum_exp != nullptr && threadIdx.x % 4 == 0 && at < tile.first + tile.rows) {
         static_cast<float*>(
             arguments.log_sum_exp)[statistic_index(shape, tile.batch, tile.head, at)] =
-            rows.maximum[row] + logf(sum);  // -inf for a row without visible keys
+            rows.maximum[row] * shape.scale + logf(sum);  // -inf for a row without visible keys
       }
     }
     T* const out = head_rows(static_cast<T*>(arguments.out), shape.query_length, shape.out_stride,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_rows.h"
+#include "kernels/cuda/device/math.h"
 
 namespace tessera::kernels::cuda {
 
@@ -84,7 +85,7 @@ struct KeyGradientWarp {
     for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        scores[n][e] = exp2f(fmaf(scores[n][e], scale, -log_sum_exp[column(n, e)]));
+        scores[n][e] = flushed_exp2(fmaf(scores[n][e], scale, -log_sum_exp[column(n, e)]));
       }
     }
     if (all_seen(shape, first_query, tile.first, attention_rows)) return;

@@ -24,9 +24,10 @@ bool rows_of_16_bytes(const AttentionShape& s, std::initializer_list<const void*
 }
 
 bool shape_fits_tensor_cores(const Context& context, const AttentionShape& s) {
-  // The kernels need at most the 99 KiB of shared memory that every such device has.
+  // The kernels need at most the 99 KiB of shared memory that every such device has. They take the
+  // maximum of the scores before scaling, hence a positive scale.
   return (s.dtype == bfloat16 || s.dtype == float16) && context.compute_capability >= 80 &&
-         s.head_dim <= largest_head_on_tensor_cores;
+         s.head_dim <= largest_head_on_tensor_cores && s.scale > 0.0f;
 }
 
 std::size_t row_bytes(const AttentionShape& s, std::int64_t rows, std::int64_t stride,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_rows.h"
+#include "kernels/cuda/device/math.h"
 
 namespace tessera::kernels::cuda {
 
@@ -61,7 +62,7 @@ struct QueryGradientWarp {
     for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        scores[n][e] = exp2f(fmaf(scores[n][e], scale, -log_sum_exp[e / 2]));
+        scores[n][e] = flushed_exp2(fmaf(scores[n][e], scale, -log_sum_exp[e / 2]));
       }
     }
     if (all_seen(shape, tile.first, first_key, keys)) return;

@@ -63,11 +63,19 @@ TESSERA_LOAD_MATRIX(load_matrix_x4, "")
 TESSERA_LOAD_MATRIX(load_matrix_x4_transposed, ".trans")
 #undef TESSERA_LOAD_MATRIX
 
-// Asynchronous copy of 16 bytes (both 16-byte aligned) from global to shared memory; the last 16 -
-// valid bytes are zeroes (valid 0: the source is not read). The thread sees the data after
+// Asynchronous copy of 16 bytes (both 16-byte aligned) from global to shared memory, or of 16
+// zeroes if the source is not `present`; then it is not read. The thread sees the data after
 // copy_async_wait; other threads also need a barrier.
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int valid = 16) {
-  __pipeline_memcpy_async(shared, global, 16, static_cast<std::size_t>(16 - valid));
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global,
+                                              bool present = true) {
+  // __pipeline_memcpy_async() would compare its count of zeroes with 17 values.
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile(
+      "{ .reg .pred absent; setp.eq.u32 absent, %2, 0;"
+      " cp.async.cg.shared.global [%0], [%1], 16, absent; }"
+      :
+      : "r"(address), "l"(global), "r"(static_cast<std::uint32_t>(present))
+      : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() {
   __pipeline_commit();

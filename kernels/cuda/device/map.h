@@ -82,11 +82,6 @@ template <class T, int size>
 struct Chunk {
   T value[size];
 };
-template <std::size_t bytes>
-using Word = std::conditional_t<
-    bytes == 16, uint4,
-    std::conditional_t<bytes == 8, uint2,
-                       std::conditional_t<bytes == 4, std::uint32_t, std::uint16_t>>>;
 
 // Loads `width` neighbouring elements by vectors; the address must be aligned for a chunk.
 template <int width, class T, class U>
@@ -108,9 +103,7 @@ __device__ __forceinline__ void store_group(T* to, const U (&from)[width]) {
     Chunk<T, size> chunk;
 #pragma unroll
     for (int k = 0; k < size; ++k) chunk.value[k] = narrow<T>(from[begin + k]);
-    using ChunkWord = Word<size * sizeof(T)>;
-    // Not an assignment: next to element-wise stores of the same values nvcc splits it.
-    __stwb(reinterpret_cast<ChunkWord*>(to + begin), std::bit_cast<ChunkWord>(chunk));
+    store_whole(to + begin, chunk);
   }
 }
 

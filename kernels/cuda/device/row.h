@@ -5,6 +5,7 @@
 // passes, whose order does not matter, begin with the elements before the first 16-byte boundary.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -102,9 +103,11 @@ __device__ __forceinline__ void store_elements(T* to, const Compute<T> (&from)[s
 }
 
 // The second launch bound for kernels over rows: the number of blocks per multiprocessor that
-// leaves each thread `registers` registers. Without it, the compiler uses more threads and spills.
-template <int threads, int registers>
-inline constexpr int resident_blocks = (64 << 10) / registers / threads;
+// leaves each thread `registers` registers (twice as many for arithmetic in fp64). Without it, the
+// compiler uses more threads and spills. No GPU has fewer than 16 blocks per multiprocessor.
+template <int threads, int registers, class C = float>
+inline constexpr int resident_blocks =
+    std::min(16, (64 << 10) / (registers * static_cast<int>(sizeof(C) / sizeof(float))) / threads);
 
 template <int count>
 struct ThreadCount {

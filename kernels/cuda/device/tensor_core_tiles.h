@@ -43,14 +43,28 @@ __device__ __forceinline__ void copy_async(Tile<T, rows, columns>& to, GlobalRow
   constexpr int chunk = Vector<T>::size;
   constexpr int row_chunks = columns / chunk;
   static_assert(rows * row_chunks % threads == 0);
+  const int thread = static_cast<int>(threadIdx.x);
+  if constexpr (threads % row_chunks == 0) {  // all chunks of a thread are in the same column
+    constexpr int row_step = threads / row_chunks;
+    const int column = thread % row_chunks * chunk;
+    const int rows_left = column < from.columns ? from.rows - thread / row_chunks : 0;
+    const T* source = from.data + (thread / row_chunks) * from.stride + column;
+    T* const first = to.at(thread / row_chunks, column);
 #pragma unroll
-  for (int i = 0; i < rows * row_chunks / threads; ++i) {
-    const int index = static_cast<int>(threadIdx.x) + i * threads;
-    const int row = index / row_chunks;
-    const int column = index % row_chunks * chunk;
-    const bool there = row < from.rows && column < from.columns;
-    copy_async_16(to.at(row, column), there ? from.data + row * from.stride + column : from.data,
-                  there ? 16 : 0);
+    for (int row = 0; row < rows; row += row_step) {
+      copy_async_16(first + row * to.stride, source, row < rows_left);
+      source += row_step * from.stride;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < rows * row_chunks / threads; ++i) {
+      const int index = thread + i * threads;
+      const int row = index / row_chunks;
+      const int column = index % row_chunks * chunk;
+      const bool there = row < from.rows && column < from.columns;
+      copy_async_16(to.at(row, column), there ? from.data + row * from.stride + column : from.data,
+                    there);
+    }
   }
 }
 

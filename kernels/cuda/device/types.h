@@ -1,6 +1,9 @@
 // Storage types on the device, their arithmetic type, and accesses of 16 bytes.
 #pragma once
 
+#include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "base/dtype.h"
@@ -39,6 +42,7 @@ __device__ __forceinline__ T from_compute(Compute<T> value) {
 }
 
 // Sixteen bytes of T, loaded and stored at once. The address must be 16-byte aligned.
+// store_vector() stores to global memory.
 template <class T>
 struct alignas(16) Vector {
   static constexpr int size = 16 / static_cast<int>(sizeof(T));
@@ -48,8 +52,27 @@ template <class T>
 __device__ __forceinline__ Vector<T> load_vector(const T* from) {
   return *reinterpret_cast<const Vector<T>*>(from);
 }
+// An unsigned type, or a vector of them, of so many bytes.
+template <std::size_t bytes>
+using Word = std::conditional_t<
+    bytes == 16, uint4,
+    std::conditional_t<bytes == 8, uint2,
+                       std::conditional_t<bytes == 4, std::uint32_t, std::uint16_t>>>;
+
+// Stores a value of 2 to 16 bytes to global memory at once. An assignment would not do: next to
+// element-wise stores of the same values nvcc splits it.
+template <class Value, class T>
+__device__ __forceinline__ void store_whole(T* to, const Value& value) {
+  using ValueWord = Word<sizeof(Value)>;
+  __stwb(reinterpret_cast<ValueWord*>(to), std::bit_cast<ValueWord>(value));
+}
 template <class T>
 __device__ __forceinline__ void store_vector(T* to, const Vector<T>& vector) {
+  store_whole(to, vector);
+}
+// The same to shared memory.
+template <class T>
+__device__ __forceinline__ void store_shared_vector(T* to, const Vector<T>& vector) {
   *reinterpret_cast<Vector<T>*>(to) = vector;
 }
 // True if all of these allow vectors (null: yes).

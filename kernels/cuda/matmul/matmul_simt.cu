@@ -1,5 +1,7 @@
 // Matrix products of fp32 and fp64 on ordinary cores. A block's tile of the result is in the
 // registers of its threads; tiles of the operands pass through two buffers of shared memory.
+#include <type_traits>
+
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/types.h"
 #include "kernels/cuda/matmul/matmul_kernels.h"
@@ -80,7 +82,7 @@ class Operand {
 #pragma unroll
       for (int i = 0; i < width; ++i) tile[column() + i][row()] = held_.value[i];
     } else {
-      store_vector(&tile[row()][column()], held_);
+      store_shared_vector(&tile[row()][column()], held_);
     }
   }
 
@@ -178,8 +180,19 @@ __device__ __forceinline__ void write_tile(const SimtProduct<T>& p, T* c, TilePo
   }
 }
 
+// Resident blocks per multiprocessor. From 10.0 on, the compiler keeps more of the large fp32
+// tile's operands in registers, and spills at 128 of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+template <class T, int pieces>
+inline constexpr int simt_blocks = std::is_same_v<T, float>&& pieces == 2 ? 1 : 2;
+#else
+template <class T, int pieces>
+inline constexpr int simt_blocks = 2;
+#endif
+
 template <class T, int pieces, bool transpose_a, bool transpose_b>
-__global__ void __launch_bounds__(block_threads, 2) matmul_simt_kernel(SimtProduct<T> p) {
+__global__ void __launch_bounds__(block_threads, simt_blocks<T, pieces>)
+    matmul_simt_kernel(SimtProduct<T> p) {
   using Shape = Tile<T, pieces>;
   constexpr int extent = Shape::extent;
   auto& buffers = shared_memory<typename Shape::Buffers>();

@@ -89,18 +89,19 @@ class Operand {
                              : matrix + row(0) * leading + (first + column())) {}
 
   // Begins to copy the next step into `step`, with zeros beyond the matrix. `chunks`: every row
-  // begins on 16 bytes; otherwise elements are copied one by one, synchronously.
+  // begins on 16 bytes; otherwise, and for the matrix's last columns if they do not fill a chunk,
+  // elements are copied one by one, synchronously.
   __device__ __forceinline__ void copy_next(T* step, std::int64_t leading, bool chunks) {
+    const bool by_chunks = chunks && (left_along_columns_ >= chunk || left_along_columns_ <= 0);
 #pragma unroll
     for (int i = 0; i < Layout::thread_chunks; ++i) {
       const bool inside = row(i) - row(0) < left_along_rows_;
-      const int left = inside ? clamp(left_along_columns_) : 0;
       const T* from = source_ + (row(i) - row(0)) * leading;
       T* to = step + row(i) * Layout::stride + column();
-      if (chunks) {
-        copy_async_16(to, left > 0 ? from : source_, left * static_cast<int>(sizeof(T)));
+      if (by_chunks) {
+        copy_async_16(to, from, inside && left_along_columns_ > 0);
       } else {
-        copy_elements(to, from, left);
+        copy_elements(to, from, inside ? left_along_columns_ : 0);
       }
     }
     if constexpr (k_contiguous) {
@@ -122,14 +123,11 @@ class Operand {
   static __device__ __forceinline__ int column() {
     return static_cast<int>(threadIdx.x) % Layout::row_chunks * chunk;
   }
-  static __device__ __forceinline__ int clamp(int left) {
-    return left < 0 ? 0 : left < chunk ? left : chunk;
-  }
   static __device__ __forceinline__ void copy_elements(T* to, const T* from, int count) {
     Vector<T> elements;
 #pragma unroll
     for (int i = 0; i < chunk; ++i) elements.value[i] = i < count ? from[i] : from_compute<T>(0);
-    store_vector(to, elements);
+    store_shared_vector(to, elements);
   }
 
   int left_along_rows_, left_along_columns_;
@@ -280,14 +278,17 @@ __global__ void __launch_bounds__(Tile::threads, 2) matmul_kernel(Product p) {
     copy_async_commit();
   }
   Accumulators<Tile> sums = {};
+  int current_stage = 0;
+#pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<stages - 2>();
     // All threads' parts of this step have arrived, and no thread reads the stage of the previous
     // step.
     __syncthreads();
-    if (step + stages - 1 < steps) copy_next((step + stages - 1) % stages);
+    if (step + stages - 1 < steps) copy_next(current_stage == 0 ? stages - 1 : current_stage - 1);
     copy_async_commit();
-    const T* const current = buffers + step % stages * stage;
+    const T* const current = buffers + current_stage * stage;
+    current_stage = current_stage + 1 == stages ? 0 : current_stage + 1;
     multiply_step<T, Tile, transpose_a, transpose_b>(sums, current, current + elements_of_a,
                                                      warp_row, warp_column);
   }

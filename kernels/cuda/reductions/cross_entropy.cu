@@ -40,7 +40,7 @@ __device__ __forceinline__ ExponentialSum<C> merge(const ExponentialSum<C>& left
 // stride; loss, log_sum_exp, sum: [rows] of Compute<T>. A target outside the vocabulary is
 // reported, and its loss is NaN. Bytes: read the logits.
 template <class T, int threads>
-__global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
+__global__ void __launch_bounds__(threads, resident_blocks<threads, 64, Compute<T>>)
     cross_entropy_forward_kernel(const T* logits, Targets targets, Compute<T>* loss,
                                  Compute<T>* log_sum_exp, Compute<T>* sums, std::int64_t rows,
                                  Columns columns, std::int64_t stride, Fault* fault) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void for_pairs(std::int64_t n, const T* from, const O
 // whose target is outside the vocabulary, which are reported. dlogits may equal logits; both have
 // the stride. Bytes: read logits, write dlogits.
 template <class T, class Out, int threads>
-__global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
+__global__ void __launch_bounds__(threads, resident_blocks<threads, 64, Compute<T>>)
     cross_entropy_backward_kernel(const T* logits, Targets targets, const Compute<T>* log_sum_exp,
                                   const Compute<T>* dloss, const double* inverse_count,
                                   Out* dlogits, std::int64_t rows, Columns columns,
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
         Narrowed<Out, size> narrowed;
 #pragma unroll
         for (int k = 0; k < size; ++k) narrowed.value[k] = from_compute<Out>(values[k]);
-        *reinterpret_cast<Narrowed<Out, size>*>(to + i) = narrowed;
+        store_whole(to + i, narrowed);
       }
     });
   }

@@ -11,7 +11,7 @@ namespace {
 // out[r,i] = e^(x[r,i] - max) / sum. x, out: [rows, dim] of T; out may equal x. Bytes: read x,
 // write out; a row of up to a few hundred KiB comes from the caches the second time.
 template <class T, int threads>
-__global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
+__global__ void __launch_bounds__(threads, resident_blocks<threads, 64, Compute<T>>)
     softmax_forward_kernel(const T* x, T* out, std::int64_t rows, std::int64_t dim) {
   using C = Compute<T>;
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
 // dx = out * (dout - sum(dout * out)). All [rows, dim] of T; dx may equal dout. Bytes: read dout
 // and out, write dx; the second read comes from the caches.
 template <class T, int threads>
-__global__ void __launch_bounds__(threads, resident_blocks<threads, 64>)
+__global__ void __launch_bounds__(threads, resident_blocks<threads, 64, Compute<T>>)
     softmax_backward_kernel(const T* dout, const T* out, T* dx, std::int64_t rows,
                             std::int64_t dim) {
   using C = Compute<T>;
