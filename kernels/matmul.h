@@ -28,4 +28,10 @@ struct Matmul {
   std::int64_t stride_a = 0, stride_b = 0, stride_c = 0;
 };
 
+// Products that a queue was given, by what computed them.
+struct ProductCounts {
+  std::int64_t own = 0;      // the engine's kernels
+  std::int64_t library = 0;  // cuBLASLt
+};
+
 }  // namespace tessera::kernels

@@ -21,6 +21,7 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@
 #include "bench/programs/options.h"
 #include "engine/device/backend.h"
 #include "engine/device/memory.h"
+#include "engine/device/queue.h"
 #include "engine/random.h"
 #include "models/registry/registry.h"
 #include "tessera/tessera.h"
@@ -66,6 +68,7 @@ struct Result {
   double seconds = 0;  // in a step
   double tokens_per_second = 0, mfu = 0, causal_mfu = 0, exposed_share = 0;
   std::size_t peak_bytes = 0;
+  kernels::ProductCounts products;
 };
 
 bool set_strategies(Options& options, const std::string& name) {
@@ -156,10 +159,15 @@ ShardingOptions sharding_of(const Options& options, Strategy strategy, const std
   return sharding;
 }
 
-// A rank's measurements: the seconds of every step, the last loss and norm.
+constexpr int warm_up_steps = 2;  // they allocate, load libraries and choose kernels
+
+// A rank's measurements, without the warm-up steps: the seconds of every step, those exposed to
+// collectives, the last loss and norm; and the products of all steps.
 struct Run {
   std::vector<double> seconds;
+  double exposed_seconds = 0;
   double loss = 0, norm = 0;
+  kernels::ProductCounts products;
 };
 
 // Forward and backward of one pass of a step; the loss is that of the last pass only.
@@ -175,7 +183,9 @@ Run run_rank(const Options& options, Context& context, models::LanguageModel& mo
              ShardedModel& sharded) {
   optim::AdamW optimizer(sharded.parameters(), {.lr = 3e-4});
   Run run;
+  double exposed_before = 0;
   for (int step = 0; step < options.steps; ++step) {
+    if (step == warm_up_steps) exposed_before = sharded.communication().exposed_seconds;
     std::vector<Tensor> ids;
     for (std::int64_t pass = 0; pass < options.passes; ++pass) {
       ids.push_back(tokens_of(options, context.rank(), step * options.passes + pass));
@@ -195,9 +205,12 @@ Run run_rank(const Options& options, Context& context, models::LanguageModel& mo
     optimizer.step();
     optimizer.zero_grad();
     run.loss = context.mean(run.loss);
-    run.seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (step >= warm_up_steps) run.seconds.push_back(seconds);
   }
+  run.exposed_seconds = sharded.communication().exposed_seconds - exposed_before;
+  run.products = current_queue(options.device).products();
   return run;
 }
 
@@ -211,8 +224,6 @@ Result train(const Options& options, Strategy strategy) {
         ShardedModel sharded(*model, context, sharding_of(options, strategy, model->layer_class()));
         Run run = run_rank(options, context, *model, sharded);
         if (!context.is_main()) return;
-        run.seconds.erase(run.seconds.begin(),
-                          run.seconds.begin() + 2);  // they allocate and choose kernels
         result.loss = run.loss;
         result.norm = run.norm;
         result.seconds = median(run.seconds);
@@ -225,8 +236,9 @@ Result train(const Options& options, Strategy strategy) {
         };
         result.mfu = mfu(12);
         result.causal_mfu = mfu(6);
-        result.exposed_share =
-            sharded.communication().exposed_seconds / (result.seconds * options.steps);
+        result.exposed_share = run.exposed_seconds /
+                               std::accumulate(run.seconds.begin(), run.seconds.end(), 0.0);
+        result.products = run.products;
         result.peak_bytes = MemoryPool::current(options.device)->stats().peak_in_use +
                             sharded.communication().buffer_bytes;
       },
@@ -239,6 +251,8 @@ nlohmann::json row_of(const Options& options, const Result& result, const std::s
           {"model", options.size.name},
           {"device", backend_of(options.device.type).describe().front().name},
           {"matrix_products", products},
+          {"products_by_own_kernels", result.products.own},
+          {"products_by_library", result.products.library},
           {"ranks", options.ranks},
           {"batch", options.batch},
           {"passes", options.passes},

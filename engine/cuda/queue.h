@@ -26,6 +26,7 @@ class Queue final : public DeviceQueue {
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void enqueue_copy_from_pinned(void* to, const void* from, std::size_t bytes) override;
   void enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) override;
+  [[nodiscard]] kernels::ProductCounts products() const override { return context_.products; }
 
  private:
   void enqueue_copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);

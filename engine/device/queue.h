@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "engine/device/device.h"
+#include "kernels/matmul.h"
 #include "kernels/registry.h"
 
 namespace tessera {
@@ -55,6 +56,9 @@ class DeviceQueue {
   // after the call has been reached. These return at once.
   virtual void enqueue_copy_from_pinned(void* to, const void* from, std::size_t bytes) = 0;
   virtual void enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) = 0;
+
+  // The matrix products that were enqueued so far. Only a GPU's queue counts them.
+  [[nodiscard]] virtual kernels::ProductCounts products() const { return {}; }
 };
 
 // The calling thread's queue for computation: made on its first use of the device and kept for the

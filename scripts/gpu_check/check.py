@@ -126,7 +126,8 @@ class Check:
         except ValueError as error:
             self.row(name, FAILED, f"the row cannot be read ({error}): {line[:80]}")
             return
-        problem = self.installation.problem_with_products(figure.get("matrix_products"))
+        problem = self.installation.problem_with_products(figure.get("matrix_products"),
+                                                          figure.get("products_by_own_kernels", 0))
         self.row(name, FAILED if problem else PASSED, problem, **figure)
 
     def together(self, calls, workers):

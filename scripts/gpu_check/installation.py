@@ -64,6 +64,9 @@ class Installation:
         problem = made.why_it_does_not_start()
         if problem:
             raise Unusable(f"no build to check was found ({problem}): run scripts/test first, or scripts/gpu-pack")
+        if not os.path.exists(made.program(made.tests)):
+            needed = "scripts/test --build-only" if emulated else "scripts/gpu-compile"
+            raise Unusable(f"the build has no program {made.tests}: run {needed} first, or scripts/gpu-pack")
         return made
 
     def program(self, name):
@@ -79,12 +82,15 @@ class Installation:
             return str(error)
         return "" if done.returncode == 0 else done.stderr.strip() or f"exit {done.returncode}"
 
-    def problem_with_products(self, computed_by):
-        """Why a figure with products by `computed_by` does not count; empty if it does."""
+    def problem_with_products(self, computed_by, own=0):
+        """Why a figure with products by `computed_by`, of which our own kernels computed `own`, does not count; empty if
+        it does."""
         if computed_by is None:
             return ""  # it contains no product
         wanted = "our own kernels" if self.emulated or self.products == "own" else "cuBLASLt"
-        return "" if computed_by.startswith(wanted) else f"products by {computed_by} instead of {wanted}"
+        if not computed_by.startswith(wanted):
+            return f"products by {computed_by} instead of {wanted}"
+        return f"our own kernels computed {own} products that {wanted} refused" if own and wanted == "cuBLASLt" else ""
 
 
 def commit_of(root):

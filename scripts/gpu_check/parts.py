@@ -11,7 +11,10 @@ from gpu_check.tests import device, smoke, test_files
 
 SANITIZED = ("fill_test", "sum_of_squares_test", "softmax_test", "normalization_test", "matmul_test",
              "attention_forward_test", "attention_backward_test")
-SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# The first ones find what no test on the emulator finds; time may end before the last ones.
+SANITIZER_TOOLS = ("racecheck", "synccheck", "memcheck", "initcheck")
+# The tools change the code of every kernel that is loaded, also of libraries: only our own kernels, at their first use.
+SANITIZER_VARIABLES = {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own"}
 
 
 def environment(check):
@@ -69,15 +72,19 @@ def training(check):
 
 
 def pytorch(check, model, batch, folder):
-    """The same training by PyTorch."""
+    """The same training by PyTorch, in the environment that the user gave this program: PyTorch finds its own libraries,
+    and loads only the kernels that it uses."""
+    variables = {name: os.environ.get(name, default)
+                 for name, default in (("LD_LIBRARY_PATH", ""), ("CUDA_MODULE_LOADING", "LAZY"))}
     peer = os.path.join(check.installation.data, "peers", "pytorch_gpt2_cuda.py")
     python = shutil.which("python3") or "python3"
-    if check.commands.run([python, "-c", "import torch; assert torch.cuda.is_available()"], 30).status != 0:
+    probe = [python, "-c", "import torch; assert torch.cuda.is_available()"]
+    if check.commands.run(probe, 60, variables).status != 0:
         check.row(f"PyTorch {model}", NOT_RUN, "no PyTorch that sees a GPU")
         return
     path = os.path.join(folder, f"pytorch-{model}")
     check.figures(f"PyTorch {model}", [python, peer, "--model", model, "--batch", str(batch), "--json", path], path, 60,
-                  {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")})
+                  variables)
 
 
 def kernels(check):
@@ -127,13 +134,13 @@ def sanitizers(check):
         raise NotRun("compute-sanitizer is not installed")
     program = check.installation.program(check.installation.tests)
     # Where the tool works, it prints its summary at the end even for a clean kernel.
-    tried = check.commands.run([tool, program, "fill_test", "--gtest_brief=1"], min(40, check.left()))
+    tried = check.commands.run([tool, program, "fill_test", "--gtest_brief=1"], min(40, check.left()), SANITIZER_VARIABLES)
     if "ERROR SUMMARY" not in tried.output:
         raise NotRun(f"compute-sanitizer does not work here: {tried.last_line()[:120]}")
     for name in SANITIZER_TOOLS:
         for file in SANITIZED:
             check.command(f"{name} {file}", [tool, "--tool", name, "--error-exitcode", "9", program, file,
-                                             "--gtest_brief=1"], 40)
+                                             "--gtest_brief=1"], 40, SANITIZER_VARIABLES)
     return ", ".join(SANITIZER_TOOLS)
 
 

@@ -61,6 +61,7 @@ class GpuCheckTest(unittest.TestCase):
     def program(self, name, text):
         """Makes a program of the installation, in Python."""
         path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             file.write(f"#!{sys.executable}\n{text}")
         os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
@@ -139,6 +140,52 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(verdicts["cublas"]["training"]["verdict"], FAILED)
         self.assertIn("products by our own kernels (no cuBLASLt: gone)", verdicts["cublas"]["training"]["note"])
         self.assertEqual(verdicts["own"]["training"]["verdict"], PASSED)
+
+    def test_a_figure_by_cublaslt_with_products_that_it_refused_fails(self):
+        for refused, verdict in ((0, PASSED), (3, FAILED)):
+            rows = [{"tokens_per_s": 1.0, "matrix_products": "cuBLASLt 13.0.0", "products_by_own_kernels": refused}]
+            check = self.check()
+            result = self.perform(check, ("training", 20, lambda check, rows=rows: self.figures(check, rows)))["training"]
+            self.assertEqual(result["verdict"], verdict)
+            self.assertEqual("our own kernels computed 3 products" in result["note"], refused == 3)
+            os.remove(os.path.join(self.folder, "rows"))
+
+    def environments(self, *names):
+        """What the commands of a test were given: a list of {name: value}."""
+        path = os.path.join(self.folder, "environments")
+        with open(path, encoding="utf-8") as file:
+            return [{name: json.loads(line).get(name) for name in names} for line in file]
+
+    def writes_its_environment(self):
+        path = os.path.join(self.folder, "environments")
+        return (f"import json, os, sys\nwith open({path!r}, 'a') as file:\n"
+                "  print(json.dumps(dict(os.environ)), file=file)\n")
+
+    def test_pytorch_has_the_environment_of_the_user(self):
+        self.program("python3", self.writes_its_environment())
+        check = self.check()
+        check.installation.data = self.folder
+        with mock.patch.dict(os.environ, {"PATH": self.folder + ":" + os.environ["PATH"], "LD_LIBRARY_PATH": "/users"}), \
+                mock.patch.dict(check.commands.environment, {"LD_LIBRARY_PATH": "/pack", "CUDA_MODULE_LOADING": "EAGER"}):
+            self.perform(check, ("training", 20, lambda check: parts.pytorch(check, "124M", 32, self.folder)))
+        self.assertEqual(self.environments("LD_LIBRARY_PATH", "CUDA_MODULE_LOADING"),
+                         [{"LD_LIBRARY_PATH": "/users", "CUDA_MODULE_LOADING": "LAZY"}] * 2)
+
+    def test_the_sanitizers_see_our_own_kernels_alone_and_races_first(self):
+        self.program("compute-sanitizer", self.writes_its_environment() + "print('ERROR SUMMARY: 0', sys.argv[1:])")
+        self.program("gpu_tests", "")
+        with mock.patch.dict(os.environ, {"PATH": self.folder + ":" + os.environ["PATH"]}):
+            result = self.perform(self.check(), ("sanitizers", 60, parts.sanitizers))["sanitizers"]
+        self.assertEqual(result["verdict"], PASSED)
+        self.assertEqual(result["rows"][0]["row"].split()[0], "racecheck")
+        for environment in self.environments("CUDA_MODULE_LOADING", "TESSERA_CUDA_MATMUL"):
+            self.assertEqual(environment, {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own"})
+
+    def test_a_build_without_the_program_of_gpu_tests_says_what_makes_it(self):
+        self.program("build/tessera", "")
+        with mock.patch.object(libraries, "on_this_machine", return_value={}), \
+                self.assertRaisesRegex(Unusable, "no program gpu_tests: run scripts/gpu-compile first"):
+            Installation.of_build(self.folder, emulated=False, products="cublas")
 
     def figures(self, check, rows, end=""):
         path = os.path.join(self.folder, "rows")

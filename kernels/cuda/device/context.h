@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/matmul.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels::cuda {
@@ -37,6 +38,7 @@ class Context {
   int multiprocessors = 1;
   int compute_capability = 0;                       // 90 for 9.0
   std::size_t shared_memory_of_a_block = 48 << 10;  // the most that a block may request
+  ProductCounts products;
   Fault* fault = nullptr;  // page-locked host or device memory: kernels can write either
 };
 

@@ -76,8 +76,12 @@ void matmul_by(MatmulWay way, const Matmul& product, Context& context,
                 library.problem);
   if (product.m == 0 || product.n == 0 || product.batch == 0) return;
   const bool try_cublas = way != MatmulWay::own && library.functions != nullptr;
-  if (try_cublas && matmul_cublas(product, context, library)) return;
+  if (try_cublas && matmul_cublas(product, context, library)) {
+    ++context.products.library;
+    return;
+  }
   matmul_own(product, context);
+  ++context.products.own;
 }
 
 void matmul(const Matmul& product, Queue queue) {

@@ -25,7 +25,7 @@ MatmulWay matmul_way();
 std::string describe_products(MatmulWay way, const CublasLtLibrary& library);
 
 // Computes cuda::matmul in the given way. Products that cuBLASLt does not cover (matmul_cublas.h)
-// use the own kernels in every way. Error(configuration) for MatmulWay::cublas without a library.
+// use the own kernels in every way; the context counts both. Error(configuration) for MatmulWay::cublas without a library.
 void matmul_by(MatmulWay way, const Matmul& product, Context& context,
                const CublasLtLibrary& library);
 

@@ -1,6 +1,8 @@
 // The sum over ranks in a fixed binary tree. The tree is evaluated in registers, so every input is
 // read once and the output written once; the bits are the CPU's.
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -15,7 +17,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr int most_ranks = 64;
+constexpr int most_ranks = 64;  // of a launch
 // No tree over this many ranks, with any groups, has more waiting sums.
 constexpr int most_waiting = 5;
 
@@ -127,7 +129,7 @@ RankTree rank_tree(const ReduceRanks& a) {
 }
 
 template <class In, class Out>
-void run(const ReduceRanks& a, Context& context) {
+void run_once(const ReduceRanks& a, Context& context) {
   constexpr int width = width_for<In>;
   const RankTree tree = rank_tree(a);
   Layout layout{a.n};
@@ -152,13 +154,84 @@ void run(const ReduceRanks& a, Context& context) {
   start(std::make_index_sequence<most_ranks>{});
 }
 
+// How a sum over more ranks than a launch takes is split: `piece` neighbouring ranks a launch, and
+// the tree over the pieces' sums.
+struct Pieces {
+  int piece;
+  int group;  // pieces in a group of the tree over pieces
+};
+Pieces pieces_of(int ranks, int group) {
+  const bool plain = std::has_single_bit(static_cast<unsigned>(group)) || group >= ranks;
+  // A power of two of neighbouring ranks is a complete subtree of the plain tree, and a power of
+  // two of groups one of the tree over groups. Only the last piece can have fewer.
+  if (plain) return {most_ranks, std::numeric_limits<int>::max()};
+  if (group <= most_ranks) {
+    const auto groups = static_cast<int>(std::bit_floor(static_cast<unsigned>(most_ranks / group)));
+    return {groups * group, std::numeric_limits<int>::max()};
+  }
+  return {most_ranks, (group + most_ranks - 1) / most_ranks};
+}
+
+// The pieces' first ranks, and the end. A group's last piece ends with the group.
+std::vector<int> piece_bounds(int ranks, int group, const Pieces& pieces) {
+  const int span = pieces.group == std::numeric_limits<int>::max() ? ranks : group;
+  std::vector<int> bounds;
+  for (int first = 0; first < ranks; first += span) {
+    for (int at = first; at < std::min(first + span, ranks); at += pieces.piece) {
+      bounds.push_back(at);
+    }
+  }
+  bounds.push_back(ranks);
+  return bounds;
+}
+
+// Sums over more than most_ranks ranks: first pieces of them, into scratch memory in the arithmetic
+// type, then the pieces' sums. It does so for a part of the elements at a time.
+template <class In, class Out>
+void run(const ReduceRanks& a, Context& context) {
+  if (a.ranks <= most_ranks) return run_once<In, Out>(a, context);
+  using C = Compute<In>;
+  constexpr std::int64_t part = 1 << 20;
+  const Pieces pieces = pieces_of(a.ranks, a.group);
+  const std::vector<int> bounds = piece_bounds(a.ranks, a.group, pieces);
+  const auto count = static_cast<int>(bounds.size()) - 1;
+  if (count > most_ranks) {
+    misuse_of("reduce_ranks", "more ranks than two levels of sums have", a.ranks);
+  }
+  const std::int64_t stride = std::min(part, (a.n + 63) / 64 * 64);
+  auto* const sums =
+      static_cast<C*>(context.scratch(static_cast<std::size_t>(stride * count) * sizeof(C)));
+  std::vector<const void*> in(static_cast<std::size_t>(a.ranks)), of_pieces;
+  for (int i = 0; i < count; ++i) of_pieces.push_back(sums + i * stride);
+  for (std::int64_t first = 0; first < a.n; first += part) {
+    const std::int64_t n = std::min(part, a.n - first);
+    std::transform(a.in, a.in + a.ranks, in.begin(),
+                   [&](const void* array) { return static_cast<const In*>(array) + first; });
+    for (int i = 0; i < count; ++i) {
+      const int ranks = bounds[i + 1] - bounds[i];
+      ReduceRanks piece = a;
+      piece.in = in.data() + bounds[i];
+      piece.ranks = ranks;
+      piece.group = std::min(a.group, ranks);
+      piece.out = sums + i * stride;
+      piece.n = n;
+      piece.scale = 1.0f;
+      piece.accumulate = false;
+      run_once<In, C>(piece, context);
+    }
+    ReduceRanks whole = a;
+    whole.in = of_pieces.data();
+    whole.ranks = count;
+    whole.group = std::min(pieces.group, count);
+    whole.out = static_cast<Out*>(a.out) + first;
+    whole.n = n;
+    run_once<C, Out>(whole, context);
+  }
+}
+
 void check(const ReduceRanks& a) {
   if (a.ranks < 1) misuse_of("reduce_ranks", "there must be at least one rank", a.ranks);
   if (a.group < 1) misuse_of("reduce_ranks", "a group has at least one rank", a.group);
-  if (a.ranks > most_ranks) {
-    misuse_of("reduce_ranks",
-              "more than 64 ranks; reduce the groups first, then the groups' results", a.ranks);
-  }
 }
 
 }  // namespace
