@@ -34,8 +34,9 @@ std::shared_ptr<ActivationOffload> ActivationOffload::create(Device device) {
 
 ActivationOffload::ActivationOffload(Device device)
     : device_(device),
-      up_(backend_of(device.type).make_queue(device, "activations up")),
-      down_(backend_of(device.type).make_queue(device, "activations down")) {}
+      up_(backend_of(device.type).make_queue(device, "activations up", QueuePriority::normal)),
+      down_(backend_of(device.type).make_queue(device, "activations down", QueuePriority::normal)) {
+}
 
 // Parameters belong to their units, and a view of another tensor's memory cannot be freed alone.
 bool ActivationOffload::takes(const Tensor& tensor) const {

@@ -1,4 +1,6 @@
 // The cuda* functions of streams.
+#include <algorithm>
+
 #include "emulator/cuda/api.h"
 #include "emulator/cuda/hooks.h"
 
@@ -7,6 +9,10 @@ using tessera::emulator::runtime;
 using tessera::emulator::Stream;
 
 namespace {
+
+// A smaller number is a higher priority. The range is an H100's.
+constexpr int lowest_priority = 0;
+constexpr int highest_priority = -5;
 
 // A host function is work of the stream and must not call CUDA.
 void run_host_function(cudaHostFn_t function, void* argument) {
@@ -21,11 +27,33 @@ void run_host_function(cudaHostFn_t function, void* argument) {
 extern "C" {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return api::call("cudaStreamCreateWithFlags", [&] {
+  return cudaStreamCreateWithPriority(stream, flags, lowest_priority);
+}
+
+// Only recorded: the order of the executors shows what the streams' order permits, with or without
+// priorities.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  return api::call("cudaStreamCreateWithPriority", [&] {
     api::require(stream != nullptr, cudaErrorInvalidValue, "null");
     api::require(flags == cudaStreamDefault || flags == cudaStreamNonBlocking,
                  cudaErrorInvalidValue, "flags {:#x}", flags);
-    *stream = runtime().create_stream({api::this_thread().device, flags});
+    // The driver moves a priority outside the range to its nearest end.
+    const int used = std::clamp(priority, highest_priority, lowest_priority);
+    *stream = runtime().create_stream({api::this_thread().device, flags, used});
+  });
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  return api::call("cudaDeviceGetStreamPriorityRange", [&] {
+    if (lowest != nullptr) *lowest = lowest_priority;
+    if (highest != nullptr) *highest = highest_priority;
+  });
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
+  return api::call("cudaStreamGetPriority", [&] {
+    api::require(priority != nullptr, cudaErrorInvalidValue, "null");
+    *priority = api::stream_of(handle)->options().priority;
   });
 }
 

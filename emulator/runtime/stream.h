@@ -21,6 +21,7 @@ class Executor;
 struct StreamOptions {
   int device = 0;
   unsigned flags = 0;
+  int priority = 0;
 };
 
 // Operations that run one after another. Any host thread may add; the executor decides when and on

@@ -14,7 +14,8 @@ class AbsentBackend final : public Backend {
   [[nodiscard]] std::string matrix_products() const override { return unavailable_reason(); }
 
   [[nodiscard]] const kernels::KernelTable& kernels() const override { refuse(); }
-  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device, std::string_view) const override {
+  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device, std::string_view,
+                                                        QueuePriority) const override {
     refuse();
   }
   [[nodiscard]] std::shared_ptr<MemorySource> memory_source(Device) const override { refuse(); }

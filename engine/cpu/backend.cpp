@@ -70,7 +70,8 @@ class CpuBackend final : public Backend {
   [[nodiscard]] const kernels::KernelTable& kernels() const override {
     return kernels::cpu_kernels();
   }
-  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device, std::string_view) const override {
+  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device, std::string_view,
+                                                        QueuePriority) const override {
     return std::make_unique<CpuQueue>();
   }
   [[nodiscard]] std::shared_ptr<MemorySource> memory_source(Device) const override { return heap_; }

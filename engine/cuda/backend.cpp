@@ -44,9 +44,9 @@ class CudaBackend final : public Backend {
   [[nodiscard]] const kernels::KernelTable& kernels() const override {
     return kernels::cuda_kernels();
   }
-  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device device,
-                                                        std::string_view name) const override {
-    return std::make_unique<cuda::Queue>(device.index, std::string(name), arena(device));
+  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device device, std::string_view name,
+                                                        QueuePriority priority) const override {
+    return std::make_unique<cuda::Queue>(device.index, std::string(name), priority, arena(device));
   }
   [[nodiscard]] std::shared_ptr<MemorySource> memory_source(Device device) const override {
     return arena(device);

@@ -9,8 +9,8 @@ namespace tessera::cuda {
 
 class Queue final : public DeviceQueue {
  public:
-  Queue(int device, const std::string& name, std::shared_ptr<Arena> arena)
-      : context_(device, name, std::move(arena)) {}
+  Queue(int device, const std::string& name, QueuePriority priority, std::shared_ptr<Arena> arena)
+      : context_(device, name, priority, std::move(arena)) {}
 
   [[nodiscard]] Device device() const override { return Device::cuda(context_.device); }
   [[nodiscard]] kernels::Queue native() override;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "engine/cuda/device.h"
 #include "kernels/cuda/device/error.h"
+#include "kernels/cuda/matmul/matmul_way.h"
 
 namespace tessera::cuda {
 namespace {
@@ -15,16 +16,21 @@ constexpr std::size_t scratch_unit = std::size_t{1} << 20;
 
 }  // namespace
 
-QueueContext::QueueContext(int device_index, const std::string& name, std::shared_ptr<Arena> arena)
+QueueContext::QueueContext(int device_index, const std::string& name, QueuePriority priority,
+                           std::shared_ptr<Arena> arena)
     : arena_(std::move(arena)), faults_(std::make_shared<FaultRecord>()) {
   bind_thread(device_index);
+  kernels::cuda::load_products();
   const cudaDeviceProp& description = properties(device_index);
   device = device_index;
   multiprocessors = description.multiProcessorCount;
   compute_capability = description.major * 10 + description.minor;
   shared_memory_of_a_block = description.sharedMemPerBlockOptin;
   fault = faults_->address();
-  TESSERA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  int lowest = 0, highest = 0;
+  TESSERA_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  TESSERA_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                            priority == QueuePriority::high ? highest : lowest));
   nvtxNameCudaStreamA(stream, name.c_str());
   arena_->add(*this);
 }

@@ -14,7 +14,8 @@ namespace tessera::cuda {
 
 class QueueContext final : public kernels::cuda::Context {
  public:
-  QueueContext(int device_index, const std::string& name, std::shared_ptr<Arena> arena);
+  QueueContext(int device_index, const std::string& name, QueuePriority priority,
+               std::shared_ptr<Arena> arena);
   ~QueueContext() override;  // waits for the stream
   QueueContext(const QueueContext&) = delete;
   QueueContext& operator=(const QueueContext&) = delete;

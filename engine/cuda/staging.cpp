@@ -11,6 +11,8 @@ constexpr std::size_t part_alignment = 256;
 
 }  // namespace
 
+StagingRing::StagingRing() : memory_(pinned_pool()->allocate(ring_bytes)) {}
+
 void StagingRing::wait_for_oldest() {
   // This may throw a fault of earlier kernels; the part is free all the same.
   const PointHandle point = std::move(parts_.front().point);
@@ -21,7 +23,6 @@ void StagingRing::wait_for_oldest() {
 std::byte* StagingRing::take(std::size_t bytes) {
   TESSERA_REQUIRE(bytes <= largest_part, "a part of {} bytes in a staging ring of {}-byte parts",
                   bytes, largest_part);
-  if (!memory_) memory_ = pinned_pool()->allocate(ring_bytes);
   if (next_ + bytes > ring_bytes) {
     // Skips the rest of the ring: its parts, from the previous lap, are the oldest.
     while (!parts_.empty() && parts_.front().begin >= next_) wait_for_oldest();

@@ -15,8 +15,11 @@ class StagingRing {
  public:
   static constexpr std::size_t largest_part = std::size_t{2} << 20;
 
+  // Allocates the ring, because an allocation of page-locked memory later may wait for the whole
+  // device, where a collective waits for another rank.
+  StagingRing();
   // Memory of `bytes` (at most largest_part) that no copy reads any more. Waits for the oldest
-  // copies if the ring is full. The ring is made on first use.
+  // copies if the ring is full.
   std::byte* take(std::size_t bytes);
   // States that copies from the last part taken are in the queue before `point`.
   void in_use_until(PointHandle point);

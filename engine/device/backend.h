@@ -43,7 +43,8 @@ class Backend {
 
   [[nodiscard]] virtual const kernels::KernelTable& kernels() const = 0;
   [[nodiscard]] virtual std::unique_ptr<DeviceQueue> make_queue(Device device,
-                                                                std::string_view name) const = 0;
+                                                                std::string_view name,
+                                                                QueuePriority priority) const = 0;
   // The source of blocks for the device's memory pools. One per process and device.
   [[nodiscard]] virtual std::shared_ptr<MemorySource> memory_source(Device device) const = 0;
   // Page-locked host memory that copies of this backend's queues access directly; plain aligned

@@ -25,7 +25,7 @@ DeviceQueue& current_queue(Device device) {
   ThreadQueue& entry = thread_queue(device);
   if (entry.current == nullptr) {
     require_device(device);
-    entry.own = backend_of(device.type).make_queue(device, "compute");
+    entry.own = backend_of(device.type).make_queue(device, "compute", QueuePriority::normal);
     entry.current = entry.own.get();
   }
   return *entry.current;

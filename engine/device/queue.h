@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -60,6 +61,10 @@ class DeviceQueue {
   // The matrix products that were enqueued so far. Only a GPU's queue counts them.
   [[nodiscard]] virtual kernels::ProductCounts products() const { return {}; }
 };
+
+// What a device with free resources begins first. Collectives are `high`: their few blocks of
+// threads must not wait for the end of a large kernel, because other ranks wait for them.
+enum class QueuePriority : std::uint8_t { normal, high };
 
 // The calling thread's queue for computation: made on its first use of the device and kept for the
 // thread, unless a QueueGuard sets another one. Throws Error(configuration) if the device does not

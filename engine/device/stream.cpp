@@ -100,7 +100,7 @@ struct Stream::State {
     serial = device.is_planned() || (setting != nullptr && std::string_view(setting) == "1");
     if (on_gpu()) require_device(device);
     if (device.is_planned() || (on_gpu() && !serial)) {
-      queue = backend_of(device.type).make_queue(device, name);
+      queue = backend_of(device.type).make_queue(device, name, QueuePriority::high);
     }
   }
 

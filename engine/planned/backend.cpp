@@ -154,8 +154,8 @@ class PlannedBackend final : public Backend {
   [[nodiscard]] std::string matrix_products() const override { return "none: work is counted"; }
 
   [[nodiscard]] const kernels::KernelTable& kernels() const override { return planned_kernels(); }
-  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device device,
-                                                        std::string_view name) const override {
+  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device device, std::string_view name,
+                                                        QueuePriority) const override {
     return std::make_unique<PlannedQueue>(device, name);
   }
   [[nodiscard]] std::shared_ptr<MemorySource> memory_source(Device device) const override {

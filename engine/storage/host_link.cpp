@@ -13,8 +13,8 @@ HostLink::HostLink(Device device, const OnHost& on_host, const Sizes& sizes)
     parameters_ = make_window(MemoryKind::parameters, sizes, sizes.largest_parameters);
   if (on_host.gradients != on_host.optimizer)
     gradients_ = make_window(MemoryKind::gradients, sizes, sizes.largest_gradients);
-  up_ = backend_of(device.type).make_queue(device, "to the device");
-  down_ = backend_of(device.type).make_queue(device, "to the host");
+  up_ = backend_of(device.type).make_queue(device, "to the device", QueuePriority::normal);
+  down_ = backend_of(device.type).make_queue(device, "to the host", QueuePriority::normal);
 }
 
 std::size_t HostLink::bytes_of_piece(std::size_t piece_bytes, std::size_t largest) {

@@ -33,7 +33,7 @@ ParameterUploads::ParameterUploads(Device device, std::size_t piece_bytes, std::
   memory_ = Storage::allocate(pieces * piece_bytes_, device);
   // The memory may be reused; its last use is in the thread's queue.
   writable_.fill(current_queue(device).record());
-  queue_ = backend_of(device.type).make_queue(device, "parameters up");
+  queue_ = backend_of(device.type).make_queue(device, "parameters up", QueuePriority::normal);
 }
 
 void ParameterUploads::upload(const std::byte* from, std::int64_t count, DType dtype, std::byte* to,
@@ -59,7 +59,7 @@ void ParameterUploads::upload(const std::byte* from, std::int64_t count, DType d
 GradientDownloads::GradientDownloads(Device device, std::size_t largest) : device_(device) {
   const MemoryScope kind(MemoryKind::gradients);
   for (auto& memory : memory_) memory = Storage::allocate(largest, device);
-  queue_ = backend_of(device.type).make_queue(device, "gradients down");
+  queue_ = backend_of(device.type).make_queue(device, "gradients down", QueuePriority::normal);
 }
 
 std::byte* GradientDownloads::open(const std::byte* host, std::size_t bytes, bool is_set) {

@@ -56,6 +56,10 @@ std::string describe_products(MatmulWay way, const CublasLtLibrary& library) {
   return fmt::format("our own kernels (no cuBLASLt: {})", library.problem);
 }
 
+void load_products() {
+  if (matmul_way() != MatmulWay::own) (void)cublas_lt_library();
+}
+
 void matmul_own(const Matmul& product, Context& context) {
   switch (product.dtype) {
     case DType::bfloat16:

@@ -24,6 +24,10 @@ MatmulWay matmul_way();
 // The implementation in use: "cuBLASLt 13.1.0 (its file)", or "our own kernels" with the reason.
 std::string describe_products(MatmulWay way, const CublasLtLibrary& library);
 
+// Loads the library of the process's choice, if it has one. Loading takes a second and may wait for
+// the device, so it is not left to the first product, which other ranks' collectives may wait for.
+void load_products();
+
 // Computes cuda::matmul in the given way. Products that cuBLASLt does not cover (matmul_cublas.h)
 // use the own kernels in every way; the context counts both. Error(configuration) for MatmulWay::cublas without a library.
 void matmul_by(MatmulWay way, const Matmul& product, Context& context,

@@ -12,6 +12,7 @@
 #include "cuda/engine/engine_testing.h"
 #include "engine/cuda/device.h"
 #include "engine/device/backend.h"
+#include "engine/device/stream.h"
 #include "engine/ops.h"
 
 namespace tessera {
@@ -107,7 +108,7 @@ TEST(Queue, RunsInOrderAndWithoutTheHost) {
 }
 
 TEST(Queue, WaitsForAPointOfAnother) {
-  const auto other = backend_of(DeviceType::cuda).make_queue(gpu, "other");
+  const auto other = backend_of(DeviceType::cuda).make_queue(gpu, "other", QueuePriority::normal);
   const Tensor x = on_gpu(counting(256));
   Tensor y = Tensor::zeros({256}, float32, gpu);
   DeviceQueue& queue = current_queue(gpu);
@@ -127,8 +128,24 @@ TEST(Queue, WaitsForAPointOfAnother) {
   EXPECT_TRUE(end->reached());
 }
 
+// A collective's few blocks must not wait for all blocks of a product.
+TEST(Queue, SideStreamsComeBeforeComputation) {
+  const auto priority_of = [](DeviceQueue& queue) {
+    int priority = 0;
+    TESSERA_CUDA(cudaStreamGetPriority(kernels::cuda::context_of(queue.native()).stream, &priority));
+    return priority;
+  };
+  int lowest = 0, highest = 0, of_side = 0;
+  TESSERA_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  ASSERT_LT(highest, lowest);
+  EXPECT_EQ(priority_of(current_queue(gpu)), lowest);
+  Stream side("side", gpu);
+  side.run([&] { of_side = priority_of(current_queue(gpu)); });
+  EXPECT_EQ(of_side, highest);
+}
+
 TEST(Queue, GuardsMakeOneCurrent) {
-  const auto other = backend_of(DeviceType::cuda).make_queue(gpu, "other");
+  const auto other = backend_of(DeviceType::cuda).make_queue(gpu, "other", QueuePriority::normal);
   DeviceQueue& mine = current_queue(gpu);
   {
     const QueueGuard guard(*other);

@@ -100,7 +100,7 @@ TEST_F(Memory, IsHandedOutBesideWhatIsInFlight) {
 }
 
 TEST_F(Memory, OfTheKernelsGrowsInTheOrderOfTheQueue) {
-  const auto queue = backend_of(DeviceType::cuda).make_queue(gpu, "scratch");
+  const auto queue = backend_of(DeviceType::cuda).make_queue(gpu, "scratch", QueuePriority::normal);
   kernels::cuda::Context& context = kernels::cuda::context_of(queue->native());
   void* first = context.scratch(1000);
   EXPECT_EQ(context.scratch(900'000), first);

@@ -90,7 +90,7 @@ TEST(CpuQueue, HasFinishedWhenACallReturns) {
 TEST(CpuQueue, GuardsMakeOneCurrentForTheirThread) {
   const Backend& cpu = backend_of(DeviceType::cpu);
   DeviceQueue& mine = current_queue(Device::cpu());
-  const auto other = cpu.make_queue(Device::cpu(), "other");
+  const auto other = cpu.make_queue(Device::cpu(), "other", QueuePriority::normal);
   {
     const QueueGuard guard(*other);
     EXPECT_EQ(&current_queue(Device::cpu()), other.get());
