@@ -68,7 +68,7 @@ struct Result {
   double seconds = 0;  // in a step
   double tokens_per_second = 0, mfu = 0, causal_mfu = 0, exposed_share = 0;
   std::size_t peak_bytes = 0;
-  kernels::ProductCounts products;
+  kernels::ProductCounts products{};
 };
 
 bool set_strategies(Options& options, const std::string& name) {
