@@ -98,7 +98,7 @@ __device__ __forceinline__ void store_elements(T* to, const Compute<T> (&from)[s
     Vector<T> vector;
 #pragma unroll
     for (int k = 0; k < size; ++k) vector.value[k] = from_compute<T>(from[k]);
-    store_vector(to, vector);
+    store_whole(to, vector);
   }
 }
 

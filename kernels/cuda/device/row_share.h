@@ -48,7 +48,7 @@ struct GroupAccess {
     return vector;
   }
   __device__ __forceinline__ void store(T* row, std::int64_t first, const Vector<T>& vector) const {
-    if (vectors) return store_vector(row + first, vector);
+    if (vectors) return store_whole(row + first, vector);
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       if (first + k < n) row[first + k] = vector.value[k];

@@ -59,21 +59,16 @@ using Word = std::conditional_t<
     std::conditional_t<bytes == 8, uint2,
                        std::conditional_t<bytes == 4, std::uint32_t, std::uint16_t>>>;
 
-// Stores a value of 2 to 16 bytes to global memory at once. An assignment would not do: next to
-// element-wise stores of the same values nvcc splits it.
+template <class T>
+__device__ __forceinline__ void store_vector(T* to, const Vector<T>& vector) {
+  *reinterpret_cast<Vector<T>*>(to) = vector;
+}
+// Stores a value of 2 to 16 bytes to global memory at once. Next to element-wise stores of the same
+// values nvcc splits store_vector().
 template <class Value, class T>
 __device__ __forceinline__ void store_whole(T* to, const Value& value) {
   using ValueWord = Word<sizeof(Value)>;
   __stwb(reinterpret_cast<ValueWord*>(to), std::bit_cast<ValueWord>(value));
-}
-template <class T>
-__device__ __forceinline__ void store_vector(T* to, const Vector<T>& vector) {
-  store_whole(to, vector);
-}
-// The same to shared memory.
-template <class T>
-__device__ __forceinline__ void store_shared_vector(T* to, const Vector<T>& vector) {
-  *reinterpret_cast<Vector<T>*>(to) = vector;
 }
 // True if all of these allow vectors (null: yes).
 template <class... Pointers>

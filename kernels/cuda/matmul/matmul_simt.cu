@@ -82,7 +82,7 @@ class Operand {
 #pragma unroll
       for (int i = 0; i < width; ++i) tile[column() + i][row()] = held_.value[i];
     } else {
-      store_shared_vector(&tile[row()][column()], held_);
+      store_vector(&tile[row()][column()], held_);
     }
   }
 

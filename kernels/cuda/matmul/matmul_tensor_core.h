@@ -127,7 +127,7 @@ class Operand {
     Vector<T> elements;
 #pragma unroll
     for (int i = 0; i < chunk; ++i) elements.value[i] = i < count ? from[i] : from_compute<T>(0);
-    store_shared_vector(to, elements);
+    store_vector(to, elements);
   }
 
   int left_along_rows_, left_along_columns_;
