@@ -42,7 +42,6 @@ __device__ __forceinline__ T from_compute(Compute<T> value) {
 }
 
 // Sixteen bytes of T, loaded and stored at once. The address must be 16-byte aligned.
-// store_vector() stores to global memory.
 template <class T>
 struct alignas(16) Vector {
   static constexpr int size = 16 / static_cast<int>(sizeof(T));
