@@ -58,7 +58,7 @@ class StepPlaces {
   void drop();
 
   [[nodiscard]] const StepStatistics& statistics() const { return statistics_; }
-  // Of the last whole step. Makes its placement if there is none yet.
+  // The memory of the last whole step. Computes its places if they are not known yet.
   [[nodiscard]] StepNeeds needs();
 
  private:

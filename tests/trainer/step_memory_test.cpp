@@ -59,7 +59,8 @@ TEST(TrainerMemory, StepsHavePlacesBesideAsynchronousSaves) {
 TEST(TrainerMemory, AnAsynchronousSaveHoldsTheValuesOfItsStep) {
   const TemporaryFolder folder;
   const std::vector<float> expected = saved_run(folder / "run", true).losses;
-  TrainerOptions options{.checkpoint = {.dir = folder / "run", .every = 3, .resume = folder / "run/step-9"}};
+  TrainerOptions options{.checkpoint = {.dir = folder / "run", .every = 3}};
+  options.checkpoint.resume = folder / "run/step-9";
   std::vector<float> rest;
   run_small({.ranks = 2, .options = options}, [&](Trainer& trainer) {
     (void)trainer.resume();
