@@ -14,6 +14,10 @@ using Order = std::vector<std::uint32_t>;
 
 // The greedy orders look at many blocks for each block: with more than these they take too long.
 constexpr std::size_t most_sorted_blocks = 50'000;
+// How often an order is changed and tried again: less often with more blocks.
+constexpr std::size_t work_of_an_order = 50'000;
+constexpr std::size_t least_tries = 1;
+constexpr std::size_t most_tries = 32;
 
 // The blocks that are placed, in the order of their offsets: all of them, and those of each slice
 // of time. A block that lives within one slice looks at the blocks of this slice alone.
@@ -125,6 +129,27 @@ std::size_t largest_sum(const std::vector<BlockLife>& blocks) {
   return largest;
 }
 
+// What is left above the bound is not worth more time.
+bool is_near(const BlockPlaces& places) {
+  return places.bytes - places.live_bytes <= places.live_bytes / 256;
+}
+
+// Places the blocks in this order, and again with the blocks that reached the end of the range
+// first, while that may help. Keeps the best places.
+void try_order(const std::vector<BlockLife>& blocks, Order order, BlockPlaces& best) {
+  const std::size_t most =
+      std::clamp(work_of_an_order / (blocks.size() + 1), least_tries, most_tries);
+  for (std::size_t tries = 0; tries < most && !is_near(best); ++tries) {
+    BlockPlaces placed = place_in_order(blocks, order);
+    placed.live_bytes = best.live_bytes;
+    const std::size_t end = placed.bytes;
+    std::stable_partition(order.begin(), order.end(), [&](std::uint32_t block) {
+      return placed.offsets[block] + blocks[block].bytes == end;
+    });
+    if (end < best.bytes) best = std::move(placed);
+  }
+}
+
 }  // namespace
 
 BlockPlaces place_blocks(const std::vector<BlockLife>& blocks) {
@@ -132,21 +157,17 @@ BlockPlaces place_blocks(const std::vector<BlockLife>& blocks) {
   for (std::uint32_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i].end != BlockLife::never) order.push_back(i);
   }
-  const std::size_t bound = largest_sum(blocks);
   BlockPlaces best = place_in_time(blocks, order);
-  best.live_bytes = bound;
+  best.live_bytes = largest_sum(blocks);
   if (blocks.size() > most_sorted_blocks) return best;
   const auto life = [&](std::uint32_t i) { return std::size_t{blocks[i].end} - i; };
   const auto size = [&](std::uint32_t i) { return blocks[i].bytes; };
   const auto attempt = [&](const auto& key) {
-    if (best.bytes == bound) return;
     std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
       const std::pair of_a = key(a), of_b = key(b);
       return of_a != of_b ? of_a > of_b : a < b;
     });
-    BlockPlaces placed = place_in_order(blocks, order);
-    placed.live_bytes = bound;
-    if (placed.bytes < best.bytes) best = std::move(placed);
+    try_order(blocks, order, best);
   };
   attempt([&](std::uint32_t i) { return std::pair(size(i), life(i)); });
   attempt([&](std::uint32_t i) { return std::pair(life(i), size(i)); });

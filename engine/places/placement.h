@@ -28,9 +28,9 @@ struct BlockPlaces {
 };
 
 // Places all blocks that do not outlive the step. Offsets are sums of sizes, so they are aligned as
-// the sizes are. It takes the best of a few greedy orders (by time, and, for up to 50,000 blocks,
-// by size, by lifetime, by their product), each with best fit; the first one that reaches the bound
-// ends the search. A pure function.
+// the sizes are. The result is the best of some greedy orders with best fit: by time, and, for up
+// to 50,000 blocks, by size, by lifetime and by their product, each also with the blocks first that
+// had reached the end of the range. The search ends within 0.4 % of the bound. A pure function.
 BlockPlaces place_blocks(const std::vector<BlockLife>& blocks);
 
 }  // namespace tessera
