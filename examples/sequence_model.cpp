@@ -219,11 +219,15 @@ void train(const std::filesystem::path& folder, std::int64_t steps, bool on_gpu)
   BatchStream batches(context.prepare(loader), first_step * micro_batches);
   ts::AsyncSaver saver(context, model, optimizer);  // after the model: it goes first
   for (std::int64_t step = first_step; step < steps; ++step) {
-    const double loss = context.mean(accumulate_gradients(*net, model, batches));
-    const double norm = model.clip_grad_norm(1.0);
-    optimizer.set_learning_rate(schedule.at(step));
-    optimizer.step();
-    optimizer.zero_grad();
+    double loss = 0, norm = 0;
+    {
+      const ts::MemoryStep memory(context.device());  // the same addresses in every step
+      loss = context.mean(accumulate_gradients(*net, model, batches));
+      norm = model.clip_grad_norm(1.0);
+      optimizer.set_learning_rate(schedule.at(step));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
     model.unshard({}, true);  // the root, while the next batch is read
     const std::int64_t done = step + 1;
     if (context.is_main())

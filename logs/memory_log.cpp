@@ -54,6 +54,8 @@ std::optional<std::string> MemoryLog::end_step(const Trainer& training) {
   };
   add_elsewhere("in_files", &RankMemory::in_files);
   add_elsewhere("on_host", &RankMemory::on_host);
+  json["placed"] = {{"planned", planner::placed_json(planned_.memory)},
+                    {"measured", planner::placed_json(measured)}};
   write_output("log.memory: " + path_, path_, json.dump(2) + "\n");
   return memory_difference(planned_.memory, measured, batches_vary_);
 }

@@ -74,6 +74,20 @@ std::uint64_t lost_of(const Reports& reports) {
   return lost;
 }
 
+// How many steps of the run had their memory in fixed places, and why the others had not.
+std::string places_text(const StepStatistics& memory, std::size_t rank, bool several) {
+  std::string text = fmt::format("memory in fixed places: {} of {}", memory.placed,
+                                 counted(static_cast<std::int64_t>(memory.steps), "step"));
+  if (several) text += fmt::format(" on rank {}", rank);
+  if (memory.different == 0) return text;
+  const StepDifference& last = memory.last;
+  text += fmt::format("; {} allocated otherwise, step {} at its allocation {}: {} instead of {}",
+                      counted(static_cast<std::int64_t>(memory.different), "step"), last.step,
+                      last.position + 1, last.wanted == 0 ? "its end" : bytes_text(last.wanted),
+                      last.recorded == 0 ? "its end" : bytes_text(last.recorded));
+  return text;
+}
+
 template <class Reports, class Value>
 std::size_t largest(const Reports& reports, const Value& value) {
   std::size_t best = 0;
@@ -139,7 +153,7 @@ RunSummary::Numbers RunSummary::medians() const {
 std::vector<std::string> RunSummary::finish(Trainer& training) {
   training.recorder().complete();
   end_step(training.recorder().last());
-  const Report mine{medians(), training.peak_bytes(), lost_};
+  const Report mine{medians(), training.peak_bytes(), lost_, training.step_memory()};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);
   std::vector<Report> reports;
@@ -172,6 +186,8 @@ std::string RunSummary::json(const Trainer& training, const std::vector<Report>&
   }
   std::vector<std::int64_t> peaks;
   for (const Report& report : reports) peaks.push_back(report.peak_bytes);
+  std::vector<std::uint64_t> placed;
+  for (const Report& report : reports) placed.push_back(report.memory.placed);
   std::int64_t parameters = 0;
   for (const auto& parameter : training.model().sharded_parameters()) {
     parameters += parameter.shape.elements();
@@ -190,6 +206,7 @@ std::string RunSummary::json(const Trainer& training, const std::vector<Report>&
       {"exchange_s", waited.exchange},
       {"slowest_rank", largest(reports, [](const Report& r) { return r.medians.busy; })},
       {"peak_bytes", peaks},
+      {"placed_steps", std::move(placed)},
       {"lost", lost_of(reports)},
       {"timeline", timeline_json(timeline, training.recorder().units())}};
   return summary.dump(1) + "\n";
@@ -228,6 +245,9 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
   }
   lines.push_back(fmt::format("host time of the engine: {} a unit and pass",
                               seconds_text(waited.schedule_per_pass)));
+  const std::size_t least_placed =
+      largest(reports, [](const Report& r) { return r.memory.steps - r.memory.placed; });
+  lines.push_back(places_text(reports[least_placed].memory, least_placed, several));
   if (const std::uint64_t lost = lost_of(reports); lost > 0) {
     lines.push_back(fmt::format(
         "warning: {} spans of steps did not fit: waits and bytes above may be too small", lost));

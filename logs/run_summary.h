@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/places/step_statistics.h"
 #include "sharding/profiler/step_recorder.h"
 #include "training/recipe/recipe.h"
 
@@ -65,6 +66,7 @@ class RunSummary {
     Numbers medians;
     std::int64_t peak_bytes = 0;
     std::uint64_t lost = 0;
+    StepStatistics memory;
   };
   [[nodiscard]] bool may_be_timeline(std::int64_t step) const;
   [[nodiscard]] Numbers medians() const;

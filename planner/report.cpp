@@ -35,7 +35,7 @@ std::string table_line(const std::vector<std::string>& cells) {
 std::string memory_table(const PlanReport& report) {
   std::vector<std::string> header = {"bytes of a rank"};
   for (const MemoryKind kind : all_kinds) header.emplace_back(name_of(kind));
-  header.insert(header.end(), {"total", "the peak is in"});
+  header.insert(header.end(), {"total", "placed", "the peak is in"});
   std::string text = table_line(header);
   for (const StrategyPlan& row : report.plans) {
     if (!row.plan) {
@@ -45,6 +45,7 @@ std::string memory_table(const PlanReport& report) {
     std::vector<std::string> cells = {row_name(row)};
     for (const MemoryKind kind : all_kinds) cells.push_back(bytes_text(row.plan->memory.of(kind)));
     cells.push_back(bytes_text(row.plan->total()));
+    cells.push_back(bytes_text(row.plan->memory.placed));
     cells.push_back(place_of(*row.plan));
     text += table_line(cells);
   }
@@ -149,6 +150,7 @@ nlohmann::ordered_json row_json(const PlanReport& report, const StrategyPlan& ro
   if (plan.memory.in_files.total() > 0) json["in_files"] = elsewhere_json(plan.memory.in_files);
   if (plan.memory.on_host.total() > 0) json["on_host"] = elsewhere_json(plan.memory.on_host);
   json["cached"] = plan.memory.cached;
+  json["placed"] = placed_json(plan.memory);
   json["peak"] = {{"phase", plan.phase}, {"unit", plan.unit}};
   json["collectives"] = nlohmann::ordered_json::array();
   for (const PlannedCollective& call : plan.collectives) {
@@ -227,6 +229,10 @@ nlohmann::ordered_json elsewhere_json(const MemoryUse& use) {
     if (use[kind] > 0) json[std::string(name_of(kind))] = use[kind];
   }
   return json;
+}
+
+nlohmann::ordered_json placed_json(const RankMemory& memory) {
+  return {{"total", memory.placed}, {"places", memory.step_placed}, {"live", memory.step_live}};
 }
 
 nlohmann::ordered_json kinds_json(const RankMemory& memory) {

@@ -54,6 +54,8 @@ std::string plan_text(const PlanReport& report);
 nlohmann::ordered_json plan_json(const PlanReport& report);
 // {"parameters": bytes, ..., "total": bytes}
 nlohmann::ordered_json kinds_json(const RankMemory& memory);
+// {"total": RankMemory::placed, "places": step_placed, "live": step_live}
+nlohmann::ordered_json placed_json(const RankMemory& memory);
 // The same for memory elsewhere (RankMemory::in_files, on_host); only the kinds that have some.
 nlohmann::ordered_json elsewhere_json(const MemoryUse& use);
 

@@ -11,6 +11,7 @@
 #include "comm/message_stream.h"
 #include "engine/autograd.h"
 #include "engine/data/tensor_loader.h"
+#include "engine/device/memory_step.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/lora.h"
 #include "engine/nn/module.h"

@@ -12,6 +12,7 @@
 #include "engine/autograd.h"
 #include "engine/device/backend.h"
 #include "engine/device/memory.h"
+#include "engine/device/memory_step.h"
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "trainer/option_checks.h"
@@ -162,6 +163,7 @@ std::optional<StepMetrics> Trainer::step() {
 }
 
 std::optional<StepMetrics> Trainer::take_step() {
+  const MemoryStep memory(context_.device());
   may_resume_ = false;
   if (std::exchange(rewinds_, false)) batches_.reset();
   const auto begin = std::chrono::steady_clock::now();
@@ -288,6 +290,10 @@ std::int64_t Trainer::peak_bytes() {
 std::int64_t Trainer::cached_bytes() const {
   const MemoryStats stats = MemoryPool::current(context_.device())->stats();
   return static_cast<std::int64_t>(stats.held - stats.in_use);
+}
+
+StepStatistics Trainer::step_memory() const {
+  return MemoryPool::current(context_.device())->step_statistics();
 }
 
 Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine) {

@@ -30,6 +30,7 @@
 #include "checkpoint/save/model_files.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
+#include "engine/places/step_statistics.h"
 #include "sharding/context/loss_scaler.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan/plan.h"
@@ -123,6 +124,8 @@ class Trainer {
   [[nodiscard]] const Context& context() const { return context_; }
   // The most memory that this rank's steps have used so far.
   [[nodiscard]] RankMemory memory() const { return measure_memory(context_); }
+  // How many steps of this thread had their memory in fixed places (engine/device/memory_step.h).
+  [[nodiscard]] StepStatistics step_memory() const;
 
  private:
   // Collective. Rank 0 works on the folder that this option names; an error names the option.

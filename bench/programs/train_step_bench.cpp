@@ -7,6 +7,7 @@
 // bfloat16 products for the processor, float32 is used in both cases.
 #include <fmt/core.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include "bench/harness/bare_products.h"
 #include "bench/programs/options.h"
 #include "engine/device/memory.h"
+#include "engine/device/memory_step.h"
 #include "engine/random.h"
 #include "models/registry/registry.h"
 #include "tessera/tessera.h"
@@ -32,6 +34,8 @@ using kernels::Matmul;
 constexpr std::int64_t layers = 6, width = 384, heads = 6, length = 256, batch = 8,
                        vocabulary = 256;
 constexpr std::int64_t rows = batch * length;
+// The first steps allocate and choose kernels; the memory of the fourth has its places.
+constexpr int warmup = 4;
 
 // The processor time of all threads of the process: other programs hardly affect it.
 double processor_seconds() {
@@ -46,12 +50,19 @@ double wall_seconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+double page_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_minflt);
+}
+
 struct Times {
-  std::vector<double> wall, processor;
+  std::vector<double> wall, processor, faults;
   template <class Body>
   void take(const Body& body) {
-    const double w = wall_seconds(), p = processor_seconds();
+    const double w = wall_seconds(), p = processor_seconds(), f = page_faults();
     body();
+    faults.push_back(page_faults() - f);
     wall.push_back(wall_seconds() - w);
     processor.push_back(processor_seconds() - p);
   }
@@ -165,9 +176,10 @@ nlohmann::json measure(DType dtype, int rounds) {
     const DType products_dtype = bench::bare_dtype(dtype);
     const Products products(products_dtype);
     Times step, linear, attention;
-    for (int round = 0; round < rounds + 2; ++round) {
-      if (round == 2) step = linear = attention = {};  // the first ones allocate and choose kernels
+    for (int round = 0; round < rounds + warmup; ++round) {
+      if (round == warmup) step = linear = attention = {};
       step.take([&] {
+        const MemoryStep memory(context.device());
         begin_batch({static_cast<std::uint64_t>(round), 0, batch});
         model->loss(inputs, inputs).backward();
         sharded.clip_grad_norm(1.0);
@@ -186,6 +198,7 @@ nlohmann::json measure(DType dtype, int rounds) {
     };
     result = {{"dtype", name_of(dtype)},
               {"products_dtype", name_of(products_dtype)},
+              {"page_faults", median(step.faults)},
               {"wall", both([](const Times& t) { return t.wall; })},
               {"processor", both([](const Times& t) { return t.processor; })}};
   });
@@ -228,6 +241,8 @@ int main(int argc, char** argv) {
           result["products_dtype"].get<std::string>(), r["products_ms"].get<double>(),
           r["products_gflops"].get<double>(), r["ratio"].get<double>());
     }
+    fmt::print("{:9} page faults a step {:.0f}\n", name_of(dtype),
+               result["page_faults"].get<double>());
     results.push_back(result);
   }
   if (results.size() == 2) print_step_ratio(results[1], results[0]);

@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstdlib>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace tessera {
 namespace {
 
@@ -79,6 +83,13 @@ bool Heap::discard(std::byte* block, std::size_t bytes) {
 
 void Heap::populate(std::byte* block, std::size_t bytes) {
   (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14: pages at first write
+}
+
+// Small blocks leave whole pages free between others.
+void Heap::give_back_holes() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
 }
 
 }  // namespace tessera

@@ -16,6 +16,7 @@ class Heap final : public MemorySource {
   [[nodiscard]] bool has_pages() const override { return true; }
   [[nodiscard]] bool discard(std::byte* block, std::size_t bytes) override;
   void populate(std::byte* block, std::size_t bytes) override;
+  void give_back_holes() override;
 };
 
 }  // namespace tessera

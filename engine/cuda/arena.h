@@ -7,9 +7,9 @@
 #include <mutex>
 #include <vector>
 
-#include "engine/cuda/free_ranges.h"
 #include "engine/cuda/point.h"
 #include "engine/device/memory.h"
+#include "engine/places/free_ranges.h"
 
 namespace tessera::cuda {
 

@@ -16,6 +16,9 @@
 
 namespace tessera {
 
+struct StepStatistics;  // engine/places/step_statistics.h
+struct StepNeeds;
+
 struct MemoryStats {
   std::size_t in_use = 0;       // bytes of blocks in use, rounded sizes
   std::size_t peak_in_use = 0;  // largest in_use since the last reset
@@ -63,6 +66,8 @@ class MemorySource {
   // After discard(), before the block is written: makes its pages at once, for a fraction of the
   // cost of making them one by one.
   virtual void populate(std::byte* /*block*/, std::size_t /*bytes*/) {}
+  // Returns memory of blocks that were given back to the system, as far as the source keeps it.
+  virtual void give_back_holes() {}
   // Bytes of blocks that are taken, and their peak. Zeros if the source does not count them, like
   // the system's heap.
   struct Taken {
@@ -137,14 +142,24 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // Counts data in page-locked host memory.
   void count_host(MemoryKind kind, std::size_t bytes);
   void uncount_host(MemoryKind kind, std::size_t bytes);
-  // Returns unused cached blocks to the system.
+  // Returns unused cached blocks to the system, and the range of a step's places between two steps.
   void trim();
+
+  // A step of the calling thread begins and ends; MemoryStep calls them. `whole`: false if an
+  // exception ends it.
+  void begin_step();
+  void end_step(bool whole);
+  [[nodiscard]] bool in_step() const;
+  [[nodiscard]] StepStatistics step_statistics() const;
+  // The memory of the last whole step with its blocks in fixed places; zeros before the first one.
+  [[nodiscard]] StepNeeds step_needs() const;
 
  private:
   explicit MemoryPool(std::shared_ptr<MemorySource> source);
   struct State;
   struct Return;  // a block's deleter
   std::shared_ptr<std::byte> allocate(std::size_t bytes, MemoryKind kind, bool comes_back);
+  void make_range();
 
   std::unique_ptr<State> state_;
 };

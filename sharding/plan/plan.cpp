@@ -12,6 +12,8 @@
 #include "comm/record/communicator.h"
 #include "engine/autograd.h"
 #include "engine/device/memory.h"
+#include "engine/device/memory_step.h"
+#include "engine/places/step_statistics.h"
 #include "engine/planned/backend.h"
 #include "engine/planned/work_log.h"
 #include "sharding/fully_shard.h"
@@ -79,6 +81,26 @@ void run_on_own_thread(const std::function<void()>& work) {
   if (failure) std::rethrow_exception(failure);
 }
 
+RankMemory peak_memory(const Context& context) {
+  const MemoryStats stats = MemoryPool::current(context.device())->stats();
+  RankMemory memory;
+  memory.use = stats.at_peak;
+  memory.placed = context.communicator().held_bytes();
+  memory.use[MemoryKind::communication] += memory.placed;
+  memory.in_files = stats.in_files;
+  memory.on_host = stats.host_peak;
+  memory.cached = stats.peak_held - std::min(stats.peak_held, stats.peak_in_use);
+  return memory;
+}
+
+// `memory.placed` has the collective memory.
+void add_places(Device device, RankMemory& memory) {
+  const StepNeeds step = MemoryPool::current(device)->step_needs();
+  memory.step_live = step.live_bytes;
+  memory.step_placed = step.placed_bytes;
+  memory.placed += step.placed_bytes + step.outside_bytes;
+}
+
 }  // namespace
 
 struct Planning::State {
@@ -114,7 +136,7 @@ const Context& Planning::context() const {
 
 void Planning::end_step() {
   MemoryPlan& plan = state_->plan.emplace();
-  plan.memory = measure_memory(state_->context);
+  plan.memory = peak_memory(state_->context);
   plan.unit = state_->peak_unit;
   plan.phase = name_of(state_->peak_phase);
   plan.collectives = collectives_of(*state_->recorder);
@@ -127,13 +149,8 @@ void Planning::end_step() {
 }
 
 RankMemory measure_memory(const Context& context) {
-  const MemoryStats stats = MemoryPool::current(context.device())->stats();
-  RankMemory memory;
-  memory.use = stats.at_peak;
-  memory.use[MemoryKind::communication] += context.communicator().held_bytes();
-  memory.in_files = stats.in_files;
-  memory.on_host = stats.host_peak;
-  memory.cached = stats.peak_held - std::min(stats.peak_held, stats.peak_in_use);
+  RankMemory memory = peak_memory(context);
+  add_places(context.device(), memory);
   return memory;
 }
 
@@ -157,6 +174,7 @@ MemoryPlan plan(const PlanWorld& world, const std::function<void(Planning&)>& pr
     program(planning);
     pool->set_on_peak({});
     TESSERA_REQUIRE(state.plan.has_value(), "a plan needs a step: call end_step() after each");
+    add_places(device, state.plan->memory);  // of the last step
     result = std::move(state.plan);
   });
   return std::move(*result);
@@ -170,7 +188,8 @@ void take_two_steps(nn::Module& module, const PlanOptions& options, Planning& pl
   const std::unique_ptr<optim::Optimizer> optimizer =
       options.optimizer ? options.optimizer(model.parameters())
                         : std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{});
-  for (int step = 0; step < 2; ++step) {
+  const auto take_step = [&] {
+    const MemoryStep memory(planning.context().device());
     for (int batch = 1; batch <= options.micro_batches; ++batch) {
       std::optional<ShardedModel::NoSync> local_only;
       if (!options.sync_each_batch && batch < options.micro_batches) local_only.emplace(model);
@@ -179,6 +198,9 @@ void take_two_steps(nn::Module& module, const PlanOptions& options, Planning& pl
     (void)model.clip_grad_norm(1.0, 1);
     optimizer->step();
     optimizer->zero_grad();
+  };
+  for (int step = 0; step < 2; ++step) {
+    take_step();
     planning.end_step();
   }
 }

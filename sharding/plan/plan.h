@@ -53,6 +53,12 @@ struct RankMemory {
   MemoryUse in_files;      // state that lies in files instead
   MemoryUse on_host;       // state that lies on a GPU's host instead, at its peak
   std::size_t cached = 0;  // free blocks that the pool keeps in addition
+  // The last step with its blocks in fixed places (engine/device/memory_step.h). `placed` is what
+  // the rank then holds: the range of the places, the blocks outside of it, collective memory.
+  // Without a MemoryStep there are no places.
+  std::size_t placed = 0;
+  std::size_t step_placed = 0;  // bytes of the range
+  std::size_t step_live = 0;    // largest sum of its blocks that live at the same time
   [[nodiscard]] std::size_t of(MemoryKind kind) const {
     return use[kind] + (kind == MemoryKind::other ? use.rounding : 0);
   }

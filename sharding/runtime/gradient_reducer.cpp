@@ -155,6 +155,10 @@ void GradientReducer::drop_local_sum(const Unit& unit, const detail::TensorData&
   set_local_sum(state, false);
 }
 
+void GradientReducer::discard_gradient(Unit& unit) const {
+  if (last_reduction_.done()) unit.discard_unset_gradient();
+}
+
 void GradientReducer::set_local_sum(UnitGradient& state, bool is_set) {
   unreduced_sums_ += static_cast<int>(is_set) - static_cast<int>(state.local_sum_is_set);
   state.local_sum_is_set = is_set;

@@ -66,6 +66,9 @@ class GradientReducer {
   // dropped, the unit has no sum any more; when some are, they are zeroed at the next use of the
   // sums.
   void drop_local_sum(const Unit& unit, const detail::TensorData& parameter);
+  // After that: frees the memory of the unit's gradient if none of it is set any more. (While a
+  // reduction may still write it, after an error, the next forward does so.)
+  void discard_gradient(Unit& unit) const;
   // Throws a logic_error, in the name of `what`, while local sums wait for a reduction.
   void require_reduced(std::string_view what) const;
   // Refuses the step of an optimizer that would use wrong gradients.

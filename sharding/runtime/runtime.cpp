@@ -194,6 +194,7 @@ void Runtime::watch_masters(Unit& unit) {
     master.on_step = [this, &unit] { reducer_->before_step(unit); };
     master.on_zero_grad = [this, &unit](const detail::TensorData& tensor) {
       reducer_->drop_local_sum(unit, tensor);
+      reducer_->discard_gradient(unit);
     };
     master.on_requires_grad = [this, &unit](const detail::TensorData& tensor) {
       toggle_requires_grad(unit, tensor);

@@ -31,6 +31,8 @@ std::vector<ComparedRun> compared_runs() {
   const auto recomputed = [](const std::string& how) {
     return Settings{{"sharding.activation_checkpointing", how}};
   };
+  const Settings adapters = {{"model.lora", "{r: 4, target_modules: [c_attn, c_proj]}"}};
+  const Settings frozen = {{"sharding.ignored_modules", "[transformer.h.0]"}};
   const Settings pairs = {{"sharding.group_size", "2"}};
   return {
       {1, strategy("NO_SHARD")},
@@ -61,6 +63,9 @@ std::vector<ComparedRun> compared_runs() {
       {2, strategy("FULL_SHARD") + Settings{{"sharding.reshard_after_forward", "false"}}},
       {2, strategy("SHARD_GRAD_OP") + accumulation +
               Settings{{"sharding.reshard_after_backward", "false"}}},
+      {2, strategy("FULL_SHARD") + bf16 + adapters},
+      {2, strategy("SHARD_GRAD_OP") + adapters + recomputed("true")},
+      {2, strategy("FULL_SHARD") + frozen},
   };
 }
 
@@ -74,8 +79,8 @@ std::string describe_run(const ComparedRun& one) {
 
 TEST(MemoryLog, RunsAreAsPlanned) {
   const TrainingFolder folder;
-  std::string table =
-      fmt::format("{:>12} {:>12} {:>8}  {}\n", "planned", "measured", "differ", "run");
+  std::string table = fmt::format("{:>12} {:>12} {:>8} {:>12} {:>8}  {}\n", "planned", "measured",
+                                  "differ", "placed", "/ live", "run");
   int number = 0;
   for (const ComparedRun& one : compared_runs()) {
     const std::string file = folder.path(fmt::format("memory-{}.json", number++));
@@ -89,8 +94,13 @@ TEST(MemoryLog, RunsAreAsPlanned) {
     const auto measured = log["measured"]["total"].get<double>();
     EXPECT_LE(std::abs(planned - measured), 0.02 * measured) << describe_run(one);
     EXPECT_EQ(ended.err.find("warning"), std::string::npos) << ended.err;
-    table += fmt::format("{:>12} {:>12} {:>7.3f}%  {}\n", planned, measured,
-                         100 * (planned - measured) / measured, describe_run(one));
+    EXPECT_EQ(log["placed"]["planned"], log["placed"]["measured"]) << describe_run(one);
+    const auto places = log["placed"]["measured"]["places"].get<double>();
+    const auto live = log["placed"]["measured"]["live"].get<double>();
+    EXPECT_LE(places, 1.03 * live) << describe_run(one);
+    table += fmt::format("{:>12} {:>12} {:>7.3f}% {:>12} {:>8.4f}  {}\n", planned, measured,
+                         100 * (planned - measured) / measured, places, places / live,
+                         describe_run(one));
   }
   fmt::print("{}", table);
 }

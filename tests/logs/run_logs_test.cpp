@@ -98,6 +98,7 @@ TEST(RunSummaryFile, HasTheTimesOfAStepByPurpose) {
   EXPECT_EQ(summary["lost"], 0);
   EXPECT_GT(summary["parameters"].get<std::int64_t>(), 10'000);
   EXPECT_EQ(summary["peak_bytes"].size(), 2u);
+  EXPECT_EQ(summary["placed_steps"], (nlohmann::json{5, 5}));  // three are recorded
   EXPECT_TRUE(summary["slowest_rank"] == 0 || summary["slowest_rank"] == 1);
   const double step_s = summary["step_s"];
   EXPECT_GT(step_s, 0);
@@ -120,7 +121,8 @@ TEST(RunSummaryFile, HasTheTimesOfAStepByPurpose) {
   EXPECT_EQ(collectives, (std::set<std::string>{"forward all_gather", "backward all_gather",
                                                 "reduce reduce_scatter"}));
   for (const char* words : {"8 steps, ", "exposed communication of a step: ", "computes longest",
-                            "forward all_gather", "host time of the engine: "}) {
+                            "forward all_gather", "host time of the engine: ",
+                            "memory in fixed places: 5 of 8 steps"}) {
     EXPECT_NE(ended.err.find(words), std::string::npos) << words << "\n" << ended.err;
   }
 }

@@ -54,6 +54,10 @@ TEST(Plan, HasEveryStrategyAndKind) {
       moved += call["bytes"].get<std::uint64_t>();
     EXPECT_EQ(row["moved_bytes"], moved);
     EXPECT_GT(moved, 0u);
+    const nlohmann::json& placed = row["placed"];
+    EXPECT_GE(placed["places"], placed["live"]);
+    EXPECT_LE(placed["places"].get<double>(), 1.03 * placed["live"].get<double>()) << row;
+    EXPECT_NEAR(placed["total"].get<double>() / static_cast<double>(sum), 1, 0.05) << row;
   }
   EXPECT_EQ(strategies,
             (std::set<std::string>{"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD",

@@ -11,16 +11,19 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "engine/autograd.h"
 #include "engine/device/memory.h"
+#include "engine/device/memory_step.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
+#include "engine/places/step_statistics.h"
 #include "engine/random.h"
 #include "sharding/fully_shard.h"
 #include "support/one_thread.h"
@@ -169,6 +172,7 @@ struct TrainingCase {
   double max_norm = 0;
   int steps = 3;
   std::int64_t batch = 2;
+  bool placed = false;  // each step is a MemoryStep
   Device device = Device::cpu();
   // Starts the ranks; none: as threads that share `device`.
   std::function<void(int ranks, const std::function<void(Context&)>&)> launcher = nullptr;
@@ -230,6 +234,8 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
     const Allocations made = Allocations::of(context, model);
     Allocations trained;
     for (int step = 0; step < what.steps; ++step) {
+      std::optional<MemoryStep> memory;
+      if (what.placed) memory.emplace(context.device());
       for (int micro = 0; micro < what.micro_batches; ++micro) {
         const std::int64_t number = step * what.micro_batches + micro;
         const std::int64_t first = (number * world + context.rank()) * what.batch;
@@ -254,12 +260,19 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
       optimizer.zero_grad();
       // Steps allocate nothing, except for the optimizer's state, the sums of no_sync and the first
       // step's activations; the second step's activations replace blocks that the state has taken.
+      // The places of the fourth step are one block.
       const Allocations now = Allocations::of(context, model);
-      if (step <= 1) trained = now;
+      if (step <= (what.placed ? 3 : 1)) trained = now;
       EXPECT_EQ(now, trained) << "in step " << step;
       if (!what.no_sync) {
         EXPECT_EQ(now.collective, made.collective) << "in step " << step;
       }
+    }
+    if (what.placed) {
+      const StepStatistics memory = MemoryPool::current(context.device())->step_statistics();
+      EXPECT_GE(memory.placed, static_cast<std::uint64_t>(what.steps - 3));
+      EXPECT_EQ(memory.different, 0u);
+      EXPECT_EQ(memory.displaced, 0u);
     }
     collected.add(model);
     if (context.is_main()) result.norms = norms;

@@ -10,7 +10,7 @@ ROOMS = {
     "base": (".", "text"),
     "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
                 "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/elementwise", "cuda/reductions"),
-    "engine": ("device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "nn", "optim", "data"),
+    "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "nn", "optim", "data"),
     "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "nodes", "nodes/mpi", "nodes/tcp", "record",
              "connect", "nccl"),
     # Only for tests: the emulated GPU.

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/cuda/free_ranges.h"
+#include "engine/places/free_ranges.h"
 #include "engine/cuda/settings.h"
 
 namespace tessera::cuda {

@@ -8,6 +8,7 @@
 #include "cuda/comm/nccl_ranks.h"
 #include "engine/device/backend.h"
 #include "engine/device/memory.h"
+#include "engine/device/memory_step.h"
 #include "sharding/plan/plan.h"
 #include "sharding/sharding_testing.h"
 
@@ -38,6 +39,7 @@ HeldOnGpu train_two_steps(const Context& context, const ShardingOptions& options
   ShardedModel model = fully_shard(*net, context, options);
   optim::AdamW optimizer(model.parameters(), {});
   for (int step = 0; step < 2; ++step) {
+    const MemoryStep memory(context.device());
     loss_on(*net, context.device()).backward();
     (void)model.clip_grad_norm(1.0);
     optimizer.step();
@@ -60,6 +62,7 @@ void expect_planned(const PlanWorld& world, const ShardingOptions& options,
     EXPECT_EQ(planned.memory.of(kind), measured.memory.of(kind)) << what << ", " << name_of(kind);
   }
   EXPECT_EQ(planned.total(), measured.memory.total()) << what;
+  EXPECT_EQ(planned.memory.placed, measured.memory.placed) << what;
   // The peak in the metrics contains all of it, and the memory of kernels in addition.
   const auto taken = backend_of(DeviceType::cuda).memory_source(Device::cuda())->taken();
   EXPECT_GE(taken.peak, measured.reserved + measured.memory.of(MemoryKind::communication)) << what;

@@ -1,5 +1,4 @@
-// Reduced gradients hold memory from their reduction to the forward after zero_grad; this changes
-// no bit.
+// Reduced gradients hold memory from their reduction to zero_grad; this changes no bit.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -66,7 +65,7 @@ std::vector<std::vector<double>> gradients_of(const ShardedModel& model) {
   return values;
 }
 
-TEST(GradientMemory, IsHeldFromTheReductionToTheNextForward) {
+TEST(GradientMemory, IsHeldFromTheReductionToZeroGrad) {
   launch(two_ranks, [](Context& context) {
     manual_seed(3);
     BroadModel net;
@@ -81,7 +80,9 @@ TEST(GradientMemory, IsHeldFromTheReductionToTheNextForward) {
       (void)net.loss(input_of(context.rank()));  // as in an accumulation, or an evaluation
       EXPECT_EQ(gradient_bytes(), layers * shard_bytes) << "step " << step;
       optimizer.step();
+      EXPECT_EQ(gradient_bytes(), layers * shard_bytes) << "step " << step;
       optimizer.zero_grad();
+      EXPECT_EQ(gradient_bytes(), 0u) << "step " << step;
     }
   });
 }

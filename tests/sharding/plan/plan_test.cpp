@@ -68,6 +68,12 @@ TEST(MemoryPlan, MatchesTheRanks) {
           << text;
       EXPECT_EQ(planned.total(), measured.memory.total()) << text;
       EXPECT_EQ(planned.memory.cached, measured.memory.cached) << text;
+      EXPECT_EQ(planned.memory.placed, measured.memory.placed) << text;
+      EXPECT_EQ(planned.memory.step_placed, measured.memory.step_placed) << text;
+      EXPECT_GT(planned.memory.step_live, 0u) << text;
+      EXPECT_LE(static_cast<double>(planned.memory.step_placed),
+                1.03 * static_cast<double>(planned.memory.step_live))
+          << text;
       EXPECT_EQ(planned.moved_bytes(), measured.moved) << text;
     }
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/device/memory.h"
+#include "engine/device/memory_step.h"
 #include "sharding/plan/plan.h"
 #include "sharding/sharding_testing.h"
 
@@ -63,6 +64,7 @@ inline std::vector<Measured> run_toy(int world, const PlannedCase& what) {
     const PlanOptions options = plan_options(what, *net);
     Measured& mine = ranks[static_cast<std::size_t>(context.rank())];
     for (int step = 0; step < 2; ++step) {
+      const MemoryStep memory(context.device());
       const std::uint64_t before = model.communication().bytes;
       for (int batch = 1; batch <= what.micro_batches; ++batch) {
         std::optional<ShardedModel::NoSync> local_only;

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-namespace tessera::cuda {
+namespace tessera {
 
 // Not thread-safe. Offsets and sizes are in bytes; callers keep sizes to multiples of the alignment
 // that they need.
@@ -18,11 +18,15 @@ class FreeRanges {
   // The offset of the smallest free part that holds `bytes`, cut to size. Among equals, the lowest
   // one.
   std::optional<std::size_t> take(std::size_t bytes);
-  // Returns a part that came from take().
+  // Takes the bytes from `offset` on. False, with no effect, if not all of them are free.
+  [[nodiscard]] bool take_at(std::size_t offset, std::size_t bytes);
+  // Returns a part that came from take() or take_at().
   void give_back(std::size_t offset, std::size_t bytes);
 
   [[nodiscard]] std::size_t free_bytes() const { return free_bytes_; }
   [[nodiscard]] std::size_t largest() const;
+  // Bytes before `end` that are free without a gap.
+  [[nodiscard]] std::size_t free_before(std::size_t end) const;
 
  private:
   using ByOffset = std::map<std::size_t, std::size_t>;  // offset to size
@@ -35,4 +39,4 @@ class FreeRanges {
   std::size_t free_bytes_ = 0;
 };
 
-}  // namespace tessera::cuda
+}  // namespace tessera

@@ -1,11 +1,11 @@
 // Two indices over the free parts: by offset to find neighbours, by size to find a fit.
-#include "engine/cuda/free_ranges.h"
+#include "engine/places/free_ranges.h"
 
 #include <iterator>
 
 #include "base/error.h"
 
-namespace tessera::cuda {
+namespace tessera {
 
 FreeRanges::FreeRanges(std::size_t bytes) {
   if (bytes > 0) insert(0, bytes);
@@ -32,6 +32,18 @@ std::optional<std::size_t> FreeRanges::take(std::size_t bytes) {
   return offset;
 }
 
+bool FreeRanges::take_at(std::size_t offset, std::size_t bytes) {
+  const auto after = by_offset_.upper_bound(offset);
+  if (after == by_offset_.begin()) return false;
+  const auto part = std::prev(after);
+  const auto [first, size] = *part;
+  if (first + size < offset + bytes) return false;
+  erase(part);
+  if (first < offset) insert(first, offset - first);
+  if (offset + bytes < first + size) insert(offset + bytes, first + size - offset - bytes);
+  return true;
+}
+
 void FreeRanges::give_back(std::size_t offset, std::size_t bytes) {
   auto next = by_offset_.lower_bound(offset);
   TESSERA_REQUIRE(next == by_offset_.end() || offset + bytes <= next->first,
@@ -54,8 +66,15 @@ void FreeRanges::give_back(std::size_t offset, std::size_t bytes) {
   insert(offset, bytes);
 }
 
+std::size_t FreeRanges::free_before(std::size_t end) const {
+  const auto after = by_offset_.lower_bound(end);
+  if (after == by_offset_.begin()) return 0;
+  const auto [first, size] = *std::prev(after);
+  return first + size < end ? 0 : end - first;
+}
+
 std::size_t FreeRanges::largest() const {
   return by_size_.empty() ? 0 : by_size_.rbegin()->first;
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera
