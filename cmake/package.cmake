@@ -27,6 +27,6 @@ else()
   # the same is true of protobuf-lite and libsentencepiece-dev on Debian 13.
   string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
          ", libdnnl-dev, ocl-icd-opencl-dev, libhwy-dev, libxxhash-dev, libsodium-dev, libicu-dev, "
-         "libpcre2-dev, libsentencepiece-dev, libprotobuf-dev, pkg-config")
+         "libpcre2-dev, libonig-dev, libsentencepiece-dev, libprotobuf-dev, pkg-config")
 endif()
 include(CPack)

@@ -3,7 +3,6 @@ import ctypes
 import json
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -15,11 +14,12 @@ REFUSED_CODE = 3
 PRCTL = ctypes.CDLL(None).prctl
 
 
-def resident_bytes():
+def memory_of_process(name):
+    """VmRSS, or its peak VmHWM. getrusage()'s peak also counts what the process held before exec."""
     for line in pathlib.Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmRSS")
+    raise RuntimeError(f"/proc/self/status has no {name}")
 
 
 def pin(rank, threads):
@@ -53,7 +53,7 @@ def work(peer, job, rank, rendezvous):
     device = device_of(job, torch)
     if device == "cuda" and job.mode != "dp":
         torch.cuda.set_device(rank)
-    imported = resident_bytes()
+    imported = memory_of_process("VmRSS")
     distributed = job.mode not in ("none", "dp")
     if distributed:
         backend = job.backend or ("nccl" if device == "cuda" else "gloo")
@@ -78,7 +78,7 @@ def work(peer, job, rank, rendezvous):
             seconds.append(took)
             samples.append(count[1].item())
             tokens.append(count[2].item())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = memory_of_process("VmHWM")
     figures = {"rank": rank, "seconds": seconds, "samples": samples, "tokens": tokens, "losses": losses,
                "peak_bytes": torch.cuda.max_memory_reserved() if device == "cuda" else peak,
                "above_import_bytes": peak - imported, "parameters": training.parameters, "device": device,

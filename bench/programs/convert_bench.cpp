@@ -5,11 +5,11 @@
 // memory that was freed before decides how much of the page cache a virtual machine has at hand.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "bench/programs/options.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/io/file.h"
@@ -63,25 +64,34 @@ struct Measured {
   std::int64_t peak_bytes = 0;
 };
 
-// Runs in its own process, so that its peak memory is its own.
+// Runs in its own process, so that its peak memory is its own. The child sends it through a pipe.
 Measured in_process(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) std::exit(1);
   const pid_t child = ::fork();
   if (child == 0) {
     try {
       work();
+      const std::int64_t peak = peak_resident_bytes();
+      if (::write(ends[1], &peak, sizeof(peak)) != sizeof(peak)) ::_exit(1);
     } catch (const std::exception& error) {
       fmt::print(stderr, "convert_bench: {}\n", error.what());
       ::_exit(1);
     }
     ::_exit(0);
   }
+  ::close(ends[1]);
+  Measured measured;
+  const bool sent = ::read(ends[0], &measured.peak_bytes, sizeof(measured.peak_bytes)) ==
+                    sizeof(measured.peak_bytes);
+  ::close(ends[0]);
   int status = 0;
-  rusage usage{};
-  ::wait4(child, &status, 0, &usage);
-  if (status != 0) std::exit(1);
-  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
-          usage.ru_maxrss * 1024};
+  ::waitpid(child, &status, 0);
+  if (status != 0 || !sent) std::exit(1);
+  measured.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return measured;
 }
 
 void copy_folder(const fs::path& from, const fs::path& to, bool durable) {

@@ -136,8 +136,17 @@ class Planner {
       note(fmt::format("left behind: {} of optimizer state; {} holds weights alone",
                        counted(left, "tensor"), target_.name));
     }
-    TESSERA_CHECK(!plan_.contents.tensors.empty(), ErrorCode::checkpoint,
-                  "found no tensor to convert{}", left > 0 ? " except optimizer state" : "");
+    std::size_t state = left;
+    for (const TensorInfo& tensor : plan_.contents.tensors) state += tensor.part != Part::model;
+    TESSERA_CHECK(
+        plan_.contents.tensors.size() + left > state, ErrorCode::checkpoint,
+        "found no weights to convert{}",
+        state > 0 ? fmt::format(", but {} of optimizer state", counted(state, "tensor")) : "");
+    TESSERA_CHECK(weights_only || given_.unread_state.empty(), ErrorCode::checkpoint,
+                  "{} beside the weights would be lost: it holds the state of an optimizer whose "
+                  "parameters have numbers for names; --weights-only leaves it out, and to keep it "
+                  "save by get_state_dict of torch.distributed.checkpoint.state_dict or by FSDP",
+                  given_.unread_state);
   }
 
   void rename() {

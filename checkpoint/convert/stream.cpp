@@ -2,7 +2,6 @@
 #include "checkpoint/convert/stream.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/xxh3.h"
 #include "checkpoint/state/transfer.h"
@@ -276,9 +276,7 @@ ResidentBytes resident_memory() {
     if (std::fscanf(file, "%llu %llu", &total, &resident) == 2) result.now = resident * page;
     std::fclose(file);
   }
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  result.peak = std::max(result.now, static_cast<std::uint64_t>(usage.ru_maxrss) * 1024);
+  result.peak = std::max(result.now, static_cast<std::uint64_t>(peak_resident_bytes()));
   return result;
 }
 

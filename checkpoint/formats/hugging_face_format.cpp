@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/beside.h"
 #include "checkpoint/formats/known_formats.h"
+#include "checkpoint/formats/pickle/pickle.h"
 #include "checkpoint/formats/streamed_file.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/save/model_files.h"
@@ -67,6 +69,7 @@ class HuggingFaceSource final : public Source {
     if (folder_.files.size() > 1) {
       contents_.notes.push_back(fmt::format("{} numbered files", folder_.files.size()));
     }
+    if (fs::is_directory(path, error)) note_files_beside(path);
   }
 
   [[nodiscard]] const Contents& contents() const override { return contents_; }
@@ -108,6 +111,19 @@ class HuggingFaceSource final : public Source {
   }
 
  private:
+  void note_files_beside(const fs::path& folder) {
+    contents_.unread_state = optimizer_file_in(folder);
+    if (!contents_.unread_state.empty()) {
+      contents_.notes.push_back(unread_state_note(contents_.unread_state));
+    }
+    std::vector<std::string> used;
+    for (const auto& file : folder_.files) used.push_back(file->path().filename().string());
+    for (const std::string& other : other_safetensors_in(folder, used)) {
+      contents_.notes.push_back(
+          fmt::format("left out: {}, which does not belong to the model", shown(other)));
+    }
+  }
+
   // Adds the modules that follow a Sentence Transformers encoder. Their weights are tensors of the
   // model, under the folder's name.
   void add_modules(const fs::path& folder) {

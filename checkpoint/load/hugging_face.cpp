@@ -112,8 +112,9 @@ HuggingFaceFolder open_hugging_face(const fs::path& folder) {
     opened.add(folder / hugging_face_file);
   } else {
     TESSERA_CHECK(fs::exists(folder / hugging_face_index, error), ErrorCode::checkpoint,
-                  "'{}' has neither {} nor {}; convert other weights to safetensors first",
-                  folder.string(), hugging_face_file, hugging_face_index);
+                  "'{}' has neither {} nor {}; tessera convert {} NEW_FOLDER --to hf writes them "
+                  "from other weights, such as pytorch_model.bin",
+                  folder.string(), hugging_face_file, hugging_face_index, folder.string());
     open_indexed(folder, opened);
   }
   return opened;

@@ -49,7 +49,11 @@ class HeaderEvents final : public json::json_sax_t {
   std::map<std::string, std::string> metadata;
   std::string problem;
 
-  bool null() override { return refuse_value("null"); }
+  bool null() override {
+    // As in the package: no metadata.
+    if (place_ == Place::root && tensor_.name == "__metadata__") return true;
+    return refuse_value("null");
+  }
   bool boolean(bool) override { return refuse_value("a boolean"); }
   bool number_integer(number_integer_t) override { return refuse_value("a negative number"); }
   bool number_float(number_float_t, const string_t&) override {

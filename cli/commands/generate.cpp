@@ -103,6 +103,14 @@ Ids end_of_text(const std::string& folder) {
   return {};
 }
 
+// The context of a longer prompt is its end.
+void note_long_prompt(std::string_view which, const Ids& prompt,
+                      const models::LanguageModel& model) {
+  if (std::ssize(prompt) <= model.positions()) return;
+  print_err("tessera: {} has {} tokens and the model {} positions: its last {} are continued\n",
+            which, prompt.size(), model.positions(), model.positions());
+}
+
 // Prints a text that grows token by token; an incomplete character waits for its other tokens.
 class GrowingText {
  public:
@@ -236,6 +244,7 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
   };
   std::optional<GrowingText> text;
   if (tokenizer != nullptr) text.emplace(*tokenizer, ids);
+  note_long_prompt("the prompt", ids, model);
   Stopwatch watch;
   models::generate(model, ids, options, [&](std::int64_t id) {
     watch.token();
@@ -260,6 +269,7 @@ void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer
   std::size_t prompt_tokens = 0;
   for (const std::string& text : texts) {
     prompts.push_back(encoded(tokenizer, text));
+    note_long_prompt(fmt::format("prompt {}", prompts.size()), prompts.back(), model);
     prompt_tokens += prompts.back().size();
   }
   const std::vector<Ids> begun = prompts;

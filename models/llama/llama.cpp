@@ -170,6 +170,10 @@ Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
   return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
 }
 
+std::optional<std::int64_t> LlamaForCausalLM::sliding_window() const {
+  return config_.narrow_window();
+}
+
 KeyValueCache LlamaForCausalLM::make_cache(std::int64_t capacity) const {
   const std::int64_t width = config_.num_key_value_heads * config_.head_dim;
   const Tensor& table = model_->token_table();

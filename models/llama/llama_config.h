@@ -70,6 +70,8 @@ struct LlamaConfig {
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
   // The longest sequence.
   [[nodiscard]] std::int64_t positions() const;
+  // The sliding window if it makes that shorter.
+  [[nodiscard]] std::optional<std::int64_t> narrow_window() const;
 
   static const DecoderFamily& llama_family();
 };

@@ -74,13 +74,14 @@ def fsdp2(folder, rank):
         model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         torch.save({"model": whole, "optimizer": whole_optimizer}, f"{folder}/fsdp2_full.pt")
+        torch.save(model.state_dict(), f"{folder}/found/dtensor.pt")
         expect(f"{folder}/fsdp2.safetensors", whole, whole_optimizer["state"])
 
 
 def fsdp1(folder, rank):
     """As Accelerate's save_fsdp_model and save_fsdp_optimizer do."""
     from torch.distributed.fsdp import (FullOptimStateDictConfig, FullStateDictConfig, FullyShardedDataParallel,
-                                        ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType)
+                                        LocalStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType)
 
     torch.manual_seed(2)
     model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), use_orig_params=True)
@@ -91,6 +92,9 @@ def fsdp1(folder, rank):
         write_dcp({"model": model.state_dict()}, f"{folder}/accelerate/pytorch_model_fsdp_0")
         write_dcp({"optimizer": FullyShardedDataParallel.optim_state_dict(model, optimizer)},
                   f"{folder}/accelerate/optimizer_0")
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT,
+                                                  LocalStateDictConfig(offload_to_cpu=True)):
+        torch.save(model.state_dict(), f"{folder}/found/local/pytorch_model_fsdp_rank{rank}.bin")
     with FullyShardedDataParallel.state_dict_type(
             model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True),
             FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True)):
@@ -115,6 +119,46 @@ def rank_main(rank, folder):
     fsdp2(folder, rank)
     fsdp1(folder, rank)
     dist.destroy_process_group()
+
+
+def found(folder):
+    """What people have in their folders: the layouts of PyTorch's tutorials, nanoGPT, GANs, encoders with decoders, and
+    of Accelerate's save_state and the Trainer."""
+    def net(*, like="a"):
+        return OrderedDict([(f"{like}.weight", torch.randn(4, 6)), (f"{like}.bias", torch.randn(6))])
+
+    def numbered(tensors, *, kept=True):
+        state = {i: {"step": torch.tensor(3.0), "exp_avg": t / 2, "exp_avg_sq": t * t}
+                 for i, t in enumerate(tensors.values())}
+        return {"state": state if kept else {}, "param_groups": [{"lr": 0.1, "params": list(range(len(tensors)))}]}
+
+    torch.manual_seed(3)
+    model, loss = net(), torch.tensor(0.25)
+    files = {
+        "tutorial": {"epoch": 5, "model_state_dict": model, "optimizer_state_dict": numbered(model), "loss": loss},
+        "nanogpt": {"model": model, "optimizer": numbered(model, kept=False), "model_args": {"n_layer": 1},
+                    "iter_num": 5, "best_val_loss": loss, "config": {"batch_size": 12}},
+        "random_state": {"policy": model, "optimizer": numbered(model), "rng": torch.get_rng_state(), "epoch": loss},
+        "encoder_decoder": {"model": {"encoder": model, "decoder": net()}},
+        "gan": {"generator_state_dict": model, "discriminator_state_dict": net(), "epoch": 3},
+        "nested": {"model": {"a": OrderedDict(weight=model["a.weight"], bias=model["a.bias"])}},
+        "negative": {"a.weight": torch._neg_view(model["a.weight"])},
+        "conjugate": {"a.weight": torch.complex(model["a.weight"], model["a.weight"]).conj()},
+    }
+    for name, state in files.items():
+        torch.save(state, f"{folder}/found/{name}.pt")
+    expect(f"{folder}/found/expected.safetensors", model,
+           {name: {"exp_avg": t / 2, "exp_avg_sq": t * t} for name, t in model.items()})
+    for name, weights, optimizer in [("save_state", "model.safetensors", "optimizer.bin"),
+                                     ("trainer", "model.safetensors", "optimizer.pt"),
+                                     ("old_trainer", "pytorch_model.bin", "optimizer.pt")]:
+        place = f"{folder}/found/{name}"
+        os.makedirs(place)
+        if weights.endswith(".bin"):
+            torch.save(model, f"{place}/{weights}")
+        else:
+            save_file(model, f"{place}/{weights}")
+        torch.save(numbered(model), f"{place}/{optimizer}")
 
 
 def views(folder):
@@ -209,9 +253,10 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     folder = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.path.join(here, "fixtures")
     shutil.rmtree(folder, ignore_errors=True)
-    os.makedirs(folder)
+    os.makedirs(f"{folder}/found/local")
     torch.multiprocessing.spawn(rank_main, (folder,), nprocs=WORLD)
     views(folder)
+    found(folder)
     zero(folder, 2, 3)
     zero(folder, 3, 2)
 

@@ -95,6 +95,15 @@ def test_every_kind(tessera, lines, kind):
     compare(tessera, tessera.folder, tokenizer, some, "--workers", 2)
 
 
+@pytest.mark.parametrize("number", range(len(list(FIXTURES.pattern_cases()))))
+def test_every_pattern(tessera, lines, number):
+    """Patterns of published tokenizers and of Oniguruma's constructs; each cut changes an id."""
+    pattern, options = list(FIXTURES.pattern_cases())[number]
+    tokenizer = FIXTURES.pattern_tokenizer(pattern, **options)
+    tokenizer.save(str(tessera.folder / "tokenizer.json"))
+    compare(tessera, tessera.folder, tokenizer, lines[:3000] + FIXTURES.PATTERN_LINES[:-1])
+
+
 def test_special_tokens_around_a_line(tessera, lines):
     tokenizer = FIXTURES.KINDS["cased"](500, list(FIXTURES.texts()))
     tokenizer.save(str(tessera.folder / "tokenizer.json"))

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "models/model_testing.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +36,34 @@ TEST(Generate, ContinuesTheLearnedSequence) {
   EXPECT_EQ(models::generate(*model, {0}, {.max_new_tokens = 30}).size(), 31u);
   EXPECT_TRUE(model->is_training());
   EXPECT_TRUE(grad_enabled());
+}
+
+// Mistral's keys of earlier tokens than the window still count through the layers between, so the
+// last `window` tokens alone give another text.
+TEST(Generate, RefusesToPassASlidingWindow) {
+  nlohmann::json config = {{"model_type", "mistral"}, {"vocab_size", 23},
+                           {"hidden_size", 16},       {"intermediate_size", 24},
+                           {"num_hidden_layers", 1},  {"num_attention_heads", 2},
+                           {"num_key_value_heads", 1}};
+  config["sliding_window"] = 8;
+  config["max_position_embeddings"] = 16;
+  const auto model = models::make_language_model(config);
+  const auto refusal = [&](std::size_t prompt, std::int64_t new_tokens) {
+    return testing::error_of(
+        [&] { (void)models::generate(*model, Tokens(prompt, 3), {.max_new_tokens = new_tokens}); },
+        ErrorCode::data);
+  };
+  EXPECT_NE(refusal(9, 1).find("the prompt has 9 tokens"), std::string::npos);
+  EXPECT_NE(refusal(20, 6).find("sliding window of 8"), std::string::npos);
+  EXPECT_NE(refusal(6, 4).find("at most 3 new ones"), std::string::npos);
+  EXPECT_NE(refusal(8, 2).find("at most 1 new ones"), std::string::npos);
+  EXPECT_EQ(models::generate(*model, Tokens(6, 3), {.max_new_tokens = 3}).size(), 9u);
+  EXPECT_EQ(models::generate(*model, Tokens(8, 3), {.max_new_tokens = 1}).size(), 9u);
+  EXPECT_EQ(models::generate(*model, Tokens(9, 3), {.max_new_tokens = 0}).size(), 9u);
+  // A window as wide as the positions hides nothing.
+  config["sliding_window"] = 16;
+  const auto wide = models::make_language_model(config);
+  EXPECT_EQ(models::generate(*wide, Tokens(9, 3), {.max_new_tokens = 20}).size(), 29u);
 }
 
 TEST(Generate, IsRepeatableFromItsSeed) {

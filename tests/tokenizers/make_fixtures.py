@@ -216,6 +216,83 @@ def added(size, text):
     return tokenizer
 
 
+# Patterns of published tokenizers, and one for each construct that Oniguruma reads in its own way.
+PUBLISHED = {
+    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "llama-3": LLAMA3, "qwen2": QWEN2,
+    "kimi-k2": "|".join([
+        r"[\p{Han}]+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]),
+    "bloom": " ?[^(\\s|[.,!?…。，、।۔،])]+",
+    "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
+              r"\s*[\r\n]|\s+(?!\S)|\s",
+    "o200k": "|".join([
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]),
+    "deepseek": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| "
+                r"?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+CONSTRUCTS = [
+    r"[\p{L}&&[^\p{Han}]]+", r"[a-z&&[aeiou]]+|[a-z&&[^aeiou]]+", r"[a-z[0-9]]+", r"[^a-z[0-9]]+", r"[^\s&&[^a-m]]+",
+    r"\h+", r"\H+", r"\p{L}{,3}", r"\p{N}{1,3}+", r"\p{N}{2}+", r"[a-z]{,2}?e", r"[[:punct:]]+", r"[^[:punct:]\s]+|[a[:^punct:]]", r"[[:^space:]]{3}",
+    r"[[:alpha:]]+|[[:digit:]]+", r"[[:word:][:cntrl:]]+", r"\b", r"\B\w", r"(?<x>..\g<x>?)", r"(?<x>\((?:[^()]|\g<x>)*\))",
+    r"\p{Alnum}+", r"[\u4e00-\u9fff]+", r"(?~and)", r"\w+|\W+", r"\d+", r"(?m).+", r".+", r"(?i)THE|ss|ﬁ", r"(?i:ß)",
+    r"\X", r"\R", r"e\K\w", r"^\w|\w$", r"\A\w+|\w+\z", r"(?<=e)\w+", r"(?<!e)\s", r"(?>a+)b", r"\p{^L}+",
+    r"\x{4e00}|\x41|\141", r"(\w)\1", r"(?<c>\w)\k<c>", "(?x) \\w+ # words\n | \\s", r"\w++\s", r"(?:a|b)*?c",
+    r"\p{Emoji}+", r"\O{4}", r"\N+", r"(?W:\w+)", r"\G\w", r"(a|b|ab)*+c", r"[\p{Greek}\p{Cyrillic}]+", r"x*", r"(?=[A-Z])",
+    r"\p{L}+(?i:'s)?", r"[\w'-]+", r"[]a]+", r"[a-c-e]+", r"\y", r"(?<n>\d)(?(<n>)\.|x)",
+]
+PATTERN_LINES = [LANGUAGES[i] for i in (0, 1, 3, 5, 7)] + TRAPS[10:13] + [
+    "  a  b   c ", "Hello world, it is 中文 text 12345678 and 0xdeadbeef.", "foo (bar (baz) qux) baz। हिन्दी में۔ عربى، كلمة",
+    "stroße STRASSE aab aabab abababc [x]- a-c-e ---", "👩‍👩‍👧‍👦 family 🇩🇪🇫🇷 1.x 22.x", "xx\nAxBxx\n\nThe the THE\n",
+]
+
+
+def pattern_tokenizer(pattern, behavior="isolated", invert=False, replacement=None):
+    """Tells by the ids where the pattern cut: a byte at the beginning of a word has another id than one inside."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(alphabet + ["##" + byte for byte in alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], continuing_subword_prefix="##"))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if replacement is None:
+        split = pre_tokenizers.Split(Regex(pattern), behavior, invert=invert)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    else:
+        tokenizer.normalizer = normalizers.Replace(Regex(pattern), replacement)
+        tokenizer.pre_tokenizer = byte_level
+    return tokenizer
+
+
+def pattern_cases():
+    """(pattern, keywords of pattern_tokenizer) of every pattern, and of some in other roles."""
+    for pattern in list(PUBLISHED.values()) + CONSTRUCTS:
+        yield pattern, {}
+    for pattern in (r"x*", r"\b", r"(?=[A-Z])", r"\h+", r"[a-z&&[aeiou]]+"):
+        for behavior in ("removed", "merged_with_previous", "merged_with_next", "contiguous"):
+            yield pattern, {"behavior": behavior}
+        yield pattern, {"invert": True}
+    for pattern in (r"\h+", r"[a-z&&[aeiou]]+", r"\p{N}{1,3}+"):
+        yield pattern, {"replacement": "_"}
+
+
+def patterns(folder):
+    """patterns.json: tokenizers that differ in a pattern, and their ids."""
+    cases = []
+    for pattern, options in pattern_cases():
+        tokenizer = pattern_tokenizer(pattern, **options)
+        file = json.loads(tokenizer.to_str())
+        ids = [" ".join(map(str, tokenizer.encode(line).ids)) for line in PATTERN_LINES]
+        cases.append({"pre_tokenizer": file["pre_tokenizer"], "normalizer": file["normalizer"], "ids": ids})
+    with open(os.path.join(folder, "patterns.json"), "w", encoding="ascii") as out:
+        json.dump({"tokenizer": json.loads(pattern_tokenizer("a").to_str()), "lines": PATTERN_LINES, "cases": cases}, out)
+        out.write("\n")
+
+
 KINDS = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "roberta": roberta, "unigram": unigram,
          "precompiled": precompiled, "bert": bert, "cased": cased, "llama2": llama2, "openai": openai, "words": words,
          "added": added}
@@ -255,6 +332,7 @@ def main():
         tokenizer = make(400 if name in ("bert", "added", "cased") else 560, text)
         tokenizer.save(os.path.join(folder, f"{name}.json"), pretty=False)
         expected[name] = cases(tokenizer, LINES)
+    patterns(folder)
     vocabulary(folder, expected, text)
     pieces(folder, expected, text)
     with open(os.path.join(folder, "cases.json"), "w", encoding="ascii") as file:

@@ -115,7 +115,7 @@ TEST(TokenizerRefusals, InvalidPatternsAndTemplates) {
                                    file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] =
                                        "(unclosed";
                                  }),
-                   "the pattern is not understood"));
+                   "the pattern '(unclosed' is not understood"));
   EXPECT_TRUE(says(
       refusal_after("cased.json",
                     [](json& file) { file["post_processor"]["special_tokens"].erase("[SEP]"); }),
@@ -136,6 +136,7 @@ TEST(TokenizerRefusals, DamagedFiles) {
   EXPECT_TRUE(says(refusal_of_text("vocab.txt", ""), "empty"));
   EXPECT_TRUE(says(refusal_of_text("vocab.txt", "a\nb\n"), "[UNK]"));
   EXPECT_TRUE(says(refusal_of_text("some.model", "no protobuf at all"), "SentencePiece"));
+  EXPECT_TRUE(says(refusal_of_text("tokenizer.model", "IQ== 0\nIg== 1\n"), "file of tiktoken's"));
   std::string cut = contents_of(fixture("pieces.model"));
   EXPECT_TRUE(says(refusal_of_text("cut.model", cut.substr(0, cut.size() / 2)), "SentencePiece"));
 }

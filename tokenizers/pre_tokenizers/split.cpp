@@ -33,6 +33,10 @@ class SplitStage final : public PreTokenizerStage {
         merger.part(match.begin, match.end, !settings_->invert);
         from = match.end;
       } else {
+        // Between two parts, an empty delimiter keeps them apart.
+        if (settings_->behavior == DelimiterBehavior::contiguous) {
+          merger.part(match.begin, match.end, !settings_->invert);
+        }
         from = match.end + (match.end < text.size() ? character_length(text[match.end]) : 1);
       }
       done = match.end;

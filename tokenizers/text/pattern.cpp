@@ -1,154 +1,189 @@
-// PCRE2 in UTF-8 mode. Its check of UTF-8 is off: the caller makes texts valid.
+// Chooses the engine of a pattern.
 #include "tokenizers/text/pattern.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
+#include <fmt/format.h>
+#include <algorithm>
 #include <array>
+#include <charconv>
+#include <optional>
+#include <utility>
 
-#include "base/error.h"
+#include "base/text/printable.h"
+#include "tokenizers/text/pattern_engines.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {
 
-// The PCRE2 form of one of Oniguruma's class escapes, inside brackets and outside; nullptr: the
-// same.
-struct ClassEscape {
-  char name;
-  const char* outside;
-  const char* inside;
-};
+constexpr std::array<std::string_view, 37> general_categories{
+    "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",  "Nd", "Nl",
+    "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk",
+    "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn", "Cs"};
+// No two letters of these fold to one character, as "ss" does.
+constexpr std::array<std::string_view, 3> contractions{
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?i:[sdmt]|ll|ve|re)", "(?i:'[sdmt]|'ll|'ve|'re)"};
 
-constexpr std::array<ClassEscape, 6> class_escapes = {{
-    {'s', "\\p{White_Space}", "\\p{White_Space}"},
-    {'S', "\\P{White_Space}", "\\P{White_Space}"},
-    {'d', "\\p{Nd}", "\\p{Nd}"},
-    {'D', "\\P{Nd}", "\\P{Nd}"},
-    {'w', "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]", "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"},
-    {'W', "[^\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]", nullptr},
-}};
+// Reads an expression of the shared syntax; each function returns false at anything else.
+class SharedSyntax {
+ public:
+  explicit SharedSyntax(std::string_view text) : text_(text) {}
 
-std::string for_pcre2(std::string_view expression) {
-  std::string out;
-  int brackets = 0;
-  for (std::size_t i = 0; i < expression.size(); ++i) {
-    const char c = expression[i];
-    if (c == '\\' && i + 1 < expression.size()) {
-      const char name = expression[++i];
-      const char* replacement = nullptr;
-      for (const ClassEscape& escape : class_escapes) {
-        if (escape.name == name) replacement = brackets > 0 ? escape.inside : escape.outside;
-      }
-      if (replacement != nullptr) {
-        out += replacement;
-      } else {
-        out += c;
-        out += name;
-      }
-      continue;
-    }
-    if (c == '[' && brackets == 0) {
-      brackets = 1;
-      // A closing bracket at the beginning belongs to the class.
-      out += c;
-      if (i + 1 < expression.size() && expression[i + 1] == '^') out += expression[++i];
-      if (i + 1 < expression.size() && expression[i + 1] == ']') out += expression[++i];
-      continue;
-    }
-    if (c == ']' && brackets > 0) brackets = 0;
-    out += c;
+  bool whole() { return alternatives(0) && at_ == text_.size(); }
+
+ private:
+  [[nodiscard]] bool more() const { return at_ < text_.size(); }
+  [[nodiscard]] char next() const { return text_[at_]; }
+  bool take(std::string_view word) {
+    if (!text_.substr(at_).starts_with(word)) return false;
+    at_ += word.size();
+    return true;
   }
-  return out;
-}
+
+  bool alternatives(int depth) {
+    constexpr int deepest = 16;
+    if (depth > deepest) return false;
+    while (more() && next() != ')') {
+      if (!take("|") && !item(depth)) return false;
+    }
+    return true;
+  }
+
+  bool item(int depth) {
+    for (const std::string_view words : contractions) {
+      if (take(words)) return after_group();
+    }
+    if (take("(?:")) return alternatives(depth + 1) && take(")") && after_group();
+    if (take("(?=") || take("(?!")) {
+      return alternatives(depth + 1) && take(")") && !at_quantifier();
+    }
+    const bool one = next() == '[' ? character_class() : next() == '\\' ? escape() : character();
+    return one && quantifier();
+  }
+
+  // How an empty round ends a loop differs between engines.
+  bool after_group() { return (take("?") || !at_quantifier()) && !at_quantifier(); }
+
+  [[nodiscard]] bool at_quantifier() const {
+    return more() && std::string_view("?*+{").find(next()) != std::string_view::npos;
+  }
+
+  bool quantifier() {
+    if (!at_quantifier()) return true;
+    if (!take("?") && !take("*") && !take("+") && !interval()) return false;
+    return !at_quantifier();
+  }
+
+  std::optional<int> number() {
+    int value = 0;
+    const char* const begin = text_.data() + at_;
+    const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
+    constexpr int most = 1000;
+    if (error != std::errc() || value < 0 || value > most) return std::nullopt;
+    at_ += static_cast<std::size_t>(end - begin);
+    return value;
+  }
+
+  bool interval() {
+    if (!take("{")) return false;
+    const std::optional<int> least = number();
+    if (!least) return false;
+    if (take(",") && more() && next() != '}') {
+      const std::optional<int> most = number();
+      if (!most || *most < *least) return false;
+    }
+    return take("}");
+  }
+
+  // A character that stands for itself outside classes.
+  bool character() {
+    if (std::string_view("\\^$.[]|()?*+{}").find(next()) != std::string_view::npos) return false;
+    at_ += character_length(next());
+    return true;
+  }
+
+  // A character, or the name of several: then it ends no range.
+  bool escape(bool* is_set = nullptr) {
+    if (!take("\\") || !more()) return false;
+    if (take("p{") || take("P{")) {
+      const std::size_t end = text_.find('}', at_);
+      if (end == std::string_view::npos) return false;
+      const std::string_view name = text_.substr(at_, end - at_);
+      at_ = end + 1;
+      if (is_set != nullptr) *is_set = true;
+      return std::ranges::find(general_categories, name) != general_categories.end();
+    }
+    const char name = text_[at_++];
+    if (name == 's' || name == 'S') {
+      if (is_set != nullptr) *is_set = true;
+      return true;
+    }
+    constexpr std::string_view characters = "rnt!\"#$%&'()*+,-./:;=?@[\\]^_{|}~";
+    return characters.find(name) != std::string_view::npos;
+  }
+
+  bool character_class() {
+    if (!take("[")) return false;
+    take("^");
+    bool empty = true;
+    while (more() && next() != ']') {
+      if (!class_item(empty)) return false;
+      empty = false;
+    }
+    return !empty && take("]");
+  }
+
+  bool class_item(bool first) {
+    if (next() == '-') {  // itself at either end, and nothing else
+      ++at_;
+      return first || (more() && next() == ']');
+    }
+    bool is_set = false;
+    if (!class_character(is_set)) return false;
+    if (!more() || next() != '-' || text_.substr(at_).starts_with("-]")) return true;
+    ++at_;
+    const bool from_set = std::exchange(is_set, false);
+    return !from_set && more() && next() != '-' && class_character(is_set) && !is_set &&
+           (!more() || next() != '-');
+  }
+
+  bool class_character(bool& is_set) {
+    if (next() == '\\') return escape(&is_set);
+    if (next() == '[' || next() == ']' || text_.substr(at_).starts_with("&&")) return false;
+    at_ += character_length(next());
+    return true;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+};
 
 }  // namespace
 
-struct Pattern::Code {
-  explicit Code(pcre2_code* made) : code(made) {}
-  ~Code() { pcre2_code_free(code); }
-  Code(const Code&) = delete;
-  Code& operator=(const Code&) = delete;
-  pcre2_code* code;
-};
-
-Pattern::Pattern(std::string_view expression, const std::string& source) : source_(source) {
-  const std::string text = for_pcre2(expression);
-  int error = 0;
-  PCRE2_SIZE where = 0;
-  pcre2_code* const code = pcre2_compile(
-      reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-      PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK | PCRE2_NEVER_BACKSLASH_C | PCRE2_MULTILINE,
-      &error, &where, nullptr);
-  if (code == nullptr) {
-    std::array<PCRE2_UCHAR, 256> message{};
-    pcre2_get_error_message(error, message.data(), message.size());
-    fail(ErrorCode::data, "{}: the pattern is not understood at character {}: {}", source, where,
-         reinterpret_cast<const char*>(message.data()));
-  }
-  code_ = std::make_unique<Code>(code);
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // if it fails, the interpreter matches
+bool is_shared_syntax(std::string_view expression) {
+  return SharedSyntax(expression).whole();
 }
 
-Pattern Pattern::literal(std::string_view text, const std::string& source) {
-  std::string quoted;
-  for (const char c : text) {
-    if (std::string_view("\\^$.[]|()?*+{}#-").find(c) != std::string_view::npos) quoted += '\\';
-    quoted += c;
-  }
-  return {quoted, source};
+std::string shown_pattern(std::string_view expression) {
+  constexpr std::size_t longest = 200;
+  if (expression.size() <= longest) return fmt::format("'{}'", printable(expression));
+  std::size_t end = longest;
+  while ((static_cast<unsigned char>(expression[end]) & 0xC0U) == 0x80U) --end;
+  return fmt::format("'{}...'", printable(expression.substr(0, end)));
 }
+
+Pattern::Pattern(std::string_view expression, const std::string& source)
+    : code_(is_shared_syntax(expression) ? compile_with_pcre2(expression, source)
+                                         : compile_with_oniguruma(expression, source)) {}
 
 Pattern::~Pattern() = default;
 Pattern::Pattern(Pattern&&) noexcept = default;
 Pattern& Pattern::operator=(Pattern&&) noexcept = default;
 
-struct Pattern::Matcher::State {
-  explicit State(const pcre2_code* code)
-      : data(pcre2_match_data_create_from_pattern(code, nullptr)),
-        context(pcre2_match_context_create(nullptr)) {
-    TESSERA_CHECK(data != nullptr && context != nullptr, ErrorCode::out_of_memory,
-                  "no memory to match a pattern in");
-  }
-  ~State() {
-    pcre2_jit_stack_free(stack);
-    pcre2_match_context_free(context);
-    pcre2_match_data_free(data);
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  pcre2_match_data* data;
-  pcre2_match_context* context;
-  pcre2_jit_stack* stack = nullptr;  // made when the 32 KiB of the machine stack are not enough
-};
-
-Pattern::Matcher::Matcher(const Pattern& pattern)
-    : pattern_(pattern), state_(std::make_unique<State>(pattern.code_->code)) {}
-
+Pattern::Matcher::Matcher(const Pattern& pattern) : search_(pattern.code_->search()) {}
 Pattern::Matcher::~Matcher() = default;
 
 bool Pattern::Matcher::find(std::string_view text, std::size_t from, Match& match) {
-  // An empty view may have a null address, which PCRE2 refuses.
-  const char* const data = text.empty() ? "" : text.data();
-  const auto match_once = [&] {
-    return pcre2_match(pattern_.code_->code, reinterpret_cast<PCRE2_SPTR>(data), text.size(), from,
-                       PCRE2_NO_UTF_CHECK, state_->data, state_->context);
-  };
-  int found = match_once();
-  if (found == PCRE2_ERROR_JIT_STACKLIMIT && state_->stack == nullptr) {
-    state_->stack = pcre2_jit_stack_create(std::size_t{1} << 20, std::size_t{256} << 20, nullptr);
-    pcre2_jit_stack_assign(state_->context, nullptr, state_->stack);
-    found = match_once();
-  }
-  if (found == PCRE2_ERROR_NOMATCH) return false;
-  TESSERA_CHECK(found > 0, ErrorCode::data,
-                "{}: the pattern gives up on a text of {} bytes (PCRE2's error {}); cut the text "
-                "in shorter lines",
-                pattern_.source_, text.size(), found);
-  const PCRE2_SIZE* const vector = pcre2_get_ovector_pointer(state_->data);
-  TESSERA_CHECK(from <= vector[0] && vector[0] <= vector[1], ErrorCode::data,
-                "{}: the pattern moves a match's beginning out of the match", pattern_.source_);
-  match = {vector[0], vector[1]};
-  return true;
+  return search_->find(text, from, match);
 }
 
 }  // namespace tessera::tokenizers

@@ -117,10 +117,25 @@ class TreeBuilder final : public YAML::EventHandler {
     } else if (!level.has_key) {
       set_key(level, std::move(added));
     } else {
-      level.node.keys.push_back(std::move(level.key));
-      level.node.items.push_back(std::move(added));
+      add_pair(level, std::move(added));
       level.has_key = false;
     }
+  }
+
+  // A name that stands twice with one value has that value.
+  static void add_pair(Level& level, YamlNode value) {
+    for (std::size_t i = 0; i < level.node.keys.size(); ++i) {
+      const YamlNode& earlier = level.node.keys[i];
+      if (earlier.text != level.key.text) continue;
+      const YamlNode& held = level.node.items[i];
+      TESSERA_CHECK(
+          held.kind == YamlNode::Kind::scalar && value.kind == held.kind && value.text == held.text,
+          ErrorCode::configuration, "{}: key {} is given twice, first at {}; keep one",
+          level.key.where, level.key.text, earlier.where);
+      return;
+    }
+    level.node.keys.push_back(std::move(level.key));
+    level.node.items.push_back(std::move(value));
   }
 
   static void set_key(Level& level, YamlNode key) {
@@ -132,11 +147,6 @@ class TreeBuilder final : public YAML::EventHandler {
     TESSERA_CHECK(name, ErrorCode::configuration,
                   "{}: a key must be a name; is a bracket, quote or colon missing or left over?",
                   key.where);
-    for (const YamlNode& earlier : level.node.keys) {
-      TESSERA_CHECK(earlier.text != key.text, ErrorCode::configuration,
-                    "{}: key {} is given twice, first at {}; keep one", key.where, key.text,
-                    earlier.where);
-    }
     level.key = std::move(key);
     level.has_key = true;
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/beside.h"
 #include "checkpoint/formats/dcp/dcp_metadata.h"
 #include "checkpoint/formats/dcp/dcp_sink.h"
 #include "checkpoint/formats/known_formats.h"
@@ -48,6 +49,7 @@ class DcpOpener {
                   "'{}' has .distcp files and no .metadata: the save was not finished, or the file "
                   "was not copied (names that begin with a dot are easily left behind)",
                   path.string());
+    refuse_flat_shards(path);
     for (const fs::path& folder : folders) add_folder(folder);
     const std::string source = fmt::format("'{}'", path.string());
     NamedState state = name_state(

@@ -77,6 +77,8 @@ struct PickleRules {
   bool (*allows)(std::string_view global) = nullptr;
   const char* holds = "";   // "a torch.save file of tensors": the allowed contents
   const char* advice = "";  // what to do if the file has other contents
+  // The advice about files with this global, or null for the general one.
+  const char* (*advice_about)(std::string_view global) = nullptr;
 };
 
 class Pickle {

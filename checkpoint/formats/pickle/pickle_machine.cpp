@@ -125,10 +125,12 @@ void PickleMachine::push_real() {
 void PickleMachine::push_global(std::string_view module, std::string_view name) {
   const std::string global = fmt::format("{}.{}", module, name);
   if (!rules_.allows(global)) {
+    const char* const about =
+        rules_.advice_about == nullptr ? nullptr : rules_.advice_about(global);
     refuse(
         fmt::format("asks for the Python object {}, which {} does not need: it is not loaded. "
                     "{}",
-                    shown(global), rules_.holds, rules_.advice));
+                    shown(global), rules_.holds, about == nullptr ? rules_.advice : about));
   }
   push(add_text(PickleKind::global, global));
 }

@@ -1,4 +1,4 @@
-// Finds the model's tensors and the optimizer's in nested dicts, and names them.
+// Names the model's tensors and the optimizer's.
 #include "checkpoint/formats/torch/state_names.h"
 
 #include <fmt/format.h>
@@ -13,6 +13,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "checkpoint/formats/pickle/pickle.h"
+#include "checkpoint/formats/torch/state_dicts.h"
 #include "checkpoint/state/scalars_json.h"
 
 namespace tessera::checkpoint::formats {
@@ -21,37 +22,13 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 6> model_dicts{"model", "module",           "state_dict",
-                                                      "app",   "model_state_dict", "net"};
-constexpr std::array<std::string_view, 4> optimizer_dicts{
-    "optim", "optimizer", "optimizer_state_dict", "optim_state_dict"};
 constexpr std::array<std::string_view, 3> wrappers{"_fsdp_wrapped_module.",
                                                    "_checkpoint_wrapped_module.", "_orig_mod."};
 constexpr std::string_view data_parallel = "module.";
 
-template <class Names>
-bool is_among(const Names& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-std::string joined(const StatePath& path, std::size_t count) {
-  std::string out;
-  for (std::size_t i = 0; i < count; ++i) out += (i == 0 ? "" : ".") + path[i];
-  return out;
-}
-
 bool is_digits(const std::string& text) {
   return !text.empty() && text.size() < 10 &&
          text.find_first_not_of("0123456789") == std::string::npos;
-}
-
-// Position of "state" in the path of a tensor of optimizer state, [..., "state", name, key].
-std::optional<std::size_t> state_place(const StatePath& path, const std::set<std::string>& known) {
-  if (path.size() < 3 || path[path.size() - 3] != "state") return std::nullopt;
-  const std::size_t at = path.size() - 3;
-  const bool named = at > 0 && is_among(optimizer_dicts, path[at - 1]);
-  if (named || known.contains(joined(path, at))) return at;
-  return std::nullopt;
 }
 
 // A hyperparameter in a note.
@@ -71,11 +48,13 @@ class Namer {
  public:
   Namer(StateItems items, const std::function<double(std::size_t)>& number,
         const std::string& source)
-      : items_(std::move(items)), number_(number), source_(source) {}
+      : items_(std::move(items)),
+        number_(number),
+        source_(source),
+        sorted_(sort_state(items_, source)) {}
 
   NamedState run() {
-    find_optimizers();
-    sort_tensors();
+    out_.contents.notes = sorted_.notes;
     name_model();
     read_groups();
     name_optimizer();
@@ -91,53 +70,9 @@ class Namer {
   }
   json& scalars() { return json_of(out_.contents.scalars); }
 
-  // Dicts that have param_groups beside their state.
-  void find_optimizers() {
-    for (const StateValue& each : items_.values) {
-      const auto found = std::find(each.path.begin(), each.path.end(), "param_groups");
-      if (found == each.path.end()) continue;
-      optimizers_.insert(joined(each.path, static_cast<std::size_t>(found - each.path.begin())));
-    }
-  }
-
-  void sort_tensors() {
-    std::map<std::string, std::vector<StateTensor*>> dicts;
-    for (StateTensor& tensor : items_.tensors) {
-      if (const auto at = state_place(tensor.path, optimizers_)) {
-        states_[joined(tensor.path, *at)].push_back(&tensor);
-      } else {
-        dicts[joined(tensor.path, tensor.path.size() - 1)].push_back(&tensor);
-      }
-    }
-    for (auto& [name, tensors] : dicts) {
-      const StatePath& path = tensors.front()->path;
-      const bool known = std::all_of(path.begin(), path.end() - 1,
-                                     [](const auto& key) { return is_among(model_dicts, key); });
-      if (known) models_.emplace_back(name, std::move(tensors));
-    }
-    if (models_.empty() && dicts.size() == 1 && states_.empty()) {
-      note("the tensors of {} were taken for the model's", shown(dicts.begin()->first));
-      models_.emplace_back(dicts.begin()->first, std::move(dicts.begin()->second));
-      return;
-    }
-    for (const auto& [name, tensors] : dicts) {
-      if (!tensors.empty()) {
-        note("left out: {} in {}, of neither model nor optimizer",
-             counted(tensors.size(), "tensor"), shown(name));
-      }
-    }
-    TESSERA_CHECK(models_.size() <= 1, ErrorCode::checkpoint,
-                  "{} holds two models, in {} and {}: save the one you want by itself", source_,
-                  shown(models_[0].first), shown(models_[1].first));
-    TESSERA_CHECK(states_.size() <= 1, ErrorCode::checkpoint,
-                  "{} holds the states of several optimizers, which Tessera has no place for: save "
-                  "them apart",
-                  source_);
-  }
-
   void name_model() {
-    if (models_.empty()) return;
-    std::vector<StateTensor*>& tensors = models_.front().second;
+    const std::vector<StateTensor*>& tensors = sorted_.model;
+    if (tensors.empty()) return;
     all_in_module_ = std::all_of(tensors.begin(), tensors.end(), [](const StateTensor* t) {
       return t->path.back().starts_with(data_parallel);
     });
@@ -189,12 +124,13 @@ class Namer {
 
   // param_groups may be stored whole, as [i], or as [i].key.
   void read_groups() {
-    if (states_.empty()) return;
-    const std::string& owner = states_.begin()->first;
+    if (sorted_.optimizer.empty()) return;
     for (const StateValue& each : items_.values) {
       const auto found = std::find(each.path.begin(), each.path.end(), "param_groups");
       const auto at = static_cast<std::size_t>(found - each.path.begin());
-      if (found == each.path.end() || joined(each.path, at) != owner) continue;
+      if (found == each.path.end() || joined_keys(each.path, at) != sorted_.optimizer_dict) {
+        continue;
+      }
       const std::size_t rest = each.path.size() - at - 1;
       if (rest == 0 && each.value.is_array()) {
         groups_.assign(each.value.begin(), each.value.end());
@@ -250,10 +186,10 @@ class Namer {
   }
 
   void name_optimizer() {
-    if (states_.empty()) return;
+    if (sorted_.optimizer.empty()) return;
     std::vector<OptimizerTensor> states;
     bool numbered = false;
-    for (StateTensor* tensor : states_.begin()->second) {
+    for (StateTensor* tensor : sorted_.optimizer) {
       const StatePath& path = tensor->path;
       const std::string& id = path[path.size() - 2];
       numbered = numbered || is_digits(id);
@@ -346,10 +282,8 @@ class Namer {
   StateItems items_;
   const std::function<double(std::size_t)>& number_;
   const std::string& source_;
+  const SortedState sorted_;  // points into items_
   NamedState out_;
-  std::set<std::string> optimizers_;
-  std::map<std::string, std::vector<StateTensor*>> states_;  // by the optimizer's dict
-  std::vector<std::pair<std::string, std::vector<StateTensor*>>> models_;
   std::vector<StateTensor*> parameters_;  // the model's tensors, without aliases
   std::vector<json> groups_;
   bool all_in_module_ = false;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/beside.h"
 #include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/torch/torch_optimizer.h"
 #include "checkpoint/formats/torch/torch_state.h"
@@ -24,7 +25,8 @@ constexpr const char* torch_index_name = "pytorch_model.bin.index.json";
 constexpr std::array<const char*, 5> torch_model_names{
     "pytorch_model.bin", "pytorch_model_fsdp.bin", "pytorch_model_fsdp_0.bin", "consolidated.pth",
     "consolidated.00.pth"};
-constexpr std::array<const char*, 2> torch_optimizer_names{"optimizer.bin", "optimizer_0.bin"};
+constexpr std::array<const char*, 3> torch_optimizer_names{"optimizer.bin", "optimizer_0.bin",
+                                                           "optimizer.pt"};
 constexpr std::uint64_t torch_index_limit = std::uint64_t{1} << 28;
 
 bool is_file(const fs::path& path) {
@@ -60,7 +62,7 @@ bool begins_as_torch_file(const fs::path& path) {
 bool recognises_torch(const fs::path& path) {
   if (is_file(path)) return begins_as_torch_file(path);
   return is_file(path / torch_index_name) || first_of(path, torch_model_names).has_value() ||
-         first_of(path, torch_optimizer_names).has_value();
+         first_of(path, torch_optimizer_names).has_value() || has_flat_shards(path);
 }
 
 // The numbered files of a folder's index, with the names that each must hold.
@@ -91,19 +93,35 @@ class TorchOpener {
     const std::string source = fmt::format("'{}'", path.string());
     NamedState state = name_state(
         std::move(items_), [this](std::size_t handle) { return store_.number(handle); }, source);
-    if (!is_file(path)) add_model_files(state.contents, path);
+    if (!is_file(path)) {
+      add_model_files(state.contents, path);
+      note_unread_state(state.contents);
+    }
     return make_source(std::move(store_), std::move(state));
   }
 
  private:
+  // The state of a file beside the weights that has values and could not be named.
+  void note_unread_state(Contents& contents) const {
+    const bool read = std::any_of(contents.tensors.begin(), contents.tensors.end(),
+                                  [](const auto& t) { return t.part == Part::optimizer; });
+    if (read || optimizer_tensors_ == 0) return;
+    contents.unread_state = optimizer_file_;
+    contents.notes.push_back(unread_state_note(optimizer_file_));
+  }
+
   void add_folder(const fs::path& folder) {
+    refuse_flat_shards(folder);
     if (const auto model = first_of(folder, torch_model_names)) {
       add(*model, {});
     } else if (is_file(folder / torch_index_name)) {
       add_indexed(folder);
     }
     if (const auto optimizer = first_of(folder, torch_optimizer_names)) {
+      const std::size_t before = items_.tensors.size();
       add(*optimizer, {"optimizer"});
+      optimizer_tensors_ = items_.tensors.size() - before;
+      optimizer_file_ = optimizer->filename().string();
     }
   }
 
@@ -138,6 +156,8 @@ class TorchOpener {
 
   PieceStore store_;
   StateItems items_;
+  std::string optimizer_file_;  // beside the weights
+  std::size_t optimizer_tensors_ = 0;
 };
 
 std::unique_ptr<Source> open_torch(const fs::path& path) {

@@ -175,10 +175,25 @@ bool is_torch_global(std::string_view global) {
   });
 }
 
+namespace {
+
+// What a state dict of FSDP holds in place of tensors.
+const char* advice_about_shards(std::string_view global) {
+  const bool shards = global == "torch._utils._rebuild_wrapper_subclass" ||
+                      global.starts_with("torch.distributed.");
+  return shards ? "It has one rank's shards (DTensor, ShardedTensor) in place of tensors: save "
+                  "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), or "
+                  "the sharded one by torch.distributed.checkpoint.save"
+                : nullptr;
+}
+
+}  // namespace
+
 const PickleRules torch_rules{is_torch_global, "a torch.save file of tensors and plain values",
                               "Load the file where it was made and trusted, and save "
                               "model.state_dict() (and the optimizer's) "
-                              "alone"};
+                              "alone",
+                              advice_about_shards};
 
 TorchArchive::TorchArchive(FileTable& files, std::size_t file, std::uint64_t offset,
                            std::uint64_t bytes, std::string source, const PickleRules& rules)
@@ -240,6 +255,25 @@ std::optional<TorchTensor> TorchArchive::call(const std::string& function,
        source_, function);
 }
 
+// Views by torch.conj() and of the imaginary part of one: PyTorch changes signs when it reads them.
+void TorchArchive::refuse_lazy_bits(const PickleValue& arguments, std::size_t at) const {
+  if (arguments.size() <= at || !arguments.at(at).is(PickleKind::dict)) return;
+  const PickleValue metadata = arguments.at(at);
+  for (std::size_t i = 0; i < metadata.size(); ++i) {
+    const PickleValue value = metadata.value(i);
+    if (value.is(PickleKind::boolean) && !value.boolean()) continue;
+    const std::string key = metadata.key(i).is(PickleKind::text) ? metadata.key(i).text() : "";
+    fail(ErrorCode::checkpoint,
+         "{}: a tensor has the {}, so that its values are not those in the file; save "
+         "tensor.resolve_{}() instead",
+         source_,
+         key == "neg"    ? "negative bit"
+         : key == "conj" ? "conjugate bit"
+                         : shown(key),
+         key == "conj" ? "conj" : "neg");
+  }
+}
+
 TorchTensor TorchArchive::rebuild(const PickleValue& arguments, bool with_dtype) const {
   const auto check = [&](bool condition, std::string_view problem) {
     TESSERA_CHECK(condition, ErrorCode::checkpoint, "{}: a tensor {}", source_, problem);
@@ -256,6 +290,7 @@ TorchTensor TorchArchive::rebuild(const PickleValue& arguments, bool with_dtype)
   tensor.shape = integers_of(arguments.at(2));
   tensor.strides = integers_of(arguments.at(3));
   check(tensor.shape.size() == tensor.strides.size(), "has strides that do not fit its shape");
+  refuse_lazy_bits(arguments, with_dtype ? 7 : 6);
   std::string_view name = with_dtype ? arguments.at(6).global() : id.at(1).global();
   if (name.starts_with("torch.")) name.remove_prefix(6);
   const auto* const type =

@@ -56,6 +56,7 @@ class TorchArchive {
   [[nodiscard]] std::optional<TorchTensor> call(const std::string& function,
                                                 const PickleValue& arguments, int depth) const;
   [[nodiscard]] TorchTensor rebuild(const PickleValue& arguments, bool with_dtype) const;
+  void refuse_lazy_bits(const PickleValue& arguments, std::size_t at) const;
   std::string source_;
   std::size_t file_;
   std::uint64_t offset_;

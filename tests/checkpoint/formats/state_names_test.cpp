@@ -92,6 +92,49 @@ TEST(StateNames, FindsTheModelWhereProgramsPutIt) {
   EXPECT_TRUE(has(Items().state_refusal(), "no tensors"));
 }
 
+TEST(StateNames, VectorsAroundTheModelAreNoSecondModel) {
+  const NamedState state = Items()
+                               .tensor({"loss"}, {})
+                               .tensor({"rng"}, {5056})
+                               .tensor({"app", "step"}, {1})
+                               .tensor({"app", "model", "a.weight"})
+                               .tensor({"app", "model", "a.bias"}, {3})
+                               .name();
+  EXPECT_EQ(names_of(state), (Names{"model/a.weight", "model/a.bias"}));
+  EXPECT_TRUE(has(all_notes(state), "2 tensors beside the model's, such as \"loss\""));
+  // Matrices around it are, and a flat model beside a dict of vectors stays the model.
+  EXPECT_TRUE(has(Items().tensor({"a"}).tensor({"model", "a"}).state_refusal(),
+                  "two models, in its outermost dict and \"model\""));
+  EXPECT_EQ(names_of(Items().tensor({"scale"}, {3}).tensor({"rng", "cpu"}, {9}).name()),
+            Names{"model/scale"});
+}
+
+TEST(StateNames, KeysInsideTheModelsDictStayInTheNames) {
+  EXPECT_EQ(
+      names_of(Items().tensor({"model", "a", "weight"}).tensor({"model", "a", "bias"}, {3}).name()),
+      (Names{"model/a.weight", "model/a.bias"}));
+  EXPECT_EQ(names_of(Items().tensor({"state_dict", "net", "a", "b", "w"}).name()),
+            Names{"model/a.b.w"});
+  EXPECT_TRUE(has(Items().tensor({"model", "a", "w"}).tensor({"model", "b", "w"}).state_refusal(),
+                  "several models, or parts of one, in \"model.a\" and \"model.b\""));
+}
+
+// A model in a dict of an unknown name, beside an optimizer or a dict of random states, was left
+// out.
+TEST(StateNames, AnOptimizerDoesNotHideTheModel) {
+  const NamedState state =
+      Items().tensor({"policy", "w"}).tensor({"optimizer", "state", "w", "exp_avg"}).name();
+  EXPECT_EQ(names_of(state), (Names{"model/w", "optimizer/w.exp_avg"}));
+  EXPECT_EQ(names_of(Items().tensor({"policy", "w"}).tensor({"rng", "cpu"}, {5056}).name()),
+            Names{"model/w"});
+  EXPECT_TRUE(has(Items()
+                      .tensor({"actor", "w"})
+                      .tensor({"critic", "w"})
+                      .tensor({"optimizer", "state", "w", "exp_avg"})
+                      .state_refusal(),
+                  "several models"));
+}
+
 TEST(StateNames, TakesWrappersOff) {
   const NamedState state = Items()
                                .tensor({"module._orig_mod.h.0._fsdp_wrapped_module.w"})

@@ -93,6 +93,14 @@ struct Refused {
   std::string expected;
 };
 
+TEST(Safetensors, NullMetadataIsNone) {
+  const std::string header =
+      R"({"__metadata__":null,"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}})";
+  const SafetensorsHeader parsed = parse(file_of(header, 2));
+  EXPECT_TRUE(parsed.metadata().empty());
+  EXPECT_EQ(parsed.tensors().size(), 1u);
+}
+
 class SafetensorsRefuses : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(SafetensorsRefuses, ByName) {
@@ -118,6 +126,7 @@ std::vector<Refused> refused_headers() {
       {"DuplicateMetadata", R"({"__metadata__":{"k":"v","k":"v"}})", 0, "\"k\" twice"},
       {"MetadataNumber", R"({"__metadata__":{"k":1}})", 0, "not a string"},
       {"MetadataNested", R"({"__metadata__":{"k":{}}})", 0, "not a string"},
+      {"TensorNull", R"({"a":null})", 0, "not an object"},
       {"TensorNumber", R"({"a":1})", 0, "not an object"},
       {"UnknownField", entry(R"("dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1)"), 4,
        "unknown field \"x\""},

@@ -124,6 +124,10 @@ TEST(AccelerateConfig, TheExampleFile) {
 TEST(AccelerateConfig, UnknownKeysAreRefusedWithLineAndNearestName) {
   EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nnum_proceses: 2\n"),
             "a.yaml:2: unknown key num_proceses; did you mean num_processes?");
+  // As in Accelerate's invalid_keys.yaml.
+  EXPECT_EQ(refusal_of_file("distributed_type: NO\nanother_invalid_key: a\ninvalid_key: b\n"),
+            "a.yaml:2: unknown key another_invalid_key; docs/from-accelerate.md lists the keys "
+            "(unknown too: invalid_key)");
   EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nfsdp_config:\n  fsdp_ofload_params: true\n"),
             "a.yaml:3: unknown key fsdp_config.fsdp_ofload_params; did you mean "
             "fsdp_offload_params?");
@@ -144,6 +148,9 @@ TEST(AccelerateConfig, FilesOfAnotherKindAreNamed) {
               "a.yaml: is a recipe, and --config-file takes a configuration of Accelerate; name it "
               "without the option, as in tessera train a.yaml");
   }
+  EXPECT_NE(refusal_of_file("base_model: x/y\nsequence_len: 2048\nfsdp_config: {}\n")
+                .find("a.yaml: is a configuration of axolotl"),
+            std::string::npos);
   for (const char* deepspeed :
        {R"({"zero_optimization": {"stage": 3}, "train_batch_size": 8})",
         R"({"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}})"}) {
@@ -156,7 +163,14 @@ TEST(AccelerateConfig, FilesOfAnotherKindAreNamed) {
 TEST(AccelerateConfig, UnsupportedKeysAreRefusedWithTheWayOut) {
   EXPECT_EQ(refusal_of_file("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "
-            "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or SHARD_GRAD_OP for ZeRO-2");
+            "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3, SHARD_GRAD_OP for ZeRO-2 or "
+            "SHARD_OPTIMIZER for ZeRO-1");
+  EXPECT_EQ(
+      under("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_OPTIMIZER}\n")
+          .sharding.sharding_strategy,
+      Strategy::shard_optimizer);
+  EXPECT_EQ(refusal_of_file("distributed_type: MULTI_GPU\nmixed_precision: fp8\n"),
+            "a.yaml:2: mixed_precision: fp8 is not available; use bf16, fp16 or no");
   EXPECT_NE(refusal_of_file("distributed_type: FSDP\nnum_machines: 0\n")
                 .find("a.yaml:2: num_machines must be a number of nodes from 1 to 4096, got 0"),
             std::string::npos);
@@ -164,6 +178,18 @@ TEST(AccelerateConfig, UnsupportedKeysAreRefusedWithTheWayOut) {
       refusal_of_file("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
           .find("write fsdp_version: 2, or FULL_SHARD"),
       std::string::npos);
+}
+
+// Accelerate's own test file for SageMaker has `debug: false` in two places.
+TEST(AccelerateConfig, AKeyThatStandsTwiceWithOneValueHasIt) {
+  const AccelerateConfig config = parse_accelerate_config(
+      "compute_environment: AMAZON_SAGEMAKER\ndebug: false\ndistributed_type: NO\n"
+      "mixed_precision: fp16\ndebug: false\nuse_cpu: false\nec2_instance_type: MY_TYPE\n"
+      "iam_role_name: MY_ROLE\n",
+      "a.yaml");
+  EXPECT_EQ(config.processes, 1);
+  EXPECT_EQ(refusal_of_file("debug: false\ndistributed_type: NO\ndebug: true\n"),
+            "a.yaml:3: key debug is given twice, first at a.yaml:1; keep one");
 }
 
 TEST(AccelerateConfig, VersionsHaveTheirDefaults) {

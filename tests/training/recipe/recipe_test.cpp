@@ -325,6 +325,8 @@ TEST(Recipe, BrokenYamlIsNamedByLine) {
             "r.yaml:3: not valid YAML: ");
   EXPECT_EQ(refusal_of("model:\n  n_layer: 2\n  n_layer: 3\n"),
             "r.yaml:3: key n_layer is given twice, first at r.yaml:2; keep one");
+  EXPECT_EQ(refusal_of("model: {n_layer: 2}\nmodel: {n_layer: 2}\n"),
+            "r.yaml:2: key model is given twice, first at r.yaml:1; keep one");
   EXPECT_EQ(refusal_of("sharding:\n  sharding_strategy: 1\n  fsdp_sharding_strategy: 2\n"),
             "r.yaml:3: sharding.sharding_strategy is given twice under two names, first at "
             "r.yaml:2; keep one");

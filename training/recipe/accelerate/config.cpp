@@ -31,7 +31,21 @@ const AccelerateKey* find_key(const std::string& group, const std::string& word)
   return nullptr;
 }
 
-[[noreturn]] void refuse_key(const std::string& group, const YamlNode& key) {
+// The keys behind the first unknown one that are unknown as well.
+std::string also_unknown(const std::string& group, const YamlNode& mapping, std::size_t first) {
+  std::string list;
+  const auto& groups = accelerate_groups();
+  for (std::size_t i = first + 1; i < mapping.keys.size(); ++i) {
+    const std::string& name = mapping.keys[i].text;
+    const bool known = find_key(group, name) != nullptr ||
+                       (group.empty() && std::ranges::find(groups, name) != groups.end());
+    if (!known) list += fmt::format("{}{}", list.empty() ? "" : ", ", name);
+  }
+  return list.empty() ? "" : fmt::format(" (unknown too: {})", list);
+}
+
+[[noreturn]] void refuse_key(const std::string& group, const YamlNode& mapping, std::size_t at) {
+  const YamlNode& key = mapping.keys[at];
   std::vector<std::string> siblings;
   for (const AccelerateKey& row : accelerate_keys()) {
     if (row.group == group) siblings.push_back(row.name);
@@ -48,9 +62,10 @@ const AccelerateKey* find_key(const std::string& group, const std::string& word)
                             row.group.empty() ? "at the top of the file" : "into " + row.group);
     }
   }
-  fail(ErrorCode::configuration, "{}: unknown key {}{}{}", key.where,
+  fail(ErrorCode::configuration, "{}: unknown key {}{}{}{}", key.where,
        group.empty() ? "" : group + ".", key.text,
-       way_out.empty() ? "; docs/from-accelerate.md lists the keys" : way_out);
+       way_out.empty() ? "; docs/from-accelerate.md lists the keys" : way_out,
+       also_unknown(group, mapping, at));
 }
 
 bool is_empty(const YamlNode& value) {
@@ -97,6 +112,11 @@ class FileReader {
         return std::find(keys.begin(), keys.end(), key.text) != keys.end();
       });
     };
+    TESSERA_CHECK(!has({"base_model"}) || !has({"datasets", "micro_batch_size", "sequence_len"}),
+                  ErrorCode::configuration,
+                  "{}: is a configuration of axolotl, and --config-file takes one of Accelerate; "
+                  "its fsdp_config goes into such a file, the rest into a recipe",
+                  config_.source);
     if (has({"distributed_type", "compute_environment", "fsdp_config"})) return;
     TESSERA_CHECK(!has({"data", "train", "sharding", "checkpoint"}), ErrorCode::configuration,
                   "{}: is a recipe, and --config-file takes a configuration of Accelerate; name it "
@@ -126,7 +146,7 @@ class FileReader {
         continue;
       }
       const AccelerateKey* row = find_key(group, key.text);
-      if (row == nullptr) refuse_key(group, key);
+      if (row == nullptr) refuse_key(group, mapping, i);
       const auto [earlier, inserted] = places.emplace(row->name, key.where);
       TESSERA_CHECK(inserted, ErrorCode::configuration,
                     "{}: {} is given twice under two names, first at {}; keep one", key.where,

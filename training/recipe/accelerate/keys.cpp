@@ -90,12 +90,19 @@ void read_environment(const Entry& entry, Config& config) {
   }
 }
 
+void read_mixed_precision(const Entry& entry, Config& config) {
+  const std::string name = read_text(entry.value, entry.written);
+  TESSERA_CHECK(lower_case(name) != "fp8", ErrorCode::configuration,
+                "{}: {}: fp8 is not available; use bf16, fp16 or no", entry.where, entry.written);
+  set(config, entry, "sharding.mixed_precision", entry.value);
+}
+
 // A type that Tessera does not have is refused with the way out.
 void read_distributed_type(const Entry& entry, Config& config) {
   static const std::vector<std::pair<std::string, std::string>> others = {
       {"DEEPSPEED",
-       "use distributed_type: FSDP with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or "
-       "SHARD_GRAD_OP for ZeRO-2"},
+       "use distributed_type: FSDP with fsdp_sharding_strategy FULL_SHARD for ZeRO-3, "
+       "SHARD_GRAD_OP for ZeRO-2 or SHARD_OPTIMIZER for ZeRO-1"},
       {"MEGATRON_LM",
        "use distributed_type: FSDP; tensor and pipeline parallelism are not available"},
       {"TP", "use distributed_type: FSDP; tensor parallelism is not available"},
@@ -150,12 +157,16 @@ std::vector<Row> rows_of_the_world() {
        .taken = {{"2"}, {"-1", "", "as many as in --nproc-per-node"}},
        .refused = {"0"},
        .read = read_processes},
-      setting("", "mixed_precision", "sharding.mixed_precision",
-              "The dtype of parameters in compute and on the wire; master shards and sums are fp32",
-              {{"'no'", "\"no\"", "fp32 throughout"},
-               {"bf16", "\"bf16\"", "computed and sent in bf16, half of the bytes"},
-               {"fp16", "\"fp16\"", "computed and sent in fp16, with a loss scaler"}},
-              {"fp8"}),
+      {.group = {},
+       .name = "mixed_precision",
+       .becomes = "sharding.mixed_precision",
+       .help =
+           "The dtype of parameters in compute and on the wire; master shards and sums are fp32",
+       .taken = {{"'no'", "\"no\"", "fp32 throughout"},
+                 {"bf16", "\"bf16\"", "computed and sent in bf16, half of the bytes"},
+                 {"fp16", "\"fp16\"", "computed and sent in fp16, with a loss scaler"}},
+       .refused = {"fp8"},
+       .read = read_mixed_precision},
       {.group = {},
        .name = "fp16",
        .becomes = "sharding.mixed_precision",

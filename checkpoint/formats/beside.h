@@ -1,0 +1,27 @@
+// Files that other programs put beside a model's weights, and that a reader of the weights alone
+// would pass over.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace tessera::checkpoint::formats {
+
+// True if the folder has a file of FSDP's flat parameters for each rank: Accelerate's
+// LOCAL_STATE_DICT.
+bool has_flat_shards(const std::filesystem::path& folder);
+// Error(checkpoint) for such a folder: nothing in it tells the parameters' names and shapes.
+void refuse_flat_shards(const std::filesystem::path& folder);
+
+// The file of an optimizer's state in a folder of weights (Accelerate's optimizer.bin, the
+// Trainer's optimizer.pt); empty if there is none.
+std::string optimizer_file_in(const std::filesystem::path& folder);
+// The note about such a file if its state is not read.
+std::string unread_state_note(const std::string& file);
+
+// The safetensors files of a folder that are not among `used`, by name.
+std::vector<std::string> other_safetensors_in(const std::filesystem::path& folder,
+                                              const std::vector<std::string>& used);
+
+}  // namespace tessera::checkpoint::formats
