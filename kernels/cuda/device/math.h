@@ -1,4 +1,4 @@
-// CUDA's functions of one argument under one name for fp32 and fp64.
+// CUDA's functions under one name for fp32 and fp64.
 #pragma once
 
 #include <cmath>
@@ -18,6 +18,16 @@ TESSERA_DEVICE_FUNCTION(exponential, expf, exp)
 TESSERA_DEVICE_FUNCTION(logarithm, logf, log)
 TESSERA_DEVICE_FUNCTION(hyperbolic_tangent, tanhf, tanh)
 TESSERA_DEVICE_FUNCTION(error_complement, erfcf, erfc)
+TESSERA_DEVICE_FUNCTION(logarithm_of_one_plus, log1pf, log1p)
+TESSERA_DEVICE_FUNCTION(sine, sinf, sin)
+TESSERA_DEVICE_FUNCTION(cosine, cosf, cos)
 #undef TESSERA_DEVICE_FUNCTION
+
+__device__ __forceinline__ float power(float x, float y) {
+  return powf(x, y);
+}
+__device__ __forceinline__ double power(double x, double y) {
+  return pow(x, y);
+}
 
 }  // namespace tessera::kernels::cuda
