@@ -3,7 +3,7 @@
 //
 // As there, each op is differentiable unless its comment says otherwise, throws a std::logic_error
 // that names the op, the shapes and the rule, and computes in fp32 (fp64 for fp64) with one
-// rounding to the dtype of its inputs. Tensors are contiguous: a result that is no part of its
+// rounding to the dtype of its inputs. Tensors are contiguous: a result that is not a part of its
 // input's memory is a copy. A dimension below 0 counts from the end. Results do not depend on the
 // number of threads.
 #pragma once
@@ -105,7 +105,7 @@ Tensor less(const Tensor& x, double y);
 Tensor less_equal(const Tensor& x, double y);
 Tensor greater(const Tensor& x, double y);
 Tensor greater_equal(const Tensor& x, double y);
-// Of boolean or uint8 tensors (not 0 is true). Not differentiable.
+// Logic of boolean or uint8 tensors (not 0 is true). Not differentiable.
 Tensor logical_and(const Tensor& x, const Tensor& y);
 Tensor logical_or(const Tensor& x, const Tensor& y);
 Tensor logical_not(const Tensor& x);

@@ -17,38 +17,41 @@ using kernels::PointwiseOp;
 namespace ops {
 namespace {
 
-std::string shapes_of(std::span<const PointwiseOperand> operands) {
+std::string shapes_of(std::span<const Shape> shapes) {
   std::string text;
-  for (const PointwiseOperand& operand : operands) {
-    if (!operand.tensor.defined()) continue;
+  for (const Shape& shape : shapes) {
     if (!text.empty()) text += " and ";
-    text += operand.tensor.shape().to_string();
+    text += shape.to_string();
   }
   return text;
 }
 
 }  // namespace
 
-Shape broadcast_shape(const char* op, std::span<const PointwiseOperand> operands) {
+Shape broadcast_shape(const char* op, std::span<const Shape> shapes) {
   int dimensions = 0;
-  for (const PointwiseOperand& operand : operands) {
-    if (operand.tensor.defined()) dimensions = std::max(dimensions, operand.tensor.dimensions());
-  }
+  for (const Shape& shape : shapes) dimensions = std::max(dimensions, shape.dimensions());
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(dimensions), 1);
-  for (const PointwiseOperand& operand : operands) {
-    if (!operand.tensor.defined()) continue;
-    const int skipped = dimensions - operand.tensor.dimensions();
-    for (int i = 0; i < operand.tensor.dimensions(); ++i) {
+  for (const Shape& shape : shapes) {
+    const int skipped = dimensions - shape.dimensions();
+    for (int i = 0; i < shape.dimensions(); ++i) {
       std::int64_t& size = sizes[static_cast<std::size_t>(skipped + i)];
-      const std::int64_t own = operand.tensor.size(i);
-      TESSERA_REQUIRE(
-          own == size || own == 1 || size == 1,
-          "{}: shapes {} do not broadcast; aligned at their ends, sizes must be equal or 1", op,
-          shapes_of(operands));
-      if (own != 1) size = own;
+      TESSERA_REQUIRE(shape[i] == size || shape[i] == 1 || size == 1,
+                      "{}: shapes {} do not broadcast; aligned at their ends, sizes must be equal "
+                      "or 1",
+                      op, shapes_of(shapes));
+      if (shape[i] != 1) size = shape[i];
     }
   }
   return Shape(sizes);
+}
+
+Shape broadcast_shape(const char* op, std::span<const PointwiseOperand> operands) {
+  std::vector<Shape> shapes;
+  for (const PointwiseOperand& operand : operands) {
+    if (operand.tensor.defined()) shapes.push_back(operand.tensor.shape());
+  }
+  return broadcast_shape(op, shapes);
 }
 
 void require_alike(const char* op, std::span<const PointwiseOperand> operands) {

@@ -19,7 +19,9 @@ struct PointwiseOperand {
   double number = 0;
 };
 
-// The shape to which all tensors broadcast; throws a logic_error that names them.
+// The shape to which all of these broadcast; throws a logic_error that names them.
+Shape broadcast_shape(const char* op, std::span<const Shape> shapes);
+// The shape to which all tensors broadcast.
 Shape broadcast_shape(const char* op, std::span<const PointwiseOperand> operands);
 // Throws a logic_error unless the tensors have one dtype and one device.
 void require_alike(const char* op, std::span<const PointwiseOperand> operands);

@@ -74,7 +74,7 @@ void check_factors(const Tensor& a, const Tensor& b, const Transposes& transpose
                                          transposes.a ? " transposed" : "", b.shape().to_string(),
                                          transposes.b ? " transposed" : "");
   TESSERA_REQUIRE(a.dimensions() > 0 && b.dimensions() > 0,
-                  "{}: a number is no matrix; use multiply()", shapes);
+                  "{}: a number is not a matrix; use multiply()", shapes);
   const std::int64_t columns = a.size(transposes.a && a.dimensions() > 1 ? -2 : -1);
   const std::int64_t rows = b.dimensions() == 1 ? b.size(0) : b.size(transposes.b ? -1 : -2);
   TESSERA_REQUIRE(columns == rows,
@@ -159,8 +159,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, const Transposes& transposes) {
   const Transposes as_stored{!row && transposes.a, !column && transposes.b};
   const Shape left_batch = batch_of(left.shape()), right_batch = batch_of(right.shape());
   // Batches that repeat in some dimensions only are written out; one matrix for all is not.
-  const ops::PointwiseOperand batches[] = {Tensor::empty(left_batch, uint8, Device::meta()),
-                                           Tensor::empty(right_batch, uint8, Device::meta())};
+  const Shape batches[] = {left_batch, right_batch};
   const Shape batch = ops::broadcast_shape("matmul", batches);
   const auto whole = [&batch](const Tensor& x, const Shape& own) {
     if (own == batch || own.elements() == 1) return x;

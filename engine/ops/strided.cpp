@@ -59,7 +59,7 @@ std::int64_t elements_between(const Shape& shape, int first, int last) {
 }
 
 void copy_strided(const Shape& sizes, const Strided& from, const Strided& to) {
-  if (to.tensor.is_meta() || sizes.elements() == 0) return;
+  if (from.tensor.is_meta() || to.tensor.is_meta() || sizes.elements() == 0) return;
   const auto at = [](const Strided& side) {
     return side.tensor.raw_data() +
            side.offset * static_cast<std::int64_t>(size_of(side.tensor.dtype()));

@@ -78,7 +78,7 @@ TEST(RetainGraph, EveryOpFindsItsSavedTensors) {
   check_twice([&] { return weighted_sum(normalize_rows(x)); }, {x});
   check_twice(
       [&] {
-        return weighted_sum(max(pow(x, 2) * reshape(gamma, {4, 1}), {1}));
+        return weighted_sum(max(pow(x, 2) * reshape(gamma, {1, 1, 4}), {1}));
       },
       {x, gamma});
   check_twice([&] { return weighted_sum(concatenate(split(where(less(x, 1), x, x * x), 2, -1))); },

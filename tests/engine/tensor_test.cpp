@@ -197,7 +197,7 @@ TEST(Ops, MatmulSaysWhatDoesNotFit) {
             "matmul of [2, 3] and [2, 3]: the first has 3 columns and the second 2 rows, which "
             "must be equal; for a weight of shape [outputs, inputs] use linear()");
   EXPECT_EQ(refused(a, Tensor::zeros({})),
-            "matmul of [2, 3] and []: a number is no matrix; use multiply()");
+            "matmul of [2, 3] and []: a number is not a matrix; use multiply()");
   EXPECT_EQ(refused(Tensor::zeros({4, 2, 3}), Tensor::zeros({5, 3, 2})),
             "matmul of [4, 2, 3] and [5, 3, 2]: batches of 4 and 5 matrices; sizes "
             "before the last two must be equal or 1");

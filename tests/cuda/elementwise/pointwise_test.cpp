@@ -16,12 +16,12 @@ using kernels::Pointwise;
 using kernels::PointwiseKind;
 using kernels::PointwiseOp;
 
-constexpr const char* op_names[] = {
+constexpr const char* pointwise_names[] = {
 #define TESSERA_POINTWISE_NAME(name, operands, kind) #name,
     TESSERA_POINTWISE_OPS(TESSERA_POINTWISE_NAME)
 #undef TESSERA_POINTWISE_NAME
 };
-constexpr int op_count = static_cast<int>(std::size(op_names));
+constexpr int pointwise_count = static_cast<int>(std::size(pointwise_names));
 
 // Positive numbers, so that every function is defined.
 std::vector<double> positive(std::size_t n, DType dtype, unsigned seed) {
@@ -32,7 +32,7 @@ std::vector<double> positive(std::size_t n, DType dtype, unsigned seed) {
 
 TEST(CudaPointwise, FunctionsOfAdjacentAndRepeatedOperands) {
   for (const DType dtype : floating_dtypes) {
-    for (int number = 0; number < op_count; ++number) {
+    for (int number = 0; number < pointwise_count; ++number) {
       const auto op = static_cast<PointwiseOp>(number);
       if (kind_of(op) != PointwiseKind::arithmetic) continue;
       for (const bool repeated : {false, true}) {
@@ -56,8 +56,8 @@ TEST(CudaPointwise, FunctionsOfAdjacentAndRepeatedOperands) {
                                       }
                                       return call;
                                     });
-        SCOPED_TRACE(op_names[number]);
-        out.expect_within_bound("pointwise", op_names[number]);
+        SCOPED_TRACE(pointwise_names[number]);
+        out.expect_within_bound("pointwise", pointwise_names[number]);
       }
     }
   }
@@ -71,7 +71,7 @@ TEST(CudaPointwise, ComparisonsAndSelectionsOfEveryDtype) {
     values[3] = std::nan("");
     MirroredArray a(values, dtype);
     MirroredArray b({0.5, -0.5, 0, 1}, dtype);
-    for (int number = 0; number < op_count; ++number) {
+    for (int number = 0; number < pointwise_count; ++number) {
       const auto op = static_cast<PointwiseOp>(number);
       if (kind_of(op) != PointwiseKind::comparison) continue;
       const DeviceMemory mask(rows * columns);
@@ -98,7 +98,8 @@ TEST(CudaPointwise, ComparisonsAndSelectionsOfEveryDtype) {
       kernels::cpu::pointwise(select);
       const std::vector<std::byte> got = mask.read();
       for (std::size_t i = 0; i < got.size(); ++i) {
-        ASSERT_EQ(static_cast<std::uint8_t>(got[i]), wanted[i]) << op_names[number] << " " << i;
+        ASSERT_EQ(static_cast<std::uint8_t>(got[i]), wanted[i])
+            << pointwise_names[number] << " " << i;
       }
       const std::vector<double> on_device = chosen.device_values(), on_host = chosen.host_values();
       for (std::size_t i = 0; i < on_host.size(); ++i) {

@@ -13,15 +13,15 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-const Doubles xs = {-2, -0.3, 0.1, 0.9, 2.5, 100};
-const Doubles targets = {1, 0, 0.25, 0.5, 0.75, 1};
+const Doubles loss_inputs = {-2, -0.3, 0.1, 0.9, 2.5, 100};
+const Doubles loss_targets = {1, 0, 0.25, 0.5, 0.75, 1};
 
-void check(const char* name,
-           const std::function<Tensor(const Tensor&, const Tensor&, Reduction)>& loss,
-           const std::function<double(double, double)>& exact) {
+void check_loss(const char* name,
+                const std::function<Tensor(const Tensor&, const Tensor&, Reduction)>& loss,
+                const std::function<double(double, double)>& exact) {
   for (const DType dtype : {float32, bfloat16, float64}) {
-    const Tensor x = cast(Tensor::from(xs, {2, 3}), dtype),
-                 y = cast(Tensor::from(targets, {2, 3}), dtype);
+    const Tensor x = cast(Tensor::from(loss_inputs, {2, 3}), dtype),
+                 y = cast(Tensor::from(loss_targets, {2, 3}), dtype);
     const Doubles values = x.to_vector(), wanted_targets = y.to_vector();
     const Tensor each = loss(x, y, Reduction::none);
     EXPECT_EQ(each.dtype(), dtype == float64 ? float64 : float32);
@@ -38,19 +38,20 @@ void check(const char* name,
 }
 
 TEST(Losses, OfPairs) {
-  check("mse_loss", mse_loss, [](double x, double y) { return (x - y) * (x - y); });
-  check("l1_loss", l1_loss, [](double x, double y) { return std::abs(x - y); });
-  check(
+  check_loss("mse_loss", mse_loss, [](double x, double y) { return (x - y) * (x - y); });
+  check_loss("l1_loss", l1_loss, [](double x, double y) { return std::abs(x - y); });
+  check_loss(
       "huber_loss",
       [](const Tensor& x, const Tensor& y, Reduction r) { return huber_loss(x, y, 0.5, r); },
       [](double x, double y) {
         const double d = std::abs(x - y);
         return d <= 0.5 ? d * d / 2 : 0.5 * (d - 0.25);
       });
-  check("bce_with_logits", bce_with_logits, [](double x, double y) {
+  check_loss("bce_with_logits", bce_with_logits, [](double x, double y) {
     return std::max(x, 0.0) - x * y + std::log1p(std::exp(-std::abs(x)));
   });
-  check("kl_div", kl_div, [](double x, double y) { return y == 0 ? 0.0 : y * (std::log(y) - x); });
+  check_loss("kl_div", kl_div,
+             [](double x, double y) { return y == 0 ? 0.0 : y * (std::log(y) - x); });
 }
 
 TEST(Losses, CrossEntropyWithSmoothingAndZ) {

@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 using Doubles = std::vector<double>;
-constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double endless = std::numeric_limits<double>::infinity();
 
 Tensor draws(const Shape& shape, unsigned seed, DType dtype) {
   std::mt19937 generator(seed);
@@ -69,8 +69,8 @@ double norm_of(const Doubles& values) {
   return std::sqrt(squares);
 }
 
-void check(const char* name, const Tensor& result, const std::vector<Doubles>& groups,
-           const std::function<double(const Doubles&)>& exact) {
+void check_reduction(const char* name, const Tensor& result, const std::vector<Doubles>& groups,
+                     const std::function<double(const Doubles&)>& exact) {
   const Doubles got = result.to_vector();
   ASSERT_EQ(got.size(), groups.size()) << name;
   const double rounding = result.dtype() == float64    ? 1e-13
@@ -97,16 +97,16 @@ TEST(ReduceOps, OverEveryChoiceOfDimensionsInEveryDtype) {
       const bool keep = chosen % 2 == 0;
       const Tensor sums = sum(x, dimensions, keep);
       EXPECT_EQ(sums.dimensions(), keep ? 4 : 4 - static_cast<int>(dimensions.size()));
-      check("sum", sums, groups, sum_of);
-      check("mean", mean(x, dimensions, keep), groups,
-            [](const Doubles& v) { return sum_of(v) / static_cast<double>(v.size()); });
-      check("max", max(x, dimensions, keep), groups,
-            [](const Doubles& v) { return *std::max_element(v.begin(), v.end()); });
-      check("min", min(x, dimensions, keep), groups,
-            [](const Doubles& v) { return *std::min_element(v.begin(), v.end()); });
-      check("variance", variance(x, dimensions, 1, keep), groups, variance_of);
-      check("logsumexp", logsumexp(x, dimensions, keep), groups, logsumexp_of);
-      check("norm", norm(x, 2, dimensions, keep), groups, norm_of);
+      check_reduction("sum", sums, groups, sum_of);
+      check_reduction("mean", mean(x, dimensions, keep), groups,
+                      [](const Doubles& v) { return sum_of(v) / static_cast<double>(v.size()); });
+      check_reduction("max", max(x, dimensions, keep), groups,
+                      [](const Doubles& v) { return *std::max_element(v.begin(), v.end()); });
+      check_reduction("min", min(x, dimensions, keep), groups,
+                      [](const Doubles& v) { return *std::min_element(v.begin(), v.end()); });
+      check_reduction("variance", variance(x, dimensions, 1, keep), groups, variance_of);
+      check_reduction("logsumexp", logsumexp(x, dimensions, keep), groups, logsumexp_of);
+      check_reduction("norm", norm(x, 2, dimensions, keep), groups, norm_of);
     }
   }
 }
@@ -114,11 +114,11 @@ TEST(ReduceOps, OverEveryChoiceOfDimensionsInEveryDtype) {
 // Rows and columns that are longer than the kernels' chunks and blocks.
 TEST(ReduceOps, LongRowsAndColumns) {
   const Tensor rows = draws({3, 10001}, 2, float32);
-  check("sum", sum(rows, 1), groups_of(rows, {false, true}), sum_of);
+  check_reduction("sum", sum(rows, 1), groups_of(rows, {false, true}), sum_of);
   const Tensor columns = draws({999, 517}, 3, float32);
-  check("sum", sum(columns, 0), groups_of(columns, {true, false}), sum_of);
-  check("max", max(columns, 0), groups_of(columns, {true, false}),
-        [](const Doubles& v) { return *std::max_element(v.begin(), v.end()); });
+  check_reduction("sum", sum(columns, 0), groups_of(columns, {true, false}), sum_of);
+  check_reduction("max", max(columns, 0), groups_of(columns, {true, false}),
+                  [](const Doubles& v) { return *std::max_element(v.begin(), v.end()); });
 }
 
 TEST(ReduceOps, PlacesAreTheFirstAndNanWins) {
@@ -134,8 +134,8 @@ TEST(ReduceOps, PlacesAreTheFirstAndNanWins) {
 }
 
 TEST(ReduceOps, InfiniteAndEmpty) {
-  const Tensor x = Tensor::from({-infinity, -infinity, infinity, 0.}, {2, 2});
-  EXPECT_EQ(logsumexp(x, 1).to_vector(), (Doubles{-infinity, infinity}));
+  const Tensor x = Tensor::from({-endless, -endless, endless, 0.}, {2, 2});
+  EXPECT_EQ(logsumexp(x, 1).to_vector(), (Doubles{-endless, endless}));
   EXPECT_EQ(sum(Tensor::zeros({2, 0}), 1).to_vector(), (Doubles{0, 0}));
   EXPECT_EQ(sum(Tensor::zeros({2, 0}), 0).elements(), 0);
   EXPECT_EQ(max(Tensor::zeros({0, 3}), 1).elements(), 0);
@@ -154,8 +154,9 @@ TEST(ReduceOps, RunningSums) {
 TEST(ReduceOps, SoftmaxOverAnyDimension) {
   const Tensor x = draws({3, 4, 5}, 4, float32);
   for (const int dimension : {0, 1, 2}) {
-    check("softmax", sum(softmax(x, dimension), dimension),
-          groups_of(sum(x, dimension), {false, false}), [](const Doubles&) { return 1.0; });
+    check_reduction("softmax", sum(softmax(x, dimension), dimension),
+                    groups_of(sum(x, dimension), {false, false}),
+                    [](const Doubles&) { return 1.0; });
     const Doubles one = log_softmax(x, dimension).to_vector(),
                   other = log(softmax(x, dimension)).to_vector();
     for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], other[i], 2e-6);

@@ -45,10 +45,9 @@ ReferenceOp along(Function function) {
   return [function](const ReferenceCase& c) { return function(c.x[0], c.arguments[0]); };
 }
 
-using T = const Tensor&;
-using D = const Dimensions&;
-
 const std::map<std::string, ReferenceOp>& reference_ops() {
+  using T = const Tensor&;
+  using D = const Dimensions&;
   static const std::map<std::string, ReferenceOp> ops = {
       {"add", of_two([](T x, T y) { return x + y; })},
       {"subtract", of_two([](T x, T y) { return x - y; })},

@@ -13,7 +13,7 @@ template <class T>
 class PointwiseKernel : public ::testing::Test {};
 TYPED_TEST_SUITE(PointwiseKernel, testing::FloatingTypes);
 
-struct Function {
+struct PointwiseFunction {
   PointwiseOp op;
   double (*exact)(double g, double x, double y);
 };
@@ -22,7 +22,7 @@ double softplus_exact(double x, double beta, double threshold) {
   return beta * x > threshold ? x : std::log1p(std::exp(beta * x)) / beta;
 }
 
-constexpr Function functions[] = {
+constexpr PointwiseFunction pointwise_functions[] = {
     {PointwiseOp::add, [](double a, double b, double) { return a + b; }},
     {PointwiseOp::subtract, [](double a, double b, double) { return a - b; }},
     {PointwiseOp::multiply, [](double a, double b, double) { return a * b; }},
@@ -66,7 +66,7 @@ TYPED_TEST(PointwiseKernel, FunctionsOfRepeatedOperands) {
   const std::vector<T> a = positive(rows * columns, 1), b = positive(columns, 2),
                        c = positive(rows, 3);
   testing::for_each_target([&] {
-    for (const Function& function : functions) {
+    for (const PointwiseFunction& function : pointwise_functions) {
       std::vector<T> out(a.size());
       std::vector<double> wanted(a.size());
       for (std::int64_t r = 0; r < rows; ++r) {

@@ -21,13 +21,13 @@ struct MiddleShape {
   }
 };
 
-constexpr MiddleShape shapes[] = {{3, 1, 1},  {2, 9001, 1},  {5, 33, 1},
-                                  {3, 70, 7}, {1, 131, 300}, {2, 1, 5}};
+constexpr MiddleShape middle_shapes[] = {{3, 1, 1},  {2, 9001, 1},  {5, 33, 1},
+                                         {3, 70, 7}, {1, 131, 300}, {2, 1, 5}};
 
 TYPED_TEST(ReduceKernel, SumsAndExtremesOfEveryShape) {
   using T = TypeParam;
   testing::for_each_target([] {
-    for (const MiddleShape& s : shapes) {
+    for (const MiddleShape& s : middle_shapes) {
       const std::vector<T> x = testing::normals<T>(s.outer * s.reduced * s.inner, 1);
       const std::int64_t results = s.outer * s.inner;
       std::vector<double> sums, largest;
@@ -84,7 +84,7 @@ TYPED_TEST(ReduceKernel, NanIsTheLargestAndTheSmallest) {
 
 TYPED_TEST(ReduceKernel, RunningSumsInBothDirections) {
   using T = TypeParam;
-  for (const MiddleShape& s : shapes) {
+  for (const MiddleShape& s : middle_shapes) {
     const std::vector<T> x = testing::normals<T>(s.outer * s.reduced * s.inner, 2);
     for (const bool reverse : {false, true}) {
       std::vector<double> wanted(x.size());
