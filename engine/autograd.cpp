@@ -133,7 +133,7 @@ void give_to_leaf(const std::shared_ptr<TensorData>& leaf, const Tensor& gradien
   }
 }
 
-bool wants_gradient(std::initializer_list<Tensor> inputs) {
+bool wants_gradient(std::span<const Tensor> inputs) {
   if (!grad_enabled()) return false;
   return std::any_of(inputs.begin(), inputs.end(),
                      [](const Tensor& t) { return t.defined() && t.requires_grad(); });
@@ -146,10 +146,10 @@ std::uint64_t take_sequence_number() {
 }
 
 bool needs_graph(std::initializer_list<Tensor> inputs) {
-  return !Region::in_first_run() && wants_gradient(inputs);
+  return !Region::in_first_run() && wants_gradient({inputs.begin(), inputs.size()});
 }
 
-void record(NamedOp op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
+void record(NamedOp op, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
             BackwardFunction backward, Reads reads) {
   if (!wants_gradient(inputs)) return note_read();
   auto node = std::make_shared<Node>();

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/op_list.h"
@@ -58,8 +60,14 @@ struct NamedOp {
 
 // Records `op` from inputs to outputs. An undefined input gets no gradient. Has no effect if no
 // input requires a gradient.
-void record(NamedOp op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
+void record(NamedOp op, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
             BackwardFunction backward, Reads reads = Reads::anything);
+inline void record(NamedOp op, std::initializer_list<Tensor> inputs,
+                   std::initializer_list<Tensor> outputs, BackwardFunction backward,
+                   Reads reads = Reads::anything) {
+  record(op, std::span<const Tensor>(inputs.begin(), inputs.size()),
+         std::span<const Tensor>(outputs.begin(), outputs.size()), std::move(backward), reads);
+}
 
 // For ops that take long: call it where they compute; record() follows. False if a function runs
 // again only for its backward, which does not need this value. The results may then stay undefined.

@@ -38,6 +38,17 @@ namespace tessera {
   X(normalize_rows)                   \
   X(cross_entropy)                    \
   X(linear_cross_entropy)             \
+  X(permute)                          \
+  X(slice)                            \
+  X(split)                            \
+  X(expand)                           \
+  X(pad)                              \
+  X(pointwise)                        \
+  X(where)                            \
+  X(reduce)                           \
+  X(cumulative_sum)                   \
+  X(gather)                           \
+  X(scatter_add)                      \
   X(recompute)                        \
   X(custom)
 

@@ -15,7 +15,9 @@
 
 namespace tessera {
 
-// a op b. b has a's shape, or is a suffix of it (a bias, a table of positions), or has one element.
+// a op b, with NumPy's broadcasting: shapes are aligned at their ends, and a size of 1 or a missing
+// dimension repeats. It is fastest if b has a's shape, is a suffix of it (a bias, a table of
+// positions), or has one element.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor subtract(const Tensor& a, const Tensor& b);
 Tensor multiply(const Tensor& a, const Tensor& b);
@@ -85,7 +87,9 @@ Tensor sum(const Tensor& x);      // to one element
 Tensor mean(const Tensor& x);     // to one element
 Tensor softmax(const Tensor& x);  // over the last dimension
 
-// [m,k] x [k,n], or [b,m,k] x [b,k,n].
+// [..., m, k] x [..., k, n]: the dimensions before the matrices broadcast. A vector on the left is
+// a row, on the right a column, and the result lacks that dimension. engine/tensor_ops.h has
+// transposed factors.
 Tensor matmul(const Tensor& a, const Tensor& b);
 
 // The layout of a linear layer's weight: torch.nn.Linear's [out, in], or GPT-2's Conv1D [in, out].

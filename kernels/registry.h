@@ -8,14 +8,18 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/gemv.h"
+#include "kernels/indexing.h"
 #include "kernels/matmul.h"
 #include "kernels/normalization.h"
 #include "kernels/optimizer.h"
+#include "kernels/pointwise.h"
 #include "kernels/pooling.h"
 #include "kernels/random.h"
+#include "kernels/reduce.h"
 #include "kernels/reduction.h"
 #include "kernels/rotary.h"
 #include "kernels/sequence_attention.h"
+#include "kernels/strided.h"
 #include "kernels/wire.h"
 
 namespace tessera::kernels {
@@ -65,6 +69,13 @@ struct Queue {
   X(cross_entropy_backward, CrossEntropyBackward)           \
   X(softmax_forward, SoftmaxForward)                        \
   X(softmax_backward, SoftmaxBackward)                      \
+  X(strided_copy, StridedCopy)                              \
+  X(pointwise, Pointwise)                                   \
+  X(reduce, Reduce)                                         \
+  X(cumulative_sum, CumulativeSum)                          \
+  X(gather, Gather)                                         \
+  X(scatter_add, ScatterAdd)                                \
+  X(sort_order, SortOrder)                                  \
   X(adamw_step, AdamWStep)                                  \
   X(sgd_step, SgdStep)
 

@@ -21,6 +21,7 @@
 #include "engine/random.h"
 #include "engine/recompute.h"
 #include "engine/tensor.h"
+#include "engine/tensor_ops.h"
 #include "sharding/context/context.h"
 #include "sharding/context/loss_scaler.h"
 #include "sharding/context/run.h"

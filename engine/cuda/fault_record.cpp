@@ -21,6 +21,9 @@ namespace {
            "cross-entropy: target {} of row {} is outside the vocabulary of {}; only the ignored "
            "target may be",
            fault.value, fault.position, fault.limit);
+    case kernels::cuda::Fault::axis_id:
+      fail(ErrorCode::data, "id {} at position {} is outside the dimension of size {}", fault.value,
+           fault.position, fault.limit);
     default:
       fail(ErrorCode::data, "a kernel refuses the value {} at position {}: the limit is {}",
            fault.value, fault.position, fault.limit);

@@ -1,19 +1,24 @@
-// Element-wise arithmetic with broadcasting of the second operand.
+// Element-wise arithmetic. If the second operand repeats over the rows of the first, the kernel
+// `binary` computes it; the other broadcasts are pointwise functions.
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
+#include "engine/ops/pointwise.h"
 
 namespace tessera {
 namespace {
 
 using kernels::BinaryOp;
 
-// The broadcast of b over a: `outer` times `inner` elements.
+using kernels::PointwiseOp;
+
+// The broadcast of b over a: `outer` times `inner` elements, unless it is a general one.
 struct Broadcast {
   std::int64_t outer = 1;
   std::int64_t inner = 1;
+  bool general = false;
 };
 
 Broadcast broadcast(const char* op, const Tensor& a, const Tensor& b) {
@@ -24,12 +29,11 @@ Broadcast broadcast(const char* op, const Tensor& a, const Tensor& b) {
                   op, name_of(a.dtype()), a.shape().to_string(), name_of(b.dtype()),
                   b.shape().to_string());
   ops::require_same_device(op, a, b);
-  if (b.elements() == 1) return {a.elements(), 1};
+  if (b.elements() == 1 && b.dimensions() <= a.dimensions()) return {a.elements(), 1};
   const int skipped = a.dimensions() - b.dimensions();
   bool suffix = skipped >= 0;
   for (int i = 0; suffix && i < b.dimensions(); ++i) suffix = a.size(skipped + i) == b.size(i);
-  TESSERA_REQUIRE(suffix, "{}: shape {} is not the last dimensions of {}", op,
-                  b.shape().to_string(), a.shape().to_string());
+  if (!suffix) return {.general = true};
   return {b.elements() == 0 ? 0 : a.elements() / b.elements(), b.elements()};
 }
 
@@ -68,6 +72,7 @@ void reduce_to(autograd::GradientSink& sink, int input, const Tensor& gradient, 
 
 Tensor add(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("add", a, b);
+  if (shape.general) return ops::add_general(a, b);
   Tensor out = launch_sum(BinaryOp::add, a, b, shape);
   autograd::record(
       Op::add, {a, b}, {out},
@@ -81,6 +86,7 @@ Tensor add(const Tensor& a, const Tensor& b) {
 
 Tensor subtract(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("subtract", a, b);
+  if (shape.general) return ops::subtract_general(a, b);
   Tensor out = launch_sum(BinaryOp::subtract, a, b, shape);
   autograd::record(
       Op::subtract, {a, b}, {out},
@@ -94,6 +100,7 @@ Tensor subtract(const Tensor& a, const Tensor& b) {
 
 Tensor multiply(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("multiply", a, b);
+  if (shape.general) return ops::multiply_general(a, b);
   Tensor out = launch(BinaryOp::multiply, a, b, shape);
   autograd::record(
       Op::multiply, {a, b}, {out},
@@ -112,6 +119,7 @@ Tensor multiply(const Tensor& a, const Tensor& b) {
 
 Tensor divide(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("divide", a, b);
+  if (shape.general) return ops::divide_general(a, b);
   Tensor out = launch(BinaryOp::divide, a, b, shape);
   autograd::record(
       Op::divide, {a, b}, {out},

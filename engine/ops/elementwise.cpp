@@ -7,33 +7,10 @@
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
-#include "engine/device/queue.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
 
 namespace tessera {
-
-namespace {
-
-Shape shape_of_joined(std::initializer_list<Tensor> parts) {
-  const Tensor& first = *parts.begin();
-  for (const Tensor& part : parts) ops::require_defined("concatenate", part);
-  TESSERA_REQUIRE(first.dimensions() > 0, "concatenate of scalars: give them a dimension first");
-  std::vector<std::int64_t> sizes(first.shape().sizes().begin(), first.shape().sizes().end());
-  sizes[0] = 0;
-  for (const Tensor& part : parts) {
-    ops::require_same_device("concatenate", first, part);
-    bool same = part.dtype() == first.dtype() && part.dimensions() == first.dimensions();
-    for (int i = 1; same && i < first.dimensions(); ++i) same = part.size(i) == first.size(i);
-    TESSERA_REQUIRE(same, "concatenate: {} {} and {} {} differ in more than their first dimension",
-                    name_of(first.dtype()), first.shape().to_string(), name_of(part.dtype()),
-                    part.shape().to_string());
-    sizes[0] += part.size(0);
-  }
-  return Shape(sizes);
-}
-
-}  // namespace
 
 namespace {
 
@@ -137,35 +114,6 @@ Tensor reshape(const Tensor& x, std::initializer_list<std::int64_t> sizes) {
                   x.shape().to_string(), fmt::join(sizes, ", "), x.elements(), others);
   left = x.elements() / others;
   return reshape(x, Shape(known));
-}
-
-Tensor concatenate(std::initializer_list<Tensor> parts) {
-  TESSERA_REQUIRE(parts.size() > 0, "concatenate of no tensors");
-  const Tensor& first = *parts.begin();
-  const Shape joined = shape_of_joined(parts);
-  Tensor out = Tensor::empty(joined, first.dtype(), first.device());
-  if (!first.is_meta() && autograd::value_is_needed()) {
-    std::byte* to = out.data();
-    for (const Tensor& part : parts) {
-      if (part.elements() > 0) current_queue(out.device()).copy(to, part.data(), part.bytes());
-      to += part.bytes();
-    }
-  }
-  std::vector<Shape> shapes;
-  for (const Tensor& part : parts) shapes.push_back(part.shape());
-  autograd::record(
-      Op::concatenate, parts, {out},
-      [shapes](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        std::size_t offset = dout[0].impl()->offset;
-        for (std::size_t i = 0; i < shapes.size(); ++i) {
-          const Tensor part =
-              Tensor::view_of(dout[0].storage(), offset, shapes[i], dout[0].dtype());
-          offset += part.bytes();
-          sink.add(static_cast<int>(i), part);
-        }
-      },
-      autograd::Reads::nothing);
-  return out;
 }
 
 namespace {

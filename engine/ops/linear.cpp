@@ -1,4 +1,4 @@
-// Matrix products: matmul, linear layers, and linear layers fused with the activation before them.
+// Linear layers, and linear layers fused with the activation before them.
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -109,81 +109,7 @@ Shape with_last(const Shape& shape, std::int64_t last) {
   return result;
 }
 
-void check_product(const Tensor& a, const Tensor& b) {
-  const std::string shapes =
-      fmt::format("matmul of {} and {}", a.shape().to_string(), b.shape().to_string());
-  const int dims = a.dimensions();
-  TESSERA_REQUIRE((dims == 2 || dims == 3) && b.dimensions() == dims,
-                  "{}: give two matrices, or two batches of matrices, [batch, rows, columns]; "
-                  "linear() takes any number of dimensions before the last",
-                  shapes);
-  TESSERA_REQUIRE(a.size(-1) == b.size(-2),
-                  "{}: the first has {} columns and the second {} rows, which must be equal; "
-                  "for a weight of shape [outputs, inputs] use linear()",
-                  shapes, a.size(-1), b.size(-2));
-  TESSERA_REQUIRE(dims == 2 || a.size(0) == b.size(0),
-                  "{}: batches of {} and {} matrices; give as many of both", shapes, a.size(0),
-                  b.size(0));
-  TESSERA_REQUIRE(a.dtype() == b.dtype(), "{}: dtypes {} and {} differ; cast one of them", shapes,
-                  name_of(a.dtype()), name_of(b.dtype()));
-  ops::require_same_device("matmul", a, b);
-}
-
 }  // namespace
-
-Tensor matmul(const Tensor& a, const Tensor& b) {
-  ops::require_floating("matmul", a, b);
-  check_product(a, b);
-  const int dims = a.dimensions();
-  const std::int64_t batch = dims == 3 ? a.size(0) : 1;
-  const std::int64_t m = a.size(-2);
-  const std::int64_t k = a.size(-1);
-  const std::int64_t n = b.size(-1);
-  const DType dtype = a.dtype();
-  Tensor out;
-  const auto run = [=](const Tensor& left, bool left_t, const Tensor& right, bool right_t,
-                       const Tensor& result, bool accumulate, std::int64_t rows,
-                       std::int64_t columns, std::int64_t depth) {
-    TESSERA_LAUNCH(left.device(), matmul,
-                   {.a = left.data(),
-                    .b = right.data(),
-                    .c = result.raw_data(),
-                    .m = rows,
-                    .n = columns,
-                    .k = depth,
-                    .lda = left_t ? rows : depth,
-                    .ldb = right_t ? depth : columns,
-                    .ldc = columns,
-                    .transpose_a = left_t,
-                    .transpose_b = right_t,
-                    .accumulate = accumulate,
-                    .dtype = dtype,
-                    .out_dtype = dtype,
-                    .batch = batch,
-                    .stride_a = rows * depth,
-                    .stride_b = depth * columns,
-                    .stride_c = rows * columns});
-  };
-  autograd::compute_or_take(Op::matmul, {&out}, [&] {
-    out = Tensor::empty(dims == 3 ? Shape{batch, m, n} : Shape{m, n}, dtype, a.device());
-    if (autograd::value_is_needed()) run(a, false, b, false, out, false, m, n, k);
-  });
-  autograd::record(
-      Op::matmul, {a, b}, {out},
-      [=, left = autograd::SavedValue(a), right = autograd::SavedValue(b)](
-          std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        if (sink.wants(0)) {
-          const auto slot = sink.slot(0);
-          run(dout[0], false, right.get(), true, slot.tensor, slot.accumulate, m, k, n);
-        }
-        if (sink.wants(1)) {
-          const auto slot = sink.slot(1);
-          run(left.get(), true, dout[0], false, slot.tensor, slot.accumulate, k, n, m);
-        }
-      },
-      autograd::Reads::inputs);
-  return out;
-}
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   ops::require_floating("linear", input, weight);

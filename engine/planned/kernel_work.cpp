@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace tessera {
 namespace {
@@ -40,6 +41,16 @@ KernelWork memory_work(KernelId kernel, DType dtype, double bytes) {
 // The work of `passes` over `rows` x `dim` elements.
 KernelWork rows_of(KernelId kernel, DType dtype, std::int64_t rows, std::int64_t dim, int passes) {
   return memory_work(kernel, dtype, passes * bytes_in(rows * dim, dtype));
+}
+
+// The elements of an operand, without those that a stride of 0 repeats.
+template <int operands>
+std::int64_t distinct_elements(const kernels::StridedShape<operands>& shape, int operand) {
+  std::int64_t elements = 1;
+  for (int i = 0; i < shape.dimensions; ++i) {
+    if (shape.strides[operand][i] != 0 || shape.sizes[i] == 0) elements *= shape.sizes[i];
+  }
+  return elements;
 }
 
 KernelWork product_work(KernelId kernel, DType dtype, std::int64_t m, std::int64_t n,
@@ -254,6 +265,43 @@ KernelWork work_of(const kernels::SoftmaxForward& call) {
 }
 KernelWork work_of(const kernels::SoftmaxBackward& call) {
   return rows_of(KernelId::softmax_backward, call.dtype, call.rows, call.dim, 3);
+}
+KernelWork work_of(const kernels::StridedCopy& call) {
+  const std::int64_t n = call.shape.elements();
+  return memory_work(
+      KernelId::strided_copy, call.dtype,
+      bytes_in(distinct_elements(call.shape, 0), call.dtype) + bytes_in(n, call.dtype));
+}
+KernelWork work_of(const kernels::Pointwise& call) {
+  double bytes = bytes_in(call.shape.elements(), dtype_of_result(call));
+  for (int k = 0; k < operands_of(call.op); ++k) {
+    bytes +=
+        if_given(call.in[k], bytes_in(distinct_elements(call.shape, k), dtype_of_operand(call, k)));
+  }
+  return memory_work(KernelId::pointwise, call.dtype, bytes);
+}
+KernelWork work_of(const kernels::Reduce& call) {
+  return rows_of(KernelId::reduce, call.dtype, call.outer * call.reduced, call.inner, 1);
+}
+KernelWork work_of(const kernels::CumulativeSum& call) {
+  return rows_of(KernelId::cumulative_sum, call.dtype, call.outer * call.length, call.inner, 2);
+}
+KernelWork work_of(const kernels::Gather& call) {
+  const std::int64_t n = call.at.outer * call.at.length * call.at.inner;
+  return memory_work(KernelId::gather, call.dtype,
+                     2 * bytes_in(n, call.dtype) + bytes_in(call.at.count(), call.at.dtype));
+}
+KernelWork work_of(const kernels::ScatterAdd& call) {
+  const std::int64_t n = call.at.outer * call.at.length * call.at.inner;
+  return memory_work(KernelId::scatter_add, call.dtype,
+                     3 * bytes_in(n, call.dtype) + bytes_in(call.at.count(), call.at.dtype));
+}
+KernelWork work_of(const kernels::SortOrder& call) {
+  // A comparison sort passes over keys and positions once for each doubling of a row.
+  const double passes = std::ceil(std::log2(std::max(2.0, real(call.length))));
+  return memory_work(KernelId::sort_order, call.dtype,
+                     bytes_in(call.rows * call.length, call.dtype) +
+                         passes * 2 * bytes_in(call.rows * call.length, DType::int64));
 }
 KernelWork work_of(const kernels::AdamWStep& call) {
   return memory_work(KernelId::adamw_step, call.dtype,

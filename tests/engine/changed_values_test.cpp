@@ -12,6 +12,7 @@
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
 #include "engine/recompute.h"
+#include "engine/tensor_ops.h"
 #include "support/errors.h"
 #include "support/gradient_check.h"
 
@@ -116,6 +117,13 @@ TEST(ChangedValues, EveryOpThatReadsItsInputsChecks) {
       {"cross_entropy", [&](const Tensor& x) { return cross_entropy(x, targets); }},
       {"linear_cross_entropy",
        [&](const Tensor& x) { return linear_cross_entropy(w, x, targets); }},
+      {"multiply",
+       [&](const Tensor& x) {
+         return reshape(w, {2, 1, 2}) * x;
+       }},
+      {"maximum", [&](const Tensor& x) { return maximum(x, w); }},
+      {"sin", [](const Tensor& x) { return sin(x); }},
+      {"max", [](const Tensor& x) { return max(x, 1); }},
   };
   for (const auto& [name, op] : ops) {
     Tensor x = leaf({2, 2}, 1, 0.5, 1.5);

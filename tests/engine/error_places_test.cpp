@@ -64,7 +64,8 @@ TEST(ErrorPlaces, NameTheOpAsInTheProgram) {
       "subtract: dtypes float32 of shape [2, 3] and bfloat16 of shape [2, 3] differ; cast one "
       "of them with cast(tensor, dtype)");
   EXPECT_EQ(what_of([&] { (void)(x * Tensor::zeros({2})); }),
-            "multiply: shape [2] is not the last dimensions of [2, 3]");
+            "multiply: shapes [2, 3] and [2] do not broadcast; aligned at their ends, sizes must "
+            "be equal or 1");
   const Tensor leaf = Tensor::zeros({1}).set_requires_grad(true);
   for (const auto& [name, op] : std::vector<std::pair<std::string, Tensor (*)(const Tensor&)>>{
            {"tanh", [](const Tensor& t) { return tanh(t); }},
@@ -93,7 +94,8 @@ TEST(ErrorPlaces, NameTheModuleWhoseCallIsOpen) {
   // A module whose call has returned is not the place of the error.
   (*model.h)[0]->wrong_size = 2;
   EXPECT_EQ(what_of([&] { (void)model.forward(x); }),
-            "add: shape [2] is not the last dimensions of [2, 3] (in h.0, of class Layer)");
+            "add: shapes [2, 3] and [2] do not broadcast; aligned at their ends, sizes must be "
+            "equal or 1 (in h.0, of class Layer)");
   EXPECT_EQ(what_of([&] {
               (void)model.forward(Tensor::zeros({2, 4}));
             }),
@@ -108,7 +110,8 @@ TEST(ErrorPlaces, NameTheModuleWhoseCallIsOpen) {
             std::string::npos);
   // Outside of all calls there is no place.
   EXPECT_EQ(what_of([&] { (void)(x + Tensor::zeros({2})); }),
-            "add: shape [2] is not the last dimensions of [2, 3]");
+            "add: shapes [2, 3] and [2] do not broadcast; aligned at their ends, sizes must be "
+            "equal or 1");
 }
 
 TEST(ErrorPlaces, BadDataHasAPlaceTooAndOtherErrorsAreUnchanged) {

@@ -1,5 +1,5 @@
 // The gradient of every op, on the CPU.
-#include "engine/gradient_check_test.h"
+#include "engine/tensor_op_gradients_test.h"
 
 namespace tessera {
 

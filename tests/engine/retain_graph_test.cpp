@@ -12,6 +12,7 @@
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "engine/recompute.h"
+#include "engine/tensor_ops.h"
 #include "support/gradient_check.h"
 
 namespace tessera {
@@ -75,6 +76,14 @@ TEST(RetainGraph, EveryOpFindsItsSavedTensors) {
   const Tensor qkv = leaf({1, 3, 12}, 4);
   check_twice([&] { return weighted_sum(packed_attention(qkv, {.heads = 2})); }, {qkv});
   check_twice([&] { return weighted_sum(normalize_rows(x)); }, {x});
+  check_twice(
+      [&] {
+        return weighted_sum(max(pow(x, 2) * reshape(gamma, {1, 1, 4}), {1}));
+      },
+      {x, gamma});
+  check_twice([&] { return weighted_sum(concatenate(split(where(less(x, 1), x, x * x), 2, -1))); },
+              {x});
+  check_twice([&] { return weighted_sum(sort(cumulative_sum(transpose(x), 1)).values); }, {x});
   const Tensor ids = Tensor::from({3, 1, 1}, {3});
   check_twice([&] { return weighted_sum(embedding(ids, w)); }, {w});
   manual_seed(3);

@@ -13,6 +13,7 @@
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"
 #include "engine/ops/cache.h"
+#include "engine/tensor_ops.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
@@ -94,6 +95,49 @@ std::vector<NamedCall> floating_calls() {
          (void)decode_linear(t, w, {}, layout);
        }},
       {"embedding", [=](const Tensor& t) { (void)embedding(targets, t); }},
+      {"minimum", [=](const Tensor& t) { (void)minimum(x, t); }},
+      {"maximum", [=](const Tensor& t) { (void)maximum(t, x); }},
+      {"pow", [=](const Tensor& t) { (void)pow(t, x); }},
+      {"pow", [](const Tensor& t) { (void)pow(t, 2); }},
+      {"abs", [](const Tensor& t) { (void)abs(t); }},
+      {"reciprocal", [](const Tensor& t) { (void)reciprocal(t); }},
+      {"rsqrt", [](const Tensor& t) { (void)rsqrt(t); }},
+      {"sin", [](const Tensor& t) { (void)sin(t); }},
+      {"cos", [](const Tensor& t) { (void)cos(t); }},
+      {"softplus", [](const Tensor& t) { (void)softplus(t); }},
+      {"clamp", [](const Tensor& t) { (void)clamp(t, 0); }},
+      {"sign", [](const Tensor& t) { (void)sign(t); }},
+      {"sum", [](const Tensor& t) { (void)sum(t, 0); }},
+      {"mean", [](const Tensor& t) { (void)mean(t, 0); }},
+      {"max", [](const Tensor& t) { (void)max(t); }},
+      {"min", [](const Tensor& t) { (void)min(t); }},
+      {"argmax", [](const Tensor& t) { (void)argmax(t); }},
+      {"argmin", [](const Tensor& t) { (void)argmin(t); }},
+      {"variance", [](const Tensor& t) { (void)variance(t); }},
+      {"logsumexp", [](const Tensor& t) { (void)logsumexp(t, 0); }},
+      {"norm", [](const Tensor& t) { (void)norm(t); }},
+      {"softmax", [](const Tensor& t) { (void)softmax(t, 0); }},
+      {"log_softmax", [](const Tensor& t) { (void)log_softmax(t); }},
+      {"cumulative_sum", [](const Tensor& t) { (void)cumulative_sum(t, 0); }},
+      {"scatter_add",
+       [=](const Tensor& t) {
+         (void)scatter_add(t, 0, Tensor::zeros({2, 4}, int32), x);
+       }},
+      {"sort", [](const Tensor& t) { (void)sort(t); }},
+      {"topk", [](const Tensor& t) { (void)topk(t, 1); }},
+      {"argsort", [](const Tensor& t) { (void)argsort(t); }},
+      {"matmul", [=](const Tensor& t) { (void)matmul(t, x, {.b = true}); }},
+      {"einsum",
+       [=](const Tensor& t) {
+         (void)einsum("ij,kj->ik", {x, t});
+       }},
+      {"mse_loss", [=](const Tensor& t) { (void)mse_loss(x, t); }},
+      {"l1_loss", [=](const Tensor& t) { (void)l1_loss(t, x); }},
+      {"huber_loss", [=](const Tensor& t) { (void)huber_loss(x, t); }},
+      {"bce_with_logits", [=](const Tensor& t) { (void)bce_with_logits(t, x); }},
+      {"kl_div", [=](const Tensor& t) { (void)kl_div(x, t); }},
+      {"cross_entropy",
+       [=](const Tensor& t) { (void)cross_entropy(t, targets, CrossEntropyOptions{}); }},
   };
 }
 
@@ -121,6 +165,36 @@ TEST(UndefinedTensors, AreRefusedByEveryOpWithItsName) {
        [](const Tensor& t) {
          (void)linear_cross_entropy(Tensor::zeros({2, 2}), Tensor::zeros({2, 2}), t);
        }},
+      {"permute", [](const Tensor& t) { (void)permute(t, {0}); }},
+      {"transpose", [](const Tensor& t) { (void)transpose(t); }},
+      {"slice", [](const Tensor& t) { (void)slice(t, 0, 0); }},
+      {"narrow", [](const Tensor& t) { (void)narrow(t, 0, 0, 1); }},
+      {"select", [](const Tensor& t) { (void)select(t, 0, 0); }},
+      {"split", [](const Tensor& t) { (void)split(t, 1); }},
+      {"chunk", [](const Tensor& t) { (void)chunk(t, 1); }},
+      {"concatenate",
+       [](const Tensor& t) {
+         (void)concatenate({Tensor::zeros({1}), t}, 0);
+       }},
+      {"stack",
+       [](const Tensor& t) {
+         (void)stack({Tensor::zeros({1}), t});
+       }},
+      {"expand", [](const Tensor& t) { (void)expand(t, {2}); }},
+      {"squeeze", [](const Tensor& t) { (void)squeeze(t, 0); }},
+      {"unsqueeze", [](const Tensor& t) { (void)unsqueeze(t, 0); }},
+      {"pad",
+       [](const Tensor& t) {
+         (void)pad(t, {{1, 1}});
+       }},
+      {"equal", [](const Tensor& t) { (void)equal(Tensor::zeros({1}), t); }},
+      {"less", [](const Tensor& t) { (void)less(t, 1); }},
+      {"logical_not", [](const Tensor& t) { (void)logical_not(t); }},
+      {"where", [](const Tensor& t) { (void)where(t, Tensor::zeros({1}), Tensor::zeros({1})); }},
+      {"masked_fill", [](const Tensor& t) { (void)masked_fill(Tensor::zeros({1}), t, 0); }},
+      {"index_select", [](const Tensor& t) { (void)index_select(Tensor::zeros({1}), 0, t); }},
+      {"gather", [](const Tensor& t) { (void)gather(t, 0, Tensor::zeros({1}, int32)); }},
+      {"one_hot", [](const Tensor& t) { (void)one_hot(t, 2); }},
       {"cached_attention",
        [](const Tensor& t) {
          const NoGradGuard no_grad;

@@ -14,7 +14,7 @@ namespace tessera::kernels::cuda {
 // The first bad value that a kernel found in its data. Kernels cannot throw: they report here
 // (report_fault in fault.h), and the queue's owner throws Error(data) at its next wait.
 struct Fault {
-  enum Kind : std::uint32_t { none, embedding_id, cross_entropy_target };
+  enum Kind : std::uint32_t { none, embedding_id, cross_entropy_target, axis_id };
   std::uint32_t kind = none;
   std::uint32_t claimed = 0;  // by the first thread that reports
   std::int64_t position = 0;  // in the ids or targets

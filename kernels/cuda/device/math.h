@@ -1,4 +1,4 @@
-// CUDA's functions of one argument under one name for fp32 and fp64.
+// CUDA's functions under one name for fp32 and fp64.
 #pragma once
 
 #include <cmath>
@@ -19,6 +19,9 @@ TESSERA_DEVICE_FUNCTION(exponential, expf, exp)
 TESSERA_DEVICE_FUNCTION(logarithm, logf, log)
 TESSERA_DEVICE_FUNCTION(hyperbolic_tangent, tanhf, tanh)
 TESSERA_DEVICE_FUNCTION(error_complement, erfcf, erfc)
+TESSERA_DEVICE_FUNCTION(logarithm_of_one_plus, log1pf, log1p)
+TESSERA_DEVICE_FUNCTION(sine, sinf, sin)
+TESSERA_DEVICE_FUNCTION(cosine, cosf, cos)
 #undef TESSERA_DEVICE_FUNCTION
 
 // 2^x by one instruction, with a relative error below 2^-22; results below 2^-126 are 0. exp2f()
@@ -32,6 +35,12 @@ __device__ __forceinline__ float flushed_exp2(float x) {
   const float result = exp2f(x);
   return result < std::numeric_limits<float>::min() ? 0.0f : result;
 #endif
+}
+__device__ __forceinline__ float power(float x, float y) {
+  return powf(x, y);
+}
+__device__ __forceinline__ double power(double x, double y) {
+  return pow(x, y);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -41,6 +41,18 @@ __device__ __forceinline__ T from_compute(Compute<T> value) {
   }
 }
 
+// The same from fp64, without the step through fp32.
+template <class T>
+__host__ __device__ __forceinline__ T round_once(double value) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __double2bfloat16(value);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __double2half(value);
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
 // Sixteen bytes of T, loaded and stored at once. The address must be 16-byte aligned.
 template <class T>
 struct alignas(16) Vector {

@@ -83,17 +83,6 @@ __global__ void __launch_bounds__(sum_threads, 4)
   }
 }
 
-template <class T>
-__device__ __forceinline__ T round_once(double value) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __double2bfloat16(value);
-  } else if constexpr (std::is_same_v<T, __half>) {
-    return __double2half(value);
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
 // *out = scale * the sum of the partials, by one block. Bytes: read the partials.
 template <class T>
 __global__ void __launch_bounds__(sum_threads)

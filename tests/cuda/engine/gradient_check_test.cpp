@@ -1,7 +1,7 @@
 // The gradient of every op, on the GPU, with the CPU's cases.
 #include <cstdlib>
 
-#include "engine/gradient_check_test.h"
+#include "engine/tensor_op_gradients_test.h"
 
 namespace tessera {
 
