@@ -175,6 +175,10 @@ if(NOT TESSERA_SANITIZE AND CMAKE_BINARY_DIR STREQUAL "${PROJECT_SOURCE_DIR}/bui
   add_test(NAME cuda/gpu_check
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_test.py)
   set_tests_properties(cuda/gpu_check PROPERTIES LABELS "cuda;longer" TIMEOUT 120)
+  # Skipped without cuobjdump and nvdisasm; scripts/gpu-compile runs it with them.
+  add_test(NAME cuda/kernel_code
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernel_code_test.py)
+  set_tests_properties(cuda/kernel_code PROPERTIES LABELS "cuda;longer" TIMEOUT 300 SKIP_RETURN_CODE 77)
   if(TARGET emulated_tessera)
     add_test(NAME cuda/gpu_pack
              COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_pack_test.py)
