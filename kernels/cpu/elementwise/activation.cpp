@@ -8,6 +8,7 @@
 //
 #include "base/parallel.h"
 #include "kernels/cpu/simd/dispatch.h"
+#include "kernels/cpu/simd/map-inl.h"
 #include "kernels/cpu/simd/simd-inl.h"
 #include "kernels/cpu/simd/simd_math-inl.h"
 #include "kernels/registry.h"
@@ -17,44 +18,38 @@ namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 template <bool exact, class V>
-HWY_INLINE V Gelu(V x) {
+HWY_INLINE WithDerivative<V> GeluWithDerivative(V x) {
   if constexpr (exact) {
-    return GeluErf(x);
+    return GeluErfWithDerivative(x);
   } else {
-    return GeluTanh(x);
-  }
-}
-
-template <bool exact, class V>
-HWY_INLINE V GeluDerivative(V x) {
-  if constexpr (exact) {
-    return GeluErfDerivative(x);
-  } else {
-    return GeluTanhDerivative(x);
+    return GeluTanhWithDerivative(x);
   }
 }
 
 template <bool exact, class T>
 void BiasGeluRow(const T* x, const T* bias, T* out, std::int64_t n) {
-  if (bias == nullptr) {
-    ForEach<T>(n, [&](std::int64_t i, auto access)
-                      HWY_ATTR { access.Store(Gelu<exact>(access.Load(x + i)), out + i); });
-  } else {
-    ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
-      const auto sum = hn::Add(access.Load(x + i), access.Load(bias + i));
-      access.Store(Gelu<exact>(sum), out + i);
-    });
-  }
+  const auto gelu = [](auto input) HWY_ATTR { return GeluWithDerivative<exact>(input).value; };
+  if (bias == nullptr) return Map(n, out, gelu, x);
+  Map(
+      n, out, [&](auto input, auto b) HWY_ATTR { return gelu(hn::Add(input, b)); }, x, bias);
 }
 
 template <bool exact, class T>
 void BiasGeluBackwardRow(const T* dout, const T* x, const T* bias, T* dx, T* out, std::int64_t n) {
-  ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
-    auto input = access.Load(x + i);
-    if (bias != nullptr) input = hn::Add(input, access.Load(bias + i));
-    access.Store(hn::Mul(access.Load(dout + i), GeluDerivative<exact>(input)), dx + i);
+  ForEachPair<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
+    auto input = access.LoadStream(x + i);
+    if (bias != nullptr) {
+      input = Each<T>([](auto a, auto b) HWY_ATTR { return hn::Add(a, b); }, input,
+                      access.LoadStream(bias + i));
+    }
+    const auto gradient = access.LoadStream(dout + i);
+    const auto first = GeluWithDerivative<exact>(input.first);
+    const auto second = GeluWithDerivative<exact>(input.second);
+    access.StoreStream(Pair<T>{hn::Mul(gradient.first, first.derivative),
+                               hn::Mul(gradient.second, second.derivative)},
+                       dx + i);
     // The forward's own expression: the bits are the same with and without recomputation.
-    if (out != nullptr) access.Store(Gelu<exact>(input), out + i);
+    if (out != nullptr) access.StoreStream(Pair<T>{first.value, second.value}, out + i);
   });
 }
 
@@ -108,9 +103,21 @@ void BiasGeluGradient(const BiasGeluBackward& a) {
 
 template <class T>
 void SwiGluRow(const T* gate, const T* up, T* out, std::int64_t n) {
-  ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
-    access.Store(hn::Mul(Silu(access.Load(gate + i)), access.Load(up + i)), out + i);
-  });
+  Map(
+      n, out, [](auto g, auto u) HWY_ATTR { return hn::Mul(Silu(g), u); }, gate, up);
+}
+
+template <class V>
+struct SwiGluGradients {
+  V gate, up, out;
+};
+
+template <class V>
+HWY_INLINE SwiGluGradients<V> SwiGluGradientsOf(V dout, V gate, V up) {
+  const WithDerivative<V> silu = SiluWithDerivative(gate);
+  // The forward's own expression: the bits are the same with and without recomputation.
+  return {hn::Mul(hn::Mul(dout, up), silu.derivative), hn::Mul(dout, silu.value),
+          hn::Mul(silu.value, up)};
 }
 
 template <class T>
@@ -123,15 +130,15 @@ struct SwiGluBackwardRow {
   T* out;
 
   void Run(std::int64_t n) const {
-    ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
-      const auto g = access.Load(gate + i);
-      const auto u = access.Load(up + i);
-      const auto d = access.Load(dout + i);
-      // The forward's own expression: the bits are the same with and without recomputation.
-      const auto silu = Silu(g);
-      access.Store(hn::Mul(hn::Mul(d, u), SiluDerivative(g)), dgate + i);
-      access.Store(hn::Mul(d, silu), dup + i);
-      if (out != nullptr) access.Store(hn::Mul(silu, u), out + i);
+    ForEachPair<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
+      const auto g = access.LoadStream(gate + i);
+      const auto u = access.LoadStream(up + i);
+      const auto d = access.LoadStream(dout + i);
+      const auto first = SwiGluGradientsOf(d.first, g.first, u.first);
+      const auto second = SwiGluGradientsOf(d.second, g.second, u.second);
+      access.StoreStream(Pair<T>{first.gate, second.gate}, dgate + i);
+      access.StoreStream(Pair<T>{first.up, second.up}, dup + i);
+      if (out != nullptr) access.StoreStream(Pair<T>{first.out, second.out}, out + i);
     });
   }
 };

@@ -9,6 +9,7 @@
 
 #include "base/parallel.h"
 #include "kernels/cpu/simd/dispatch.h"
+#include "kernels/cpu/simd/map-inl.h"
 #include "kernels/cpu/simd/simd-inl.h"
 #include "kernels/registry.h"
 
@@ -26,16 +27,15 @@ HWY_INLINE V Result(V a, V b) {
 
 template <BinaryOp op, class T>
 void BinaryRange(const T* a, const T* b, T* out, std::int64_t n) {
-  ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
-    access.Store(Result<op>(access.Load(a + i), access.Load(b + i)), out + i);
-  });
+  Map(
+      n, out, [](auto x, auto y) HWY_ATTR { return Result<op>(x, y); }, a, b);
 }
 
 template <BinaryOp op, class T>
 void BinaryScalarRange(const T* a, const T* b, T* out, std::int64_t n) {
   const auto scalar = hn::Set(Tag<T>(), hn::GetLane(LoadPartial(b, 1)));
-  ForEach<T>(n, [&](std::int64_t i, auto access)
-                    HWY_ATTR { access.Store(Result<op>(access.Load(a + i), scalar), out + i); });
+  Map(
+      n, out, [&](auto x) HWY_ATTR { return Result<op>(x, scalar); }, a);
 }
 
 template <BinaryOp op, class T>
@@ -98,9 +98,8 @@ void AffineRange(const Affine& a, std::int64_t first, std::int64_t last) {
   auto* out = static_cast<T*>(a.out) + first;
   const auto scale = hn::Set(Tag<T>(), static_cast<Compute<T>>(a.scale));
   const auto shift = hn::Set(Tag<T>(), static_cast<Compute<T>>(a.shift));
-  ForEach<T>(last - first, [&](std::int64_t i, auto access) HWY_ATTR {
-    access.Store(hn::Add(hn::Mul(access.Load(x + i), scale), shift), out + i);
-  });
+  Map(
+      last - first, out, [&](auto v) HWY_ATTR { return hn::Add(hn::Mul(v, scale), shift); }, x);
 }
 
 void AffineVectors(const Affine& a) {

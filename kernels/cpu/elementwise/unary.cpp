@@ -7,6 +7,7 @@
 //
 #include "base/parallel.h"
 #include "kernels/cpu/simd/dispatch.h"
+#include "kernels/cpu/simd/map-inl.h"
 #include "kernels/cpu/simd/simd-inl.h"
 #include "kernels/cpu/simd/simd_math-inl.h"
 #include "kernels/registry.h"
@@ -39,11 +40,11 @@ HWY_INLINE V Gradient(V dout, V x) {
   if constexpr (op == UnaryOp::relu) {
     return hn::IfThenZeroElse(hn::Le(x, Constant<V>(0.0)), dout);
   }
-  if constexpr (op == UnaryOp::gelu_erf) return hn::Mul(dout, GeluErfDerivative(x));
+  if constexpr (op == UnaryOp::gelu_erf) return hn::Mul(dout, GeluErfWithDerivative(x).derivative);
   if constexpr (op == UnaryOp::gelu_tanh) {
-    return hn::Mul(dout, GeluTanhDerivative(x));
+    return hn::Mul(dout, GeluTanhWithDerivative(x).derivative);
   }
-  if constexpr (op == UnaryOp::silu) return hn::Mul(dout, SiluDerivative(x));
+  if constexpr (op == UnaryOp::silu) return hn::Mul(dout, SiluWithDerivative(x).derivative);
   if constexpr (op == UnaryOp::tanh) {
     const V t = Tanh(x);
     return hn::Mul(dout, hn::NegMulAdd(t, t, Constant<V>(1.0)));
@@ -64,8 +65,8 @@ template <UnaryOp op, class T>
 void ForwardRange(const Unary& a, std::int64_t first, std::int64_t last) {
   const auto* x = static_cast<const T*>(a.x) + first;
   auto* out = static_cast<T*>(a.out) + first;
-  ForEach<T>(last - first, [&](std::int64_t i, auto access)
-                               HWY_ATTR { access.Store(Value<op>(access.Load(x + i)), out + i); });
+  Map(
+      last - first, out, [](auto value) HWY_ATTR { return Value<op>(value); }, x);
 }
 
 template <UnaryOp op, class T>
@@ -74,14 +75,15 @@ void BackwardRange(const UnaryBackward& a, std::int64_t first, std::int64_t last
   const auto* x = static_cast<const T*>(a.x) + first;
   auto* dx = static_cast<T*>(a.dx) + first;
   if (a.accumulate) {
-    ForEach<T>(last - first, [&](std::int64_t i, auto access) HWY_ATTR {
-      const auto gradient = Gradient<op>(access.Load(dout + i), access.Load(x + i));
-      access.Store(hn::Add(access.Load(dx + i), gradient), dx + i);
-    });
+    const auto* sum = dx;
+    Map(
+        last - first, dx,
+        [](auto d, auto value, auto old) HWY_ATTR { return hn::Add(old, Gradient<op>(d, value)); },
+        dout, x, sum);
   } else {
-    ForEach<T>(last - first, [&](std::int64_t i, auto access) HWY_ATTR {
-      access.Store(Gradient<op>(access.Load(dout + i), access.Load(x + i)), dx + i);
-    });
+    Map(
+        last - first, dx, [](auto d, auto value) HWY_ATTR { return Gradient<op>(d, value); }, dout,
+        x);
   }
 }
 

@@ -1,6 +1,6 @@
 // The nonlinear functions of unary.cu and activation.cu, and their derivatives, in fp32 and fp64.
-// They follow kernels/cpu/simd/simd_math-inl.h: the same formulas and the same bounds, with CUDA's
-// functions in place of polynomials. NaN stays NaN, and no intermediate result overflows if the
+// They follow kernels/cpu/simd/simd_math-inl.h, with CUDA's functions in place of polynomials and
+// the bounds of those functions. NaN stays NaN, and no intermediate result overflows if the
 // function has a finite value.
 #pragma once
 

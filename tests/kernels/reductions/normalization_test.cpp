@@ -143,6 +143,37 @@ TYPED_TEST(NormalizationTest, ThreadsChangeNoBit) {
   });
 }
 
+// Rows are computed in groups whose size depends on the width.
+TYPED_TEST(NormalizationTest, RowsBesideChangeNoBit) {
+  using T = TypeParam;
+  constexpr std::int64_t rows = 7;
+  for_each_target([&] {
+    for (const std::int64_t dim : {37, 384, 600, 1500}) {
+      const auto x = normals<T>(rows * dim, 14);
+      const auto dout = normals<T>(rows * dim, 15);
+      const auto gamma = normals<T>(dim, 16);
+      std::vector<T> together(x.size()), alone(x.size()), dx(x.size()), dx_alone(x.size());
+      std::vector<T> dgamma(gamma.size()), dbeta(gamma.size());
+      std::vector<Statistic<T>> mean(rows), rstd(rows);
+      const auto run = [&](std::int64_t first, std::int64_t count, std::vector<T>& out,
+                           std::vector<T>& gradient) {
+        const std::int64_t at = first * dim;
+        cpu::norm_forward({x.data() + at, nullptr, gamma.data(), gamma.data(), nullptr,
+                           out.data() + at, mean.data() + first, rstd.data() + first, count, dim,
+                           1e-5f, false, dtype_of<T>});
+        cpu::norm_backward({dout.data() + at, nullptr, x.data() + at, gamma.data(),
+                            mean.data() + first, rstd.data() + first, gradient.data() + at,
+                            dgamma.data(), dbeta.data(), false, false, count, dim, false,
+                            dtype_of<T>});
+      };
+      run(0, rows, together, dx);
+      for (std::int64_t row = 0; row < rows; ++row) run(row, 1, alone, dx_alone);
+      expect_same_bits(together, alone, "out");
+      expect_same_bits(dx, dx_alone, "dx");
+    }
+  });
+}
+
 TEST(Normalization, NanStaysInItsRow) {
   auto x = normals<float>(3 * 40, 13);
   x[50] = std::numeric_limits<float>::quiet_NaN();
