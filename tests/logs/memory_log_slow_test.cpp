@@ -31,7 +31,8 @@ std::vector<ComparedRun> compared_runs() {
   const auto recomputed = [](const std::string& how) {
     return Settings{{"sharding.activation_checkpointing", how}};
   };
-  const Settings adapters = {{"model.lora", "{r: 4, target_modules: [c_attn, c_proj]}"}};
+  const Settings adapters = {{"model.lora.r", "4"},
+                             {"model.lora.target_modules", "[c_attn, c_proj]"}};
   const Settings frozen = {{"sharding.ignored_modules", "[transformer.h.0]"}};
   const Settings pairs = {{"sharding.group_size", "2"}};
   return {
