@@ -97,11 +97,14 @@ def test_every_kind(tessera, lines, kind):
 
 @pytest.mark.parametrize("number", range(len(list(FIXTURES.pattern_cases()))))
 def test_every_pattern(tessera, lines, number):
-    """Patterns of published tokenizers and of Oniguruma's constructs; each cut changes an id."""
+    """Patterns of published tokenizers and of Oniguruma's constructs; each cut changes an id. Only characters of the
+    fixtures: of others some became letters in a later Unicode than the installed Oniguruma has."""
     pattern, options = list(FIXTURES.pattern_cases())[number]
     tokenizer = FIXTURES.pattern_tokenizer(pattern, **options)
     tokenizer.save(str(tessera.folder / "tokenizer.json"))
-    compare(tessera, tessera.folder, tokenizer, lines[:3000] + FIXTURES.PATTERN_LINES[:-1])
+    known = set("".join(FIXTURES.LINES)) | {chr(code) for code in range(32, 127)}
+    some = [line for line in lines[:20_000] if known.issuperset(line)][:3000]
+    compare(tessera, tessera.folder, tokenizer, some + FIXTURES.PATTERN_LINES[:-1])
 
 
 def test_special_tokens_around_a_line(tessera, lines):
