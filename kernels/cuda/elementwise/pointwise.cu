@@ -86,7 +86,8 @@ __device__ __forceinline__ bool comparison_of(C a, C b) {
   return false;
 }
 
-// The operands of a launch: null memory is the number. `flat`: the arrays are adjacent, or numbers.
+// The operands of a launch: null memory is the number, also of operands that the function lacks.
+// `flat`: the arrays are adjacent, or numbers.
 template <class N>
 struct Operands {
   const void* in[most_operands];
@@ -101,11 +102,11 @@ inline constexpr int pointwise_width = width_for<T> < 4 ? width_for<T> : 4;
 
 // The place's elements of operand k.
 template <int k, class T, int width>
-__device__ __forceinline__ void load_operand(const Place<width>& place, int count,
+__device__ __forceinline__ void load_operand(const Place<width>& place,
                                              const Operands<Compute<T>>& operands,
                                              Compute<T> (&to)[width]) {
   const auto* from = static_cast<const T*>(operands.in[k]);
-  if (k >= count || from == nullptr) {
+  if (from == nullptr) {
 #pragma unroll
     for (int i = 0; i < width; ++i) to[i] = operands.number[k];
   } else if (operands.flat) {
@@ -129,11 +130,10 @@ __global__ void pointwise_kernel(Layout layout, PointwiseOp op, Operands<Compute
   constexpr int width = pointwise_width<T>;
   for_places<width>(layout, [&](const Place<width>& place) {
     Compute<T> a[width], b[width], c[width], d[width];
-    const int count = operands_of(op);
-    load_operand<0, T>(place, count, operands, a);
-    load_operand<1, T>(place, count, operands, b);
-    load_operand<2, T>(place, count, operands, c);
-    load_operand<3, T>(place, count, operands, d);
+    load_operand<0, T>(place, operands, a);
+    load_operand<1, T>(place, operands, b);
+    load_operand<2, T>(place, operands, c);
+    load_operand<3, T>(place, operands, d);
     for_pointwise_op(op, [&](auto tag) {
 #pragma unroll
       for (int i = 0; i < width; ++i) {
