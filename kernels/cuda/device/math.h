@@ -20,8 +20,6 @@ TESSERA_DEVICE_FUNCTION(logarithm, logf, log)
 TESSERA_DEVICE_FUNCTION(hyperbolic_tangent, tanhf, tanh)
 TESSERA_DEVICE_FUNCTION(error_complement, erfcf, erfc)
 TESSERA_DEVICE_FUNCTION(logarithm_of_one_plus, log1pf, log1p)
-TESSERA_DEVICE_FUNCTION(sine, sinf, sin)
-TESSERA_DEVICE_FUNCTION(cosine, cosf, cos)
 #undef TESSERA_DEVICE_FUNCTION
 
 // 2^x by one instruction, with a relative error below 2^-22; results below 2^-126 are 0. exp2f()

@@ -6,6 +6,7 @@
 #include "kernels/cuda/device/math.h"
 #include "kernels/cuda/device/registry.h"
 #include "kernels/cuda/device/strided.h"
+#include "kernels/cuda/device/trigonometry.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -26,8 +27,7 @@ __device__ __forceinline__ C sign_of(C x) {
 }
 
 template <PointwiseOp op, class C>
-__device__ __forceinline__ C arithmetic_of(const C (&x)[most_operands]) {
-  const C a = x[0], b = x[1], c = x[2], d = x[3];
+__device__ __forceinline__ C arithmetic_of(C a, C b, C c, C d) {
   if constexpr (op == PointwiseOp::add) return a + b;
   if constexpr (op == PointwiseOp::subtract) return a - b;
   if constexpr (op == PointwiseOp::multiply) return product(a, b);
@@ -86,7 +86,8 @@ __device__ __forceinline__ bool comparison_of(C a, C b) {
   return false;
 }
 
-// The operands of a launch: null memory is the number. `flat`: the arrays are adjacent, or numbers.
+// The operands of a launch: null memory is the number, also of operands that the function lacks.
+// `flat`: the arrays are adjacent, or numbers.
 template <class N>
 struct Operands {
   const void* in[most_operands];
@@ -95,42 +96,51 @@ struct Operands {
   bool flat;
 };
 
+// Elements of a thread: few, because a thread holds them of four operands.
+template <class T>
+inline constexpr int pointwise_width = width_for<T> < 4 ? width_for<T> : 4;
+
+// The place's elements of operand k.
+template <int k, class T, int width>
+__device__ __forceinline__ void load_operand(const Place<width>& place,
+                                             const Operands<Compute<T>>& operands,
+                                             Compute<T> (&to)[width]) {
+  const auto* from = static_cast<const T*>(operands.in[k]);
+  if (from == nullptr) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) to[i] = operands.number[k];
+  } else if (operands.flat) {
+    place.load(from, to);
+  } else {
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      std::int64_t offset[most_operands] = {};
+      if (place.holds(place.index(i))) {
+        strided_offsets(operands.shape, operands.shape.dimensions, place.index(i), offset);
+      }
+      to[i] = to_compute(from[offset[k]]);
+    }
+  }
+}
+
 // out[i] = f(operands), floating. Bytes: each operand once; writes n*sizeof(T).
 template <class T>
 __global__ void pointwise_kernel(Layout layout, PointwiseOp op, Operands<Compute<T>> operands,
                                  T* out) {
-  constexpr int width = width_for<T>;
+  constexpr int width = pointwise_width<T>;
   for_places<width>(layout, [&](const Place<width>& place) {
-    Compute<T> values[most_operands][width];
-    const int count = operands_of(op);
-#pragma unroll
-    for (int k = 0; k < most_operands; ++k) {
-      const auto* from = static_cast<const T*>(operands.in[k]);
-      if (k >= count || from == nullptr) {
-#pragma unroll
-        for (int i = 0; i < width; ++i) values[k][i] = operands.number[k];
-      } else if (operands.flat) {
-        place.load(from, values[k]);
-      } else {
-        place.gather(
-            from,
-            [&](std::int64_t i) {
-              std::int64_t offset[most_operands];
-              strided_offsets(operands.shape, operands.shape.dimensions, i, offset);
-              return offset[k];
-            },
-            values[k]);
-      }
-    }
+    Compute<T> a[width], b[width], c[width], d[width];
+    load_operand<0, T>(place, operands, a);
+    load_operand<1, T>(place, operands, b);
+    load_operand<2, T>(place, operands, c);
+    load_operand<3, T>(place, operands, d);
     for_pointwise_op(op, [&](auto tag) {
 #pragma unroll
       for (int i = 0; i < width; ++i) {
-        const Compute<T> x[most_operands] = {values[0][i], values[1][i], values[2][i],
-                                             values[3][i]};
-        values[0][i] = arithmetic_of<decltype(tag)::value>(x);
+        a[i] = arithmetic_of<decltype(tag)::value>(a[i], b[i], c[i], d[i]);
       }
     });
-    place.store(out, values[0]);
+    place.store(out, a);
   });
 }
 
@@ -233,7 +243,7 @@ struct Compared<std::uint8_t> {
 
 template <class T>
 void arithmetic(const Pointwise& a, const StridedShape<most_operands>& shape, Context& context) {
-  constexpr int width = width_for<T>;
+  constexpr int width = pointwise_width<T>;
   const std::int64_t n = shape.elements();
   const auto operands = operands_for<Compute<T>>(a, shape);
   Layout layout{n};

@@ -63,6 +63,28 @@ TEST(CudaPointwise, FunctionsOfAdjacentAndRepeatedOperands) {
   }
 }
 
+// Many turns away from 0, and in every quadrant.
+TEST(CudaPointwise, SinesOfFarAngles) {
+  const std::vector<double> angles = {0,    -0.7,  0.8,     2.4,       3.9,      -5.5,
+                                      1e-4, 98.75, -4096.5, 123456.75, -9876543, 1e8};
+  for (const DType dtype : {float32, float64}) {
+    for (const PointwiseOp op : {PointwiseOp::sine, PointwiseOp::cosine}) {
+      ComparedArray x(angles, dtype);
+      ComparedArray out(static_cast<std::int64_t>(angles.size()), dtype);
+      TestContext context;
+      run_on_all_sides<Pointwise>(context, kernels::cuda::pointwise, kernels::cpu::pointwise, dtype,
+                                  [&](Side side, DType type) {
+                                    return Pointwise{.op = op,
+                                                     .in = {x.at(side)},
+                                                     .out = out.at(side),
+                                                     .shape = {1, {12}, {{1}}},
+                                                     .dtype = type};
+                                  });
+      out.expect_within_bound("pointwise", "far angles");
+    }
+  }
+}
+
 TEST(CudaPointwise, ComparisonsAndSelectionsOfEveryDtype) {
   constexpr std::int64_t rows = 4, columns = 33;
   for (const DType dtype : {float32, bfloat16, float16, float64}) {
