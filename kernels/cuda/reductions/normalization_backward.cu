@@ -1,11 +1,11 @@
 // LayerNorm and RMSNorm backward: dgamma and dbeta as sums over rows, then dx with one block per
 // row. The sums come first, because dx may overwrite dout.
 #include "kernels/cuda/device/block_reduce.h"
-#include "kernels/cuda/reductions/column_sums.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/registry.h"
 #include "kernels/cuda/device/row_share.h"
 #include "kernels/cuda/device/scratch.h"
+#include "kernels/cuda/reductions/column_sums.h"
 
 namespace tessera::kernels::cuda {
 namespace {

@@ -1,10 +1,10 @@
 // SumRows and SumAll: sums over fixed chunks, combined in a fixed order.
 #include "kernels/cuda/device/block_reduce.h"
-#include "kernels/cuda/reductions/column_sums.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/registry.h"
 #include "kernels/cuda/device/row.h"
 #include "kernels/cuda/device/scratch.h"
+#include "kernels/cuda/reductions/column_sums.h"
 
 namespace tessera::kernels::cuda {
 namespace {
