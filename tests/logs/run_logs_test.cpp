@@ -120,9 +120,9 @@ TEST(RunSummaryFile, HasTheTimesOfAStepByPurpose) {
   EXPECT_EQ(bytes, steps.back()["comm_bytes"]);
   EXPECT_EQ(collectives, (std::set<std::string>{"forward all_gather", "backward all_gather",
                                                 "reduce reduce_scatter"}));
-  for (const char* words : {"8 steps, ", "exposed communication of a step: ", "computes longest",
-                            "forward all_gather", "host time of the engine: ",
-                            "memory in fixed places: 5 of 8 steps"}) {
+  for (const char* words :
+       {"8 steps, ", "exposed communication of a step: ", "computes longest", "forward all_gather",
+        "host time of the engine: ", "memory in fixed places: 5 of 8 steps"}) {
     EXPECT_NE(ended.err.find(words), std::string::npos) << words << "\n" << ended.err;
   }
 }

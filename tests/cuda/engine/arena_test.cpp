@@ -6,8 +6,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/places/free_ranges.h"
 #include "engine/cuda/settings.h"
+#include "engine/places/free_ranges.h"
 
 namespace tessera::cuda {
 namespace {
