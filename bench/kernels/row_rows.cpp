@@ -12,15 +12,6 @@ double bytes_of(std::int64_t numbers, DType dtype) {
   return static_cast<double>(numbers) * static_cast<double>(size_of(dtype));
 }
 
-template <class Make>
-void add_dtypes(Rows& to, const std::string& variant, const Make& make) {
-  for (const DType dtype : {float32, bfloat16}) {
-    const std::string name(name_of(dtype));
-    to.add(variant.empty() ? name : variant + "/" + name,
-           [make, dtype](Memory& memory) { return make(memory, dtype); });
-  }
-}
-
 // 128 sequences of 1 to 31 tokens.
 struct Packed {
   std::vector<std::int32_t> starts, lengths;

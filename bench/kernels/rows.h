@@ -74,6 +74,16 @@ class Rows {
   int added_ = 0;
 };
 
+// A row in fp32 and one in bf16.
+template <class Make>
+void add_dtypes(Rows& to, const std::string& variant, const Make& make) {
+  for (const DType dtype : {float32, bfloat16}) {
+    const std::string name(name_of(dtype));
+    to.add(variant.empty() ? name : variant + "/" + name,
+           [make, dtype](Memory& memory) { return make(memory, dtype); });
+  }
+}
+
 // Every kernel of the table has its rows here, so that a kernel without rows does not link.
 #define TESSERA_KERNEL_ROWS(name, Arguments) void rows_of_##name(Rows& rows);
 TESSERA_KERNELS(TESSERA_KERNEL_ROWS)

@@ -13,15 +13,6 @@ double tensor_bytes(std::int64_t numbers, DType dtype) {
   return static_cast<double>(numbers) * static_cast<double>(size_of(dtype));
 }
 
-template <class Make>
-void add_dtypes(Rows& to, const std::string& variant, const Make& make) {
-  for (const DType dtype : {float32, bfloat16}) {
-    const std::string name(name_of(dtype));
-    to.add(variant.empty() ? name : variant + "/" + name,
-           [make, dtype](Memory& memory) { return make(memory, dtype); });
-  }
-}
-
 void add_copy(Rows& to, const std::string& variant, const StridedShape<2>& shape) {
   add_dtypes(to, variant, [shape](Memory& memory, DType dtype) {
     const void* in = memory.random(2 * tensor_count, dtype);
