@@ -17,7 +17,6 @@
 
 #include "engine/ops.h"
 #include "engine/tensor.h"
-#include "kernels/pointwise.h"
 
 namespace tessera {
 

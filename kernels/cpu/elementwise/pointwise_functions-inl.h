@@ -107,7 +107,9 @@ HWY_INLINE V FunctionOfTwo(V a, V b) {
   if constexpr (op == PointwiseOp::sine_gradient) return hn::Mul(a, Cosine(b));
   if constexpr (op == PointwiseOp::cosine_gradient) return hn::Neg(hn::Mul(a, Sine(b)));
   if constexpr (op == PointwiseOp::equal) return Truth(hn::Eq(a, b), a);
-  if constexpr (op == PointwiseOp::not_equal) return Truth(hn::Ne(a, b), a);
+  if constexpr (op == PointwiseOp::not_equal) {  // Highway's Ne is false for NaN with AVX-512
+    return hn::IfThenZeroElse(hn::Eq(a, b), Constant<V>(1.0));
+  }
   if constexpr (op == PointwiseOp::less) return Truth(hn::Lt(a, b), a);
   if constexpr (op == PointwiseOp::less_equal) return Truth(hn::Le(a, b), a);
   if constexpr (op == PointwiseOp::greater) return Truth(hn::Gt(a, b), a);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
@@ -114,6 +116,27 @@ TYPED_TEST(PointwiseKernel, AnyNumberOfThreadsGivesTheSameBits) {
                     .shape = {2, {50, 1021}, {{1021, 1}, {0, 1}}},
                     .dtype = dtype_of<T>});
     return out;
+  });
+}
+
+TYPED_TEST(PointwiseKernel, OnlyNotEqualIsTrueForNan) {
+  using T = TypeParam;
+  const std::vector<T> x = testing::array_of<T>({std::nan(""), 1, 2, 3});
+  const std::vector<std::pair<PointwiseOp, std::vector<std::uint8_t>>> comparisons = {
+      {PointwiseOp::equal, {0, 0, 1, 0}},   {PointwiseOp::not_equal, {1, 1, 0, 1}},
+      {PointwiseOp::less, {0, 1, 0, 0}},    {PointwiseOp::less_equal, {0, 1, 1, 0}},
+      {PointwiseOp::greater, {0, 0, 0, 1}}, {PointwiseOp::greater_equal, {0, 0, 1, 1}}};
+  testing::for_each_target([&] {
+    for (const auto& [op, wanted] : comparisons) {
+      std::vector<std::uint8_t> out(4, 9);
+      cpu::pointwise({.op = op,
+                      .in = {x.data()},
+                      .number = {0, 2},
+                      .out = out.data(),
+                      .shape = {1, {4}, {{1}}},
+                      .dtype = dtype_of<T>});
+      EXPECT_EQ(out, wanted) << static_cast<int>(op);
+    }
   });
 }
 
