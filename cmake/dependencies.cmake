@@ -14,5 +14,6 @@ pkg_check_modules(libsodium REQUIRED IMPORTED_TARGET GLOBAL libsodium)
 # Tokenizers: characters, patterns, SentencePiece models.
 pkg_check_modules(icu-uc REQUIRED IMPORTED_TARGET GLOBAL icu-uc)
 pkg_check_modules(libpcre2-8 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)
-pkg_check_modules(oniguruma REQUIRED IMPORTED_TARGET GLOBAL oniguruma)
+# Only its header: the library is loaded at run time (tokenizers/text/pattern_oniguruma.cpp has the reason).
+pkg_check_modules(oniguruma REQUIRED oniguruma)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET GLOBAL sentencepiece)

@@ -48,8 +48,9 @@ function(tessera_library_usage target)
   target_link_libraries(${target}
     PUBLIC fmt::fmt Threads::Threads nlohmann_json::nlohmann_json
     PRIVATE $<BUILD_INTERFACE:tessera_settings> DNNL::dnnl $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_CXX>
-            PkgConfig::libhwy PkgConfig::libxxhash PkgConfig::icu-uc PkgConfig::libpcre2-8 PkgConfig::oniguruma
+            PkgConfig::libhwy PkgConfig::libxxhash PkgConfig::icu-uc PkgConfig::libpcre2-8
             PkgConfig::sentencepiece PkgConfig::libsodium ${CMAKE_DL_LIBS})
+  target_include_directories(${target} SYSTEM PRIVATE ${oniguruma_INCLUDE_DIRS})
 endfunction()
 
 set(tessera_floor_objects)

@@ -1,5 +1,7 @@
 // Patterns mean what they mean to the package `tokenizers`, whichever engine matches them, and none
 // takes more than a moment or the machine's stack.
+#include <dlfcn.h>
+
 #include <chrono>
 #include <random>
 #include <sstream>
@@ -172,6 +174,17 @@ TEST(TokenizerPatterns, CostlyOnesGiveUpByName) {
 }
 
 // A search goes on character by character, also behind the place where it began.
+// Oniguruma has functions of the same names; other libraries of the process call the C library's.
+TEST(TokenizerPatterns, LeaveTheCLibrarysExpressionsAlone) {
+  (void)Pattern("(?<a>b)\\k<a>", "test");  // loads the engine
+  for (const char* name : {"regcomp", "regexec", "regfree"}) {
+    Dl_info place{};
+    ASSERT_NE(dladdr(dlsym(RTLD_DEFAULT, name), &place), 0) << name;
+    EXPECT_EQ(std::string(place.dli_fname).find("onig"), std::string::npos)
+        << name << " of " << place.dli_fname;
+  }
+}
+
 TEST(TokenizerPatterns, FindsWhatIsFarAway) {
   for (std::size_t before = 1000; before < 1060; ++before) {
     const std::string text = std::string(before, 'a') + "é中😀" + std::string(3000, 'a') + "b12é";

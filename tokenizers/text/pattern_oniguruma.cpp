@@ -1,5 +1,9 @@
 // Oniguruma in UTF-8, with its default syntax and options, as the package `tokenizers` calls it.
 // Texts are valid UTF-8: the caller sees to it.
+//
+// The library is loaded at its first use and never linked: it has functions of its own named
+// regcomp() and regexec(), which would replace the C library's in every program that uses Tessera.
+#include <dlfcn.h>
 #define ONIG_ESCAPE_UCHAR_COLLISION 1  // ICU has a type UChar
 #include <oniguruma.h>
 
@@ -37,13 +41,6 @@ const OnigUChar* onig_bytes(std::string_view text) {
   return reinterpret_cast<const OnigUChar*>(text.empty() ? "" : text.data());
 }
 
-std::string onig_message(int error, const OnigErrorInfo* info) {
-  std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> text{};
-  const int length = info == nullptr ? onig_error_code_to_str(text.data(), error)
-                                     : onig_error_code_to_str(text.data(), error, info);
-  return {reinterpret_cast<const char*>(text.data()), static_cast<std::size_t>(length)};
-}
-
 // Since 6.9.9 [:punct:] has the symbols as well; that is the package's. Written out, it is the same
 // in all versions.
 std::string with_symbols_in_punct(std::string_view expression) {
@@ -76,14 +73,74 @@ std::string with_symbols_in_punct(std::string_view expression) {
   return out;
 }
 
-// The tables of the library, made once; a limit without a form for one call is set with them.
-bool onig_is_ready() {
-  static const bool ready = [] {
-    std::array<OnigEncoding, 1> encodings{ONIG_ENCODING_UTF8};
-    return onig_initialize(encodings.data(), static_cast<int>(encodings.size())) == ONIG_NORMAL &&
-           onig_set_parse_depth_limit(deepest_expression) == ONIG_NORMAL;
-  }();
-  return ready;
+#define TESSERA_ONIGURUMA(X)                        \
+  X(onig_error_code_to_str)                         \
+  X(onig_free)                                      \
+  X(onig_free_match_param)                          \
+  X(onig_initialize)                                \
+  X(onig_initialize_match_param)                    \
+  X(onig_match_with_param)                          \
+  X(onig_new)                                       \
+  X(onig_new_match_param)                           \
+  X(onig_region_free)                               \
+  X(onig_region_new)                                \
+  X(onig_set_match_stack_limit_size_of_match_param) \
+  X(onig_set_parse_depth_limit)                     \
+  X(onig_set_retry_limit_in_match_of_match_param)   \
+  X(onig_version)
+
+// The library's functions, its encoding and its syntax.
+struct Oniguruma {
+#define TESSERA_ONIGURUMA_MEMBER(function) decltype(&::function) function = nullptr;
+  TESSERA_ONIGURUMA(TESSERA_ONIGURUMA_MEMBER)
+#undef TESSERA_ONIGURUMA_MEMBER
+  OnigEncoding utf8 = nullptr;
+  OnigSyntaxType* syntax = nullptr;
+};
+
+void* onig_symbol(void* object, const char* name) {
+  void* const symbol = dlsym(object, name);
+  TESSERA_CHECK(symbol != nullptr, ErrorCode::configuration,
+                "libonig.so.5 has no {}; install another version of Oniguruma (Debian: libonig5)",
+                name);
+  return symbol;
+}
+
+Oniguruma load_oniguruma() {
+  void* const object = dlopen("libonig.so.5", RTLD_NOW | RTLD_LOCAL);
+  if (object == nullptr) {
+    const char* const reason = dlerror();
+    fail(ErrorCode::configuration,
+         "a pattern of this tokenizer needs Oniguruma, which is not installed ({}); install it "
+         "(Debian: libonig5)",
+         reason != nullptr ? reason : "libonig.so.5");
+  }
+  Oniguruma library;
+#define TESSERA_ONIGURUMA_FIND(function) \
+  library.function = reinterpret_cast<decltype(library.function)>(onig_symbol(object, #function));
+  TESSERA_ONIGURUMA(TESSERA_ONIGURUMA_FIND)
+#undef TESSERA_ONIGURUMA_FIND
+  library.utf8 = static_cast<OnigEncoding>(onig_symbol(object, "OnigEncodingUTF8"));
+  library.syntax = *static_cast<OnigSyntaxType**>(onig_symbol(object, "OnigDefaultSyntax"));
+  // A limit without a form for one call is set here.
+  std::array<OnigEncoding, 1> encodings{library.utf8};
+  TESSERA_CHECK(library.onig_initialize(encodings.data(), static_cast<int>(encodings.size())) ==
+                        ONIG_NORMAL &&
+                    library.onig_set_parse_depth_limit(deepest_expression) == ONIG_NORMAL,
+                ErrorCode::out_of_memory, "no memory for Oniguruma's tables");
+  return library;
+}
+
+const Oniguruma& oniguruma() {
+  static const Oniguruma loaded = load_oniguruma();
+  return loaded;
+}
+
+std::string onig_message(int error, const OnigErrorInfo* info) {
+  std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> text{};
+  const int length = info == nullptr ? oniguruma().onig_error_code_to_str(text.data(), error)
+                                     : oniguruma().onig_error_code_to_str(text.data(), error, info);
+  return {reinterpret_cast<const char*>(text.data()), static_cast<std::size_t>(length)};
 }
 
 class OnigCode final : public PatternCode {
@@ -93,24 +150,23 @@ class OnigCode final : public PatternCode {
     TESSERA_CHECK(expression.size() <= longest_expression, ErrorCode::data,
                   "{}: the pattern {} has {} bytes; at most {} are allowed", source,
                   shown_pattern(expression), expression.size(), longest_expression);
-    TESSERA_CHECK(onig_is_ready(), ErrorCode::out_of_memory, "no memory for Oniguruma's tables");
     OnigErrorInfo info{};
     const std::string text = with_symbols_in_punct(expression);
     const OnigUChar* const begin = onig_bytes(text);
-    const int error = onig_new(&code_, begin, begin + text.size(), ONIG_OPTION_NONE,
-                               ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
+    const int error = onig_.onig_new(&code_, begin, begin + text.size(), ONIG_OPTION_NONE,
+                                     onig_.utf8, onig_.syntax, &info);
     TESSERA_CHECK(error == ONIG_NORMAL, ErrorCode::data,
                   "{}: the pattern {} is not understood: {}, says Oniguruma {}; write it so that "
                   "the package `tokenizers` accepts it",
                   source, shown_pattern(expression), printable(onig_message(error, &info)),
-                  onig_version());
+                  onig_.onig_version());
   }
-  ~OnigCode() override { onig_free(code_); }
+  ~OnigCode() override { onig_.onig_free(code_); }
   OnigCode(const OnigCode&) = delete;
   OnigCode& operator=(const OnigCode&) = delete;
 
   [[nodiscard]] std::unique_ptr<PatternSearch> search() const override;
-  [[nodiscard]] regex_t* code() const { return code_; }
+  [[nodiscard]] OnigRegex code() const { return code_; }
   [[noreturn]] void give_up(std::string_view why, std::size_t bytes) const {
     fail(ErrorCode::data,
          "{}: the pattern {} gives up on a text of {} bytes ({}); cut the text in shorter lines, "
@@ -119,23 +175,24 @@ class OnigCode final : public PatternCode {
   }
 
  private:
+  const Oniguruma& onig_ = oniguruma();
   std::string expression_, source_;
-  regex_t* code_ = nullptr;
+  OnigRegex code_ = nullptr;
 };
 
 class OnigSearch final : public PatternSearch {
  public:
   explicit OnigSearch(const OnigCode& code)
-      : code_(code), region_(onig_region_new()), limits_(onig_new_match_param()) {
+      : code_(code), region_(onig_.onig_region_new()), limits_(onig_.onig_new_match_param()) {
     TESSERA_CHECK(region_ != nullptr && limits_ != nullptr, ErrorCode::out_of_memory,
                   "no memory to match a pattern in");
-    onig_initialize_match_param(limits_);
-    onig_set_match_stack_limit_size_of_match_param(limits_, most_stack_entries);
-    onig_set_retry_limit_in_match_of_match_param(limits_, most_retries_of_match);
+    onig_.onig_initialize_match_param(limits_);
+    onig_.onig_set_match_stack_limit_size_of_match_param(limits_, most_stack_entries);
+    onig_.onig_set_retry_limit_in_match_of_match_param(limits_, most_retries_of_match);
   }
   ~OnigSearch() override {
-    onig_region_free(region_, 1);
-    onig_free_match_param(limits_);
+    onig_.onig_region_free(region_, 1);
+    onig_.onig_free_match_param(limits_);
   }
   OnigSearch(const OnigSearch&) = delete;
   OnigSearch& operator=(const OnigSearch&) = delete;
@@ -147,8 +204,8 @@ class OnigSearch final : public PatternSearch {
     OnigOptionType options = ONIG_OPTION_NONE;
     int found = ONIG_MISMATCH;
     for (std::size_t at = from; found == ONIG_MISMATCH && at <= text.size();) {
-      found =
-          onig_match_with_param(code_.code(), begin, end, begin + at, region_, options, limits_);
+      found = onig_.onig_match_with_param(code_.code(), begin, end, begin + at, region_, options,
+                                          limits_);
       check_time(at, text.size());
       at += at < text.size() ? character_length(text[at]) : 1;
       options = ONIG_OPTION_NOT_BEGIN_POSITION;  // \G is where the search began
@@ -182,6 +239,7 @@ class OnigSearch final : public PatternSearch {
     }
   }
 
+  const Oniguruma& onig_ = oniguruma();
   const OnigCode& code_;
   OnigRegion* region_;
   OnigMatchParam* limits_;
