@@ -74,7 +74,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
       "cross_entropy: label_smoothing {} and z_loss {}; the first is from 0 to 1, the second not "
       "negative",
       options.label_smoothing, options.z_loss);
-  const Tensor plain = cross_entropy(logits, targets, options.ignore);  // checks shapes and targets
+  Tensor plain = cross_entropy(logits, targets, options.ignore);  // checks shapes and targets
   if (options.label_smoothing == 0 && options.z_loss == 0) return plain;
   const std::int64_t rows = targets.elements();
   const Tensor values = widened(reshape(logits, Shape{rows, logits.size(-1)}));

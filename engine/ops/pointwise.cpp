@@ -35,7 +35,7 @@ Shape broadcast_shape(const char* op, std::span<const Shape> shapes) {
   for (const Shape& shape : shapes) {
     const int skipped = dimensions - shape.dimensions();
     for (int i = 0; i < shape.dimensions(); ++i) {
-      std::int64_t& size = sizes[static_cast<std::size_t>(skipped + i)];
+      std::int64_t& size = sizes[static_cast<std::size_t>(skipped) + static_cast<std::size_t>(i)];
       TESSERA_REQUIRE(shape[i] == size || shape[i] == 1 || size == 1,
                       "{}: shapes {} do not broadcast; aligned at their ends, sizes must be equal "
                       "or 1",
@@ -153,10 +153,11 @@ Tensor record_pointwise(const char* name, PointwiseOp op, std::vector<PointwiseO
     shapes.push_back(operand.tensor.shape());
   }
   Tensor out = pointwise(op, shape, inputs.front().dtype(), operands);
+  auto saved = saved_operands(operands, gradients);
   // Tensors come first among the operands, so that an operand's number is its input's.
   autograd::record(
       {Op::pointwise, name}, inputs, std::span<const Tensor>(&out, 1),
-      [saved = saved_operands(operands, gradients), gradients = std::move(gradients), shapes](
+      [saved = std::move(saved), gradients = std::move(gradients), shapes](
           std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         for (std::size_t k = 0; k < shapes.size(); ++k) {
           if (!sink.wants(static_cast<int>(k))) continue;

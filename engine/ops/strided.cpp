@@ -102,7 +102,7 @@ Tensor expanded(const Tensor& x, const Shape& shape) {
   const auto strides = strides_of(x.shape());
   std::array<std::int64_t, Shape::max_dimensions> from{};
   for (int i = 0; i < x.dimensions(); ++i) {
-    from[static_cast<std::size_t>(extra + i)] =
+    from[static_cast<std::size_t>(extra) + static_cast<std::size_t>(i)] =
         x.size(i) == 1 ? 0 : strides[static_cast<std::size_t>(i)];
   }
   Tensor out = Tensor::empty(shape, x.dtype(), x.device());
