@@ -45,7 +45,12 @@ template <class C>
 void WidenAny(DType dtype, const void* base, std::int64_t offset, std::int64_t stride,
               std::int64_t n, C* to) {
   const auto widen = [&](auto tag) {
-    Widen(static_cast<const typename decltype(tag)::type*>(base) + offset, stride, n, to);
+    using T = typename decltype(tag)::type;
+    constexpr bool narrow = std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>;
+    // Numbers of 16 bits are computed in fp32 only.
+    if constexpr (!narrow || std::is_same_v<C, float>) {
+      Widen(static_cast<const T*>(base) + offset, stride, n, to);
+    }
   };
   switch (dtype) {
     case DType::float32:
@@ -53,11 +58,9 @@ void WidenAny(DType dtype, const void* base, std::int64_t offset, std::int64_t s
     case DType::float64:
       return widen(cpu::TypeTag<double>{});
     case DType::bfloat16:
-      if constexpr (std::is_same_v<C, float>) widen(cpu::TypeTag<BFloat16>{});
-      return;
+      return widen(cpu::TypeTag<BFloat16>{});
     case DType::float16:
-      if constexpr (std::is_same_v<C, float>) widen(cpu::TypeTag<Float16>{});
-      return;
+      return widen(cpu::TypeTag<Float16>{});
     case DType::int32:
       return widen(cpu::TypeTag<std::int32_t>{});
     case DType::int64:
