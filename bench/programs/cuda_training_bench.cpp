@@ -236,8 +236,8 @@ Result train(const Options& options, Strategy strategy) {
         };
         result.mfu = mfu(12);
         result.causal_mfu = mfu(6);
-        result.exposed_share = run.exposed_seconds /
-                               std::accumulate(run.seconds.begin(), run.seconds.end(), 0.0);
+        result.exposed_share =
+            run.exposed_seconds / std::accumulate(run.seconds.begin(), run.seconds.end(), 0.0);
         result.products = run.products;
         result.peak_bytes = MemoryPool::current(options.device)->stats().peak_in_use +
                             sharded.communication().buffer_bytes;

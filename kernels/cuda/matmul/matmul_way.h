@@ -29,7 +29,8 @@ std::string describe_products(MatmulWay way, const CublasLtLibrary& library);
 void load_products();
 
 // Computes cuda::matmul in the given way. Products that cuBLASLt does not cover (matmul_cublas.h)
-// use the own kernels in every way; the context counts both. Error(configuration) for MatmulWay::cublas without a library.
+// use the own kernels in every way; the context counts both. Error(configuration) for
+// MatmulWay::cublas without a library.
 void matmul_by(MatmulWay way, const Matmul& product, Context& context,
                const CublasLtLibrary& library);
 

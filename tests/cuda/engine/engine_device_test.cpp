@@ -132,7 +132,8 @@ TEST(Queue, WaitsForAPointOfAnother) {
 TEST(Queue, SideStreamsComeBeforeComputation) {
   const auto priority_of = [](DeviceQueue& queue) {
     int priority = 0;
-    TESSERA_CUDA(cudaStreamGetPriority(kernels::cuda::context_of(queue.native()).stream, &priority));
+    TESSERA_CUDA(
+        cudaStreamGetPriority(kernels::cuda::context_of(queue.native()).stream, &priority));
     return priority;
   };
   int lowest = 0, highest = 0, of_side = 0;
