@@ -4,7 +4,7 @@
 // The library is loaded at its first use and never linked: it has functions of its own named
 // regcomp() and regexec(), which would replace the C library's in every program that uses Tessera.
 #include <dlfcn.h>
-#define ONIG_ESCAPE_UCHAR_COLLISION 1  // ICU has a type UChar
+#define ONIG_ESCAPE_UCHAR_COLLISION 1        // ICU has a type UChar
 #define re_registers tessera_onig_registers  // <regex.h> has another struct of this name
 #include <oniguruma.h>
 #undef re_registers
