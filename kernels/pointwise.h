@@ -10,7 +10,7 @@
 
 namespace tessera::kernels {
 
-// What operands and result hold. arithmetic: `dtype`, floating. comparison: `dtype`, any, to
+// The dtypes of operands and result. arithmetic: `dtype`, floating. comparison: `dtype`, any, to
 // boolean. selection: operand 0 is boolean or uint8 (not 0 is true), the others and the result are
 // `dtype`, any. logic: boolean or uint8, to boolean.
 enum class PointwiseKind : std::uint8_t { arithmetic, comparison, selection, logic };

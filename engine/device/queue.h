@@ -62,8 +62,8 @@ class DeviceQueue {
   [[nodiscard]] virtual kernels::ProductCounts products() const { return {}; }
 };
 
-// What a device with free resources begins first. Collectives are `high`: their few blocks of
-// threads must not wait for the end of a large kernel, because other ranks wait for them.
+// A device with free resources begins work of high priority first. Collectives have it: their
+// blocks of threads must not wait for the end of a large kernel, because other ranks wait for them.
 enum class QueuePriority : std::uint8_t { normal, high };
 
 // The calling thread's queue for computation: made on its first use of the device and kept for the

@@ -1,4 +1,4 @@
-// What the ops of shapes share: dimensions counted from either end, strides, and the strided copy
+// Shared by the ops on shapes: dimensions counted from either end, strides, and the strided copy
 // between tensors.
 #pragma once
 

@@ -129,7 +129,7 @@ std::size_t largest_sum(const std::vector<BlockLife>& blocks) {
   return largest;
 }
 
-// What is left above the bound is not worth more time.
+// A range that is this close to the bound is not worth more time.
 bool is_near(const BlockPlaces& places) {
   return places.bytes - places.live_bytes <= places.live_bytes / 256;
 }

@@ -1,4 +1,4 @@
-// What is known of steps whose blocks have places (engine/places/step_places.h).
+// Statistics of steps whose blocks have places (engine/places/step_places.h).
 #pragma once
 
 #include <cstddef>

@@ -55,7 +55,7 @@ TEST(TrainerMemory, StepsHavePlacesBesideAsynchronousSaves) {
   }
 }
 
-// What async saves wrote while placed steps ran is the state of their step.
+// Async saves that run beside placed steps write the state of their own step.
 TEST(TrainerMemory, AnAsynchronousSaveHoldsTheValuesOfItsStep) {
   const TemporaryFolder folder;
   const std::vector<float> expected = saved_run(folder / "run", true).losses;

@@ -177,7 +177,7 @@ bool is_torch_global(std::string_view global) {
 
 namespace {
 
-// What a state dict of FSDP holds in place of tensors.
+// An object that a state dict of FSDP holds in place of a tensor.
 const char* advice_about_shards(std::string_view global) {
   const bool shards = global == "torch._utils._rebuild_wrapper_subclass" ||
                       global.starts_with("torch.distributed.");

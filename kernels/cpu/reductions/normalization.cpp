@@ -52,7 +52,7 @@ struct NormForwardRow {
         out(static_cast<T*>(a.out) + row * a.dim),
         n(a.dim) {}
 
-  // What the norm reads.
+  // The arrays that the norm reads.
   [[nodiscard]] const T* input() const { return residual == nullptr ? x : sum; }
 
   // The sum of the values that the norm reads (of their squares for RMS). With a residual these are
