@@ -7,12 +7,15 @@ import sys
 from conftest import PROGRAM
 
 SUM = """
+import sys
+
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
-print(dist.get_rank(), dist.get_world_size(), total.item())
+# One write: with PYTHONUNBUFFERED, print() writes each argument by itself, and ranks share this stdout.
+sys.stdout.write(f"{dist.get_rank()} {dist.get_world_size()} {total.item()}\n")
 dist.destroy_process_group()
 """
 
