@@ -39,6 +39,10 @@ export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=${CCACHE_NOHASHD
 library_floors=(base kernels engine comm sharding checkpoint tokenizers models tasks trainer)
 floors=("${library_floors[@]}" launch training planner logs bench cli)
 
+# The compute capabilities for which scripts/gpu-compile builds the kernels. One run of nvcc for all takes less time than
+# one for each.
+gpu_architectures() { echo '80-real;90-real;100-real;120-real'; }
+
 # The build folder of a preset: build for release, build-NAME for the others (CMakePresets.json agrees).
 build_folder() { if [[ $1 == release ]]; then echo build; else echo "build-$1"; fi; }
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Lets the compiler read sources, one at a time, without making code.
 
-    scripts/compile_alone.py --build FOLDER --jobs N [FILE ...]
+    scripts/compile_alone.py --build FOLDER --jobs N [--quarter K] [FILE ...]
 
 The commands are those of FOLDER/compile_commands.json: of FILEs, or of all sources of the library above the kernels and of
-the program. Exit status 1 when one does not compile.
+the program, or of every fourth of them, from number K on, and those that the last 40 commits changed. Exit status 1 when
+one does not compile.
 """
 import argparse
 import concurrent.futures
@@ -45,14 +46,24 @@ def compiles(source, folder, command):
     return run.returncode == 0
 
 
+def changed_lately():
+    """The files that the last 40 commits changed, as far as the clone has them."""
+    log = subprocess.run(["git", "log", "-40", "--format=", "--name-only"], stdout=subprocess.PIPE, text=True, check=True)
+    return set(log.stdout.split())
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--jobs", type=int, required=True)
+    parser.add_argument("--quarter", type=int, choices=range(4))
     parser.add_argument("files", nargs="*")
     arguments = parser.parse_args()
     commands = commands_by_source(arguments.build)
     files = [os.path.relpath(file) for file in arguments.files] or sorted(commands)
+    if arguments.quarter is not None:
+        quarter, changed = set(files[arguments.quarter::4]), changed_lately()
+        files = [file for file in files if file in quarter or file in changed]
     unknown = [file for file in files if file not in commands]
     if unknown or not files:
         sys.exit(f"no source of {arguments.build}'s library or program: {', '.join(unknown) or 'none is listed there'}")

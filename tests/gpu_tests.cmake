@@ -5,9 +5,3 @@ add_executable(gpu_tests EXCLUDE_FROM_ALL $<FILTER:$<TARGET_OBJECTS:cuda_tests>,
 target_include_directories(gpu_tests PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_include_directories(gpu_tests SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(gpu_tests PRIVATE tessera tessera_settings GTest::gtest)
-
-# Every kernel for the other GPUs: checks that registers suffice there; scripts/kernel-code reads the machine code.
-add_library(gpu_architectures OBJECT EXCLUDE_FROM_ALL ${tessera_cu_sources})
-set_target_properties(gpu_architectures PROPERTIES CUDA_ARCHITECTURES "80-real;100-real;120-real")
-target_include_directories(gpu_architectures PRIVATE ${PROJECT_SOURCE_DIR})
-target_compile_options(gpu_architectures PRIVATE $<TARGET_PROPERTY:tessera_cuda_kernels,COMPILE_OPTIONS>)

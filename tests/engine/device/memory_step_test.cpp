@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "engine/places/step_statistics.h"
+#include "support/sanitizers.h"
 
 namespace tessera {
 namespace {
@@ -96,7 +97,9 @@ TEST(MemoryStep, APlacedStepHasNoPageFault) {
   for (int step = 0; step < 4; ++step) take_step(pool, layers);
   const long before = faults_of_thread();
   take_step(pool, layers);
-  EXPECT_EQ(faults_of_thread() - before, 0);
+  if (!address_sanitizer) {  // whose own memory has faults, too
+    EXPECT_EQ(faults_of_thread() - before, 0);
+  }
 }
 
 TEST(MemoryStep, HoldsWhatLivesAtTheSameTimeAndNoMore) {
