@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "engine/places/step_statistics.h"
-#include "support/sanitizers.h"
+#include "tests/support/sanitizers.h"
 
 namespace tessera {
 namespace {
