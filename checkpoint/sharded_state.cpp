@@ -163,7 +163,9 @@ std::vector<std::int64_t> step_counts_after(const Scalars& scalars, const Fit& f
 // Ranks that take different tensors would go on with a mix of two models.
 void compare_selections(const Context& context, const ShardedModel& model,
                         const LoadOptions& options) {
-  const std::vector<ShardedParameter> parameters = model.sharded_parameters();
+  std::vector<ShardedParameter> parameters = model.sharded_parameters();
+  const std::vector<ShardedParameter> buffers = model.sharded_buffers();
+  parameters.insert(parameters.end(), buffers.begin(), buffers.end());
   std::vector<std::uint64_t> answers;
   for (const ShardedParameter& parameter : parameters) {
     const std::string name = name_in_state(options.names, parameter.name, parameter.local);
@@ -178,7 +180,7 @@ void compare_selections(const Context& context, const ShardedModel& model,
       find_difference(context.communicator(), answers);
   if (!difference) return;
   fail(ErrorCode::configuration,
-       "a load: ranks 0 and {} have different names or filters for parameter {}; the functions of "
+       "a load: ranks 0 and {} have different names or filters for {}; the functions of "
        "ts::LoadOptions must return the same on all ranks",
        difference->rank, parameters.at(difference->index).name);
 }
@@ -199,6 +201,11 @@ State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction
     if (name.empty()) continue;
     if (direction == Direction::load) parameter.local.storage()->will_write();
     state.model.push_back(logical(name, parameter, parameter.local, direction));
+  }
+  for (const ShardedParameter& buffer : model.sharded_buffers()) {
+    const std::string name = name_in_state(names, buffer.name, buffer.local);
+    if (!name.empty()) state.model.push_back(logical(name, buffer, buffer.local, direction));
+    if (!name.empty() && direction == Direction::load) buffer.local.count_write();
   }
   if (optimizer == nullptr) return state;
   const auto places = places_in(*optimizer, parameters);

@@ -185,6 +185,17 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
   return all;
 }
 
+std::vector<ShardedParameter> ShardedModel::sharded_buffers() const {
+  std::vector<ShardedParameter> all;
+  const bool writes = runtime().groups().rank() == 0;
+  for (const nn::NamedBuffer& buffer : runtime().buffers().list()) {
+    if (!buffer.persistent) continue;
+    all.push_back({buffer.name, buffer.tensor.shape(), buffer.tensor, 0, 0,
+                   writes ? buffer.tensor.elements() : 0, false});
+  }
+  return all;
+}
+
 double ShardedModel::clip_grad_norm(double max_norm) {
   check_max_norm(max_norm);
   const ComputeScope scope(runtime().recorder(), SpanKind::optimizer);
@@ -288,7 +299,7 @@ HeldBytes ShardedModel::held_bytes() const {
     held.parameters += unit->master_bytes();
     held.gradients += unit->gradient_bytes();
   }
-  held.parameters += runtime().ignored().bytes();
+  held.parameters += runtime().ignored().bytes() + runtime().buffers().bytes();
   held.parameters += runtime().files().held_bytes(MemoryKind::parameters);
   held.gradients += runtime().files().held_bytes(MemoryKind::gradients);
   return held;

@@ -62,6 +62,10 @@ class ShardedModel {
   void compare_ignored_parameters() const;
   // Both kinds together, for checkpoints: the ignored ones last.
   [[nodiscard]] std::vector<ShardedParameter> sharded_parameters() const;
+  // The module's persistent buffers, for checkpoints. Each rank has its own whole ones, which its
+  // forwards may change in their own way; rank 0 writes all of its own, and a load gives them to
+  // every rank.
+  [[nodiscard]] std::vector<ShardedParameter> sharded_buffers() const;
 
   // Collective. The norm over all gradients of parameters() before clipping, the same bits under
   // every strategy. Gradients are scaled to `max_norm` when above it (max_norm 0: only
@@ -160,7 +164,8 @@ class ShardedModel {
   std::shared_ptr<Runtime> runtime_;
 };
 
-// Collective: every rank passes a module of the same structure with the same values; modules made
+// Collective: every rank passes a module of the same structure with the same values, of parameters
+// and of buffers; modules made
 // with the same seed, or on `meta`, agree. Throws Error(configuration) that names a parameter in
 // which they differ, unless ShardingOptions::sync_module_states. From here on nothing can be
 // registered in the module.

@@ -41,6 +41,12 @@ Trainer::SaveBytes Trainer::bytes_of_save() const {
     bytes.model += elements * size_of(stored);
     if (trained) bytes.optimizer += elements * size_of(local.dtype()) * states;
   }
+  for (const ShardedParameter& buffer : sharded_->sharded_buffers()) {
+    if (wanted.names && wanted.names(buffer.name, false).empty()) continue;
+    const DType own = buffer.local.dtype();
+    bytes.model += static_cast<std::uint64_t>(buffer.shape.elements()) *
+                   size_of(is_floating(own) ? wanted.model_dtype : own);
+  }
   return bytes;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/autograd.h"
 #include "engine/device/memory_kind.h"
 #include "engine/ops.h"
 #include "engine/random.h"
@@ -38,6 +39,19 @@ void collect_parameters(const Module& module, const std::string& prefix,
   }
 }
 
+void collect_buffers(const Module& module, const std::string& prefix,
+                     std::unordered_set<const void*>& seen, std::vector<NamedBuffer>& out) {
+  if (!seen.insert(&module).second) return;
+  for (const NamedBuffer& buffer : module.own_buffers()) {
+    if (seen.insert(buffer.tensor.impl().get()).second) {
+      out.push_back({join(prefix, buffer.name), buffer.tensor, buffer.persistent});
+    }
+  }
+  for (const auto& [name, child] : module.children()) {
+    collect_buffers(*child, join(prefix, name), seen, out);
+  }
+}
+
 void collect_modules(Module& module, const std::string& prefix,
                      std::unordered_set<const Module*>& seen,
                      std::vector<std::pair<std::string, Module*>>& out) {
@@ -54,6 +68,13 @@ std::vector<NamedParameter> Module::named_parameters() const {
   std::vector<NamedParameter> out;
   std::unordered_set<const void*> seen;
   collect_parameters(*this, "", seen, out);
+  return out;
+}
+
+std::vector<NamedBuffer> Module::named_buffers() const {
+  std::vector<NamedBuffer> out;
+  std::unordered_set<const void*> seen;
+  collect_buffers(*this, "", seen, out);
   return out;
 }
 
@@ -162,16 +183,55 @@ void Module::replace_own_parameter(const Tensor& old, const Tensor& tensor) {
   }
 }
 
-Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
+void Module::replace_own_buffer(const Tensor& old, const Tensor& tensor) {
+  const Tensor kept(old.impl());
+  for (NamedBuffer& buffer : buffers_) {
+    if (buffer.tensor.impl() == kept.impl()) buffer.tensor = tensor;
+  }
+}
+
+void Module::add_tensor_name(const std::string& name, const Tensor& tensor, std::string_view kind) {
   TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
-                  "parameter name \"{}\" of {} is empty or has a dot", name, class_name());
-  TESSERA_REQUIRE(!parameter_names_.contains(name), "{} has a parameter {} already", class_name(),
-                  name);
-  require_registration_allowed("parameter " + name);
-  TESSERA_REQUIRE(parameter.defined(), "parameter {} of {} is undefined", name, class_name());
-  parameter_names_.insert(name);
+                  "{} name \"{}\" of {} is empty or has a dot", kind, name, class_name());
+  TESSERA_REQUIRE(!tensor_names_.contains(name), "{} has a parameter or a buffer {} already",
+                  class_name(), name);
+  require_registration_allowed(fmt::format("{} {}", kind, name));
+  TESSERA_REQUIRE(tensor.defined(), "{} {} of {} is undefined", kind, name, class_name());
+  tensor_names_.insert(name);
+}
+
+Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
+  add_tensor_name(name, parameter, "parameter");
   parameters_.emplace_back(name, parameter);
   return parameter;
+}
+
+Tensor Module::register_buffer(const std::string& name, Tensor buffer, bool persistent) {
+  add_tensor_name(name, buffer, "buffer");
+  TESSERA_REQUIRE(!buffer.requires_grad(),
+                  "buffer {} of {} requires a gradient: register it as a parameter, or give "
+                  "detach() of it",
+                  name, class_name());
+  buffers_.push_back({name, buffer, persistent});
+  return buffer;
+}
+
+const Tensor& Module::buffer(std::string_view name) const {
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(),
+                                  [&](const NamedBuffer& own) { return own.name == name; });
+  TESSERA_REQUIRE(found != buffers_.end(), "{} has no buffer {}", class_name(), name);
+  return found->tensor;
+}
+
+void Module::set_buffer(std::string_view name, const Tensor& value) {
+  Tensor own = buffer(name);
+  TESSERA_REQUIRE(value.defined() && value.shape() == own.shape(),
+                  "buffer {} of {} has the shape {}, and the new value {}", name, class_name(),
+                  own.shape().to_string(),
+                  value.defined() ? value.shape().to_string() : "is undefined");
+  if (autograd::in_backward()) return;
+  const NoGradGuard no_grad;
+  own.copy_from(value);
 }
 
 const Tensor& Module::parameter(std::string_view name) const {
@@ -213,17 +273,20 @@ ParameterDTypeGuard::~ParameterDTypeGuard() {
   parameter_dtype = previous_;
 }
 
-Tensor make_parameter(const Shape& shape, Initializer initializer, DType dtype) {
+Tensor make_buffer(const Shape& shape, Initializer initializer, DType dtype) {
   initializer.seed = current_seed();
   initializer.stream = next_parameter_stream();
   const MemoryScope kind(MemoryKind::parameters);
-  Tensor parameter = Tensor::empty(shape, dtype);
-  if (!parameter.is_meta()) {
-    initializer.fill(parameter.data(), dtype, 0, parameter.elements(), parameter.device());
+  Tensor tensor = Tensor::empty(shape, dtype);
+  if (!tensor.is_meta()) {
+    initializer.fill(tensor.data(), dtype, 0, tensor.elements(), tensor.device());
   }
-  parameter.impl()->initializer = std::make_shared<Initializer>(initializer);
-  parameter.set_requires_grad(true);
-  return parameter;
+  tensor.impl()->initializer = std::make_shared<Initializer>(initializer);
+  return tensor;
+}
+
+Tensor make_parameter(const Shape& shape, Initializer initializer, DType dtype) {
+  return make_buffer(shape, initializer, dtype).set_requires_grad(true);
 }
 
 }  // namespace tessera::nn

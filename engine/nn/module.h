@@ -39,6 +39,13 @@ struct NamedParameter {
   Shape shape;
 };
 
+// A tensor of a module that is not trained (running statistics, masks, tables), with its full name.
+struct NamedBuffer {
+  std::string name;
+  Tensor tensor;
+  bool persistent = true;  // checkpoints contain it
+};
+
 namespace detail {
 
 struct ForwardOfAnother {
@@ -90,6 +97,9 @@ class Module {
   [[nodiscard]] const std::vector<std::pair<std::string, Tensor>>& own_parameters() const {
     return parameters_;
   }
+  // In the same order, each tensor once.
+  [[nodiscard]] std::vector<NamedBuffer> named_buffers() const;
+  [[nodiscard]] const std::vector<NamedBuffer>& own_buffers() const { return buffers_; }
   [[nodiscard]] const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children()
       const {
     return children_;
@@ -159,6 +169,8 @@ class Module {
   // Replaces this module's own registrations of `old` by `tensor` (sharding swaps parameters for
   // views). Modules below keep theirs.
   void replace_own_parameter(const Tensor& old, const Tensor& tensor);
+  // The same for a buffer (sharding moves buffers to the rank's device).
+  void replace_own_buffer(const Tensor& old, const Tensor& tensor);
 
  protected:
   // The name must be new in this module and have no dot. Returns the registered tensor.
@@ -185,14 +197,30 @@ class Module {
   // replaced.
   [[nodiscard]] const Tensor& parameter(std::string_view name) const;
 
+  // A tensor that belongs to the module and is not trained. Sharding keeps it whole on every rank,
+  // on the rank's device and in its own dtype, and checkpoints contain it if it is persistent. Make
+  // it with make_buffer() if the module may be made on `meta`. The name must be new in this module,
+  // also among its parameters. Returns the registered tensor.
+  Tensor register_buffer(const std::string& name, Tensor buffer, bool persistent = true);
+  // Looks up the buffer itself, as parameter() does.
+  [[nodiscard]] const Tensor& buffer(std::string_view name) const;
+  // Writes new values, of the same shape, into the buffer, outside the graph; converts the dtype.
+  // Has no effect when a recomputed forward runs again in backward, so that an update counts once.
+  // A value that a backward still needs must not be written: read the buffer through clone() in a
+  // forward that also writes it.
+  void set_buffer(std::string_view name, const Tensor& value);
+
  private:
   void add_child(const std::string& name, std::shared_ptr<Module> child, bool has_forward);
+  void add_tensor_name(const std::string& name, const Tensor& tensor, std::string_view kind);
   void require_registration_allowed(const std::string& what) const;
 
   std::vector<std::pair<std::string, Tensor>> parameters_;
+  std::vector<NamedBuffer> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
-  // The names in these two, so that a long list registers each of its modules in constant time.
-  std::unordered_set<std::string> parameter_names_, child_names_;
+  // The names in these, so that a long list registers each of its modules in constant time.
+  // Parameters and buffers share one set.
+  std::unordered_set<std::string> tensor_names_, child_names_;
   std::vector<Tensor> read_;
   std::shared_ptr<const ModuleHooks> hooks_;
   HookList<ForwardPreHook> pre_hooks_;
@@ -379,6 +407,8 @@ class ParameterDTypeGuard {
 // materialised.
 Tensor make_parameter(const Shape& shape, Initializer initializer,
                       DType dtype = default_parameter_dtype());
+// Makes a buffer in the same way. It is not trained.
+Tensor make_buffer(const Shape& shape, Initializer initializer, DType dtype = DType::float32);
 inline Initializer constant(double value) {
   return {Initializer::Kind::constant, value, 0};
 }

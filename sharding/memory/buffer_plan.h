@@ -18,7 +18,7 @@ namespace tessera {
 
 enum class BufferUse : std::uint8_t {
   masters,           // tensors of the rank's pool
-  ignored,           // the same: parameters of ignored modules
+  ignored,           // the same: parameters of ignored modules, and buffers
   gradient_shard,    // the same
   gathered,          // a unit's whole parameters
   gathered_pool,     // the same, for units that take turns
@@ -76,7 +76,7 @@ struct PlannedWorld {
 };
 
 // `no_sync`: include the sums of passes inside no_sync(), which a run allocates when the first such
-// scope opens. `ignored_bytes`: parameters that are in no unit.
+// scope opens. `ignored_bytes`: parameters that are in no unit, and buffers.
 BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
                        const PlannedWorld& world, bool no_sync = false,
                        std::size_t ignored_bytes = 0);

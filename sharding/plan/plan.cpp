@@ -205,12 +205,12 @@ void take_two_steps(nn::Module& module, const PlanOptions& options, Planning& pl
   }
 }
 
-// Restores the parameters of modules, and those of other modules that they read.
+// Restores the parameters and buffers of modules, and the parameters of others that they read.
 class ParameterKeeper {
  public:
   explicit ParameterKeeper(nn::Module& root) {
     for (const auto& [name, module] : root.named_modules()) {
-      kept_.push_back({module, parameters_of(*module)});
+      kept_.push_back({module, parameters_of(*module), module->own_buffers()});
     }
   }
   ~ParameterKeeper() {
@@ -218,6 +218,10 @@ class ParameterKeeper {
       const std::vector<Tensor> present = parameters_of(*kept.module);
       for (std::size_t i = 0; i < present.size(); ++i) {
         kept.module->replace_own_parameter(present[i], kept.parameters[i]);
+      }
+      const std::vector<nn::NamedBuffer> buffers = kept.module->own_buffers();
+      for (std::size_t i = 0; i < buffers.size(); ++i) {
+        kept.module->replace_own_buffer(buffers[i].tensor, kept.buffers[i].tensor);
       }
     }
   }
@@ -228,6 +232,7 @@ class ParameterKeeper {
   struct Kept {
     nn::Module* module;
     std::vector<Tensor> parameters;
+    std::vector<nn::NamedBuffer> buffers;
   };
   static std::vector<Tensor> parameters_of(const nn::Module& module) {
     std::vector<Tensor> parameters = module.parameters_read();

@@ -51,6 +51,7 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   kept_ = std::make_unique<KeptPrecision>(root, options_, ignored, owned_modules_[0] != nullptr);
   ignored_ = std::make_unique<IgnoredParameters>(ignored_parameters, device_);
   ignored_->compare(world);
+  buffers_ = std::make_unique<ModuleBuffers>(root, world, options_.sync_module_states);
   create_groups(plan);
   choose_recomputation(root, plan);
   create_files(plan);
@@ -83,7 +84,8 @@ void Runtime::check(const std::vector<UnitPlan>& plan, const IgnoredModules& ign
       if (storage.is_lent()) refuse_lent(parameter.name, storage.has_ended());
     }
   }
-  compare_structures(*world_, options_, plan, ignored);  // if these differ, so does the rest
+  // If these differ, so does the rest.
+  compare_structures(*world_, options_, plan, ignored, describe_buffers(*root_));
 }
 
 void Runtime::check_options(const std::vector<UnitPlan>& plan) const {
@@ -274,7 +276,7 @@ BufferPlan Runtime::plan(bool no_sync) const {
                            .nccl = !groups_->gather().one_memory(),
                            .over_hosts = groups_->across().ranks_per_host() > 0,
                            .fixed_order = groups_->gather().fixed_order()};
-  return buffer_plan(units, options_, world, no_sync, ignored_->bytes());
+  return buffer_plan(units, options_, world, no_sync, ignored_->bytes() + buffers_->bytes());
 }
 
 void Runtime::allocate() {

@@ -30,6 +30,7 @@
 #include "sharding/runtime/whole_parameters.h"
 #include "sharding/units/activation_checkpointing.h"
 #include "sharding/units/ignored_parameters.h"
+#include "sharding/units/module_buffers.h"
 #include "sharding/units/kept_precision.h"
 #include "sharding/units/structure.h"
 #include "sharding/units/unit.h"
@@ -50,6 +51,7 @@ class Runtime {
 
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   [[nodiscard]] IgnoredParameters& ignored() const { return *ignored_; }
+  [[nodiscard]] const ModuleBuffers& buffers() const { return *buffers_; }
   [[nodiscard]] const OffloadFiles& files() const { return *files_; }
   [[nodiscard]] const ShardingOptions& options() const { return options_; }
   [[nodiscard]] const ProcessGroups& groups() const { return *groups_; }
@@ -105,6 +107,7 @@ class Runtime {
   std::unique_ptr<KeptPrecision> kept_;
   std::unique_ptr<RecomputedModules> recomputed_;
   std::unique_ptr<IgnoredParameters> ignored_;
+  std::unique_ptr<ModuleBuffers> buffers_;
   std::unique_ptr<ProcessGroups> groups_;
   std::unique_ptr<OffloadFiles> files_;  // before the units, which use it
   std::vector<std::unique_ptr<Unit>> units_;

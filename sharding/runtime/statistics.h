@@ -17,7 +17,7 @@ struct CommunicationStatistics {
 };
 
 struct HeldBytes {
-  std::size_t parameters = 0;  // master shards, and whole parameters of ignored modules
+  std::size_t parameters = 0;  // master shards, whole parameters of ignored modules, buffers
   std::size_t gradients = 0;   // reduced gradients
   std::size_t optimizer = 0;   // filled in by code that knows the optimizer
   [[nodiscard]] std::size_t total() const { return parameters + gradients + optimizer; }

@@ -1,42 +1,17 @@
 // Creates ignored parameters and checks that they are equal on all ranks.
 #include "sharding/units/ignored_parameters.h"
 
-#include <memory>
 #include <optional>
 
 #include "base/error.h"
-#include "engine/device/memory_kind.h"
 #include "sharding/units/equal_values.h"
+#include "sharding/units/whole_tensor.h"
 
 namespace tessera {
-namespace {
-
-// The same values on `device`; the tensor itself if it is already there.
-Tensor whole_on(Device device, const OwnedParameter& parameter) {
-  const Tensor& source = parameter.tensor;
-  const MemoryScope kind(MemoryKind::parameters);
-  Tensor tensor;
-  if (source.is_meta()) {
-    const std::shared_ptr<Initializer>& initializer = source.impl()->initializer;
-    TESSERA_REQUIRE(
-        initializer != nullptr,
-        "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
-        parameter.name);
-    tensor = Tensor::empty(source.shape(), source.dtype(), device);
-    initializer->fill(tensor.raw_data(), tensor.dtype(), 0, tensor.elements(), device);
-    tensor.impl()->initializer = initializer;
-  } else {
-    tensor = source.to(device);
-  }
-  if (tensor.impl() != source.impl()) tensor.set_requires_grad(source.requires_grad());
-  return tensor;
-}
-
-}  // namespace
-
 IgnoredParameters::IgnoredParameters(const std::vector<OwnedParameter>& parameters, Device device) {
   for (const OwnedParameter& parameter : parameters) {
-    const Tensor tensor = whole_on(device, parameter);
+    const Tensor tensor =
+        whole_on(device, parameter.tensor, "parameter " + parameter.name, "nn::make_parameter");
     for (nn::Module* place : parameter.places) {
       place->replace_own_parameter(parameter.tensor, tensor);
     }

@@ -168,8 +168,9 @@ std::optional<LineDifference> find_different_line(comm::Communicator& world,
 }
 
 void compare_structures(comm::Communicator& world, const ShardingOptions& options,
-                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored) {
-  const auto difference = find_different_line(world, describe(options, plan, ignored));
+                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored,
+                        const std::string& buffers) {
+  const auto difference = find_different_line(world, describe(options, plan, ignored) + buffers);
   if (!difference) return;
   fail(ErrorCode::configuration,
        "ranks 0 and {} shard different modules or with different options: rank 0 has \"{}\" "

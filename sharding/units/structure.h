@@ -32,8 +32,9 @@ std::optional<LineDifference> find_different_line(comm::Communicator& world,
                                                   const std::string& mine);
 
 // Collective. Throws Error(configuration) that names both sides of the first difference between the
-// ranks' options or units.
+// ranks' options, units or buffers (describe_buffers()).
 void compare_structures(comm::Communicator& world, const ShardingOptions& options,
-                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored);
+                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored,
+                        const std::string& buffers);
 
 }  // namespace tessera

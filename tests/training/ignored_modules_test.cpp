@@ -77,7 +77,8 @@ TEST(IgnoredModulesRecipe, BadValuesAreRefusedByOneLine) {
        ": sharding.ignored_modules: transformer.h.0.attn.c_attn.lora_A.weight is trained beside "
        "the model (model.lora)"},
       {{{"sharding.buffer_dtype", "bf16"}},
-       ": sharding.buffer_dtype is not supported: modules here register parameters alone; "},
+       ": sharding.buffer_dtype is not supported: a buffer keeps its own dtype, and the models of "
+       "a recipe have none; "},
   };
   for (const auto& [settings, message] : cases) {
     const Ended ended = run_program(train_arguments(folder.small() + settings));

@@ -267,7 +267,8 @@ std::vector<RecipeKey> precision_and_group_keys() {
       ignored_modules_key(),
       without_object("sharding.buffer_dtype",
                      "FSDP's dtype of the tensors that modules register beside parameters",
-                     "modules here register parameters alone; rotary tables stay fp32"),
+                     "a buffer keeps its own dtype, and the models of a recipe have none; rotary "
+                     "tables stay fp32"),
   };
 }
 

@@ -135,7 +135,7 @@ TEST(LoadChecks, RanksThatAskForDifferentTensorsAreNamed) {
     expect_untouched(model, optimizer, [&] {
       for (const LoadOptions& options : differing) {
         const std::string expected =
-            "a load: ranks 0 and 2 have different names or filters for parameter head.weight";
+            "a load: ranks 0 and 2 have different names or filters for head.weight";
         EXPECT_TRUE(
             has(error_of([&] { (void)load(context, from->step(), model, optimizer, options); },
                          ErrorCode::configuration),

@@ -11,6 +11,8 @@
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
+#include "engine/nn/sequential.h"
+#include "engine/ops.h"
 #include "engine/random.h"
 
 namespace tessera {
@@ -279,6 +281,39 @@ TEST(ModuleHooks, AnErrorInForwardClosesTheRegion) {
     EXPECT_EQ(current_module_call(), nullptr);
   });
   EXPECT_EQ(lines, (Lines{"gates.0 F{"}));
+}
+
+TEST(Sequential, CallsModulesAndFunctionsAndNamesModulesByPlace) {
+  manual_seed(2);
+  nn::Linear first(3, 4), last(4, 2);
+  const nn::Sequential both(
+      first, [](const Tensor& x) { return relu(x); }, last);
+  const Tensor x = Tensor::from({1.f, -2.f, 3.f}, {1, 3});
+  EXPECT_EQ(both(x).to_vector(), last(relu(first(x))).to_vector());
+  EXPECT_EQ(names_of(*both), (Lines{"0.weight", "0.bias", "2.weight", "2.bias"}));
+  EXPECT_EQ(both->size(), 3u);
+  int calls = 0;
+  const HookHandle hook =
+      last->register_forward_pre_hook([&](nn::Module&, std::span<const Tensor>) { ++calls; });
+  (void)both(x);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(ModuleDict, HasModulesByKeyInOrder) {
+  const nn::ModuleDict<nn::Linear> heads(std::vector<std::pair<std::string, nn::Linear>>{
+      {"words", nn::Linear(3, 4)}, {"classes", nn::Linear(3, 2)}});
+  EXPECT_EQ(heads->size(), 2u);
+  EXPECT_EQ((*heads)["classes"]->weight().size(0), 2);
+  EXPECT_EQ(names_of(*heads),
+            (Lines{"words.weight", "words.bias", "classes.weight", "classes.bias"}));
+  try {
+    (void)(*heads)["class"];
+    FAIL();
+  } catch (const std::logic_error& error) {
+    EXPECT_NE(
+        std::string(error.what()).find("a dictionary of 2 modules has none with the key \"class\""),
+        std::string::npos);
+  }
 }
 
 }  // namespace
