@@ -15,6 +15,8 @@
 #include "engine/nn/layers.h"
 #include "engine/nn/lora.h"
 #include "engine/nn/module.h"
+#include "engine/nn/module_list.h"
+#include "engine/nn/sequential.h"
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
