@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -133,7 +134,19 @@ struct AttentionOptions {
   double scale = 0;      // 0: 1/sqrt(head size)
   double dropout = 0;    // of the probabilities
   Tensor key_mask = {};  // [batch, key_length] uint8, 0 = masked; or undefined
+  // Needs `causal`: a query sees only the last `window` keys up to its own, at least 1. The cost
+  // grows with the window instead of the length.
+  std::optional<std::int64_t> window = {};
+  // A scaled score s becomes soft_cap * tanh(s / soft_cap) before the softmax; above 0.
+  std::optional<double> soft_cap = {};
+  // Needs `causal` and as many keys as queries: a query sees only keys of its own document. Made
+  // by document_starts(), on q's device; or undefined.
+  Tensor document_starts = {};
 };
+// The first position of each position's document, as int32, for AttentionOptions: it is made once
+// for a batch and used by all layers. ids [batch, T], int32 or int64 on the CPU, give the document
+// of each position; documents are adjacent, and ids do not decrease along a row.
+Tensor document_starts(const Tensor& ids, Device device = Device::cpu());
 // q [batch, Tq, heads*D], k and v [batch, Tk, key_heads*D] -> [batch, Tq, heads*D].
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options);

@@ -25,7 +25,20 @@ struct AttentionShape {
   std::int64_t first_sample;  // the probability (b,h,i,j) draws element
                               // (((first_sample+b)*heads+h)*query_length+i)*key_length+j
   DType dtype;
+  // `window` and `document_starts` need `causal`. Query t is at position p = t + key_length -
+  // query_length.
+  std::int64_t window = 0;  // it sees only keys above p - window; 0 for no window
+  // [batch, key_length]: it sees only keys from document_starts[p] on. A sample's values do not
+  // decrease, and none is negative. Null for no documents.
+  const std::int32_t* document_starts = nullptr;
+  float soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap); 0 for no cap
 };
+
+// True if a call needs more than the causal mask, the key mask and dropout. The kernels have code
+// of its own for these calls, so that the others do not pay for it.
+constexpr bool has_variants(const AttentionShape& shape) {
+  return shape.window > 0 || shape.document_starts != nullptr || shape.soft_cap > 0;
+}
 
 struct AttentionForward {
   AttentionShape shape;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <span>
 
 #include "base/error.h"
@@ -34,22 +33,6 @@ struct Sequence {
   bool ended = false;
 };
 
-// The last new token is chosen and not read.
-void check_window(const LanguageModel& model, std::int64_t prompt, std::int64_t new_tokens) {
-  const std::optional<std::int64_t> window = model.sliding_window();
-  if (!window || new_tokens == 0 || prompt + new_tokens - 1 <= *window) return;
-  TESSERA_CHECK(prompt <= *window, ErrorCode::data,
-                "the prompt has {} tokens and the model a sliding window of {}, beyond which "
-                "Tessera does not compute its attention: give a shorter prompt, or generate with "
-                "transformers",
-                prompt, *window);
-  fail(ErrorCode::data,
-       "a prompt of {} tokens and {} new ones pass the model's sliding window of {}, beyond which "
-       "Tessera does not compute its attention: ask for at most {} new ones, or generate with "
-       "transformers",
-       prompt, new_tokens, *window, *window + 1 - prompt);
-}
-
 void check_request(const LanguageModel& model, const std::vector<std::int64_t>& prompt,
                    const GenerateOptions& options) {
   const SamplingOptions& sampling = options.sampling;
@@ -60,7 +43,6 @@ void check_request(const LanguageModel& model, const std::vector<std::int64_t>& 
                   options.max_new_tokens, sampling.temperature, sampling.top_k, sampling.top_p);
   TESSERA_CHECK(!prompt.empty(), ErrorCode::data,
                 "the prompt has no tokens; a model continues at least one");
-  check_window(model, static_cast<std::int64_t>(prompt.size()), options.max_new_tokens);
   for (const std::int64_t id : prompt) {
     TESSERA_CHECK(id >= 0 && id < model.vocabulary(), ErrorCode::data,
                   "prompt id {} is outside the model's vocabulary of {}", id, model.vocabulary());

@@ -25,9 +25,8 @@ inline constexpr std::size_t most_sequences = 8;
 // Appends up to max_new_tokens to each prompt and returns prompts and continuations, bit for bit
 // the same as for each prompt alone. Dropout is off meanwhile, and nothing is recorded. Caches, as
 // long as the text may become, keep the model's results for past tokens. Past the model's positions
-// the context is its last `positions()` tokens, which are computed again for each token. A text
-// that may pass a sliding window is an Error(data), because earlier tokens would still count there;
-// so is a prompt that is empty or has ids outside the vocabulary.
+// the context is its last `positions()` tokens, which are computed again for each token. A prompt
+// that is empty or has ids outside the vocabulary is an Error(data).
 std::vector<std::vector<std::int64_t>> generate_all(LanguageModel& model,
                                                     std::vector<std::vector<std::int64_t>> prompts,
                                                     const GenerateOptions& options,

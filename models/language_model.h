@@ -1,8 +1,6 @@
 // A model that predicts the next token: logits and loss. model.h has the interface of all models.
 #pragma once
 
-#include <optional>
-
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
 #include "models/key_value_cache.h"
@@ -20,10 +18,6 @@ class LanguageModel : public Model {
   virtual Tensor loss(const Tensor& ids, const Tensor& targets) {
     return cross_entropy(forward(ids), targets);
   }
-
-  // Tokens that a query sees, itself included, if these are fewer than the architecture's
-  // positions. A longer text needs attention with a sliding window, which is not built.
-  [[nodiscard]] virtual std::optional<std::int64_t> sliding_window() const { return std::nullopt; }
 
   // A cache for one sequence of up to `capacity` tokens.
   [[nodiscard]] virtual KeyValueCache make_cache(std::int64_t capacity) const = 0;

@@ -6,9 +6,14 @@
 #include "engine/device/launch.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
+#include "engine/ops/attention_variants.h"
 #include "engine/random.h"
 
 namespace tessera {
+
+using ops::check_variants;
+using ops::set_variants;
+
 namespace {
 
 // The memory of q, k and v: three tensors, or one tensor with element offsets.
@@ -38,6 +43,7 @@ kernels::AttentionShape attention_shape(const AttentionOptions& options, std::in
   shape.scale = static_cast<float>(
       options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
   shape.causal = options.causal;
+  set_variants(shape, options);
   shape.dropout = static_cast<float>(options.dropout);
   if (shape.dropout > 0) {
     shape.key = next_dropout_key();
@@ -64,12 +70,38 @@ void check_mask(const Tensor& q, const AttentionOptions& options, std::int64_t b
                   key_length);
 }
 
+// The tensors of bytes and integers that a call may have; any may be undefined.
+struct Masks {
+  Tensor keys;
+  Tensor document_starts;
+
+  // The shape with addresses, which are looked up at each use.
+  [[nodiscard]] kernels::AttentionShape in(kernels::AttentionShape shape) const {
+    if (keys.defined()) shape.key_mask = reinterpret_cast<const std::uint8_t*>(keys.data());
+    if (document_starts.defined()) shape.document_starts = document_starts.data_as<std::int32_t>();
+    return shape;
+  }
+};
+
+struct SavedMasks {
+  explicit SavedMasks(const AttentionOptions& options)
+      : keys(options.key_mask), document_starts(options.document_starts) {}
+  [[nodiscard]] Masks get() const { return {keys.get(), document_starts.get()}; }
+
+  autograd::SavedValue keys;
+  autograd::SavedValue document_starts;
+};
+
+Masks masks_of(const AttentionOptions& options) {
+  return {options.key_mask, options.document_starts};
+}
+
 struct Forward {
   Tensor out;
   Tensor log_sum_exp;
 };
 
-Forward compute(const Projections& p, const kernels::AttentionShape& shape, const Tensor& mask) {
+Forward compute(const Projections& p, const kernels::AttentionShape& shape, const Masks& masks) {
   const Device device = p.q.device();
   Forward result{
       Tensor::empty({shape.batch, shape.query_length, shape.out_stride}, shape.dtype, device),
@@ -77,27 +109,25 @@ Forward compute(const Projections& p, const kernels::AttentionShape& shape, cons
                     shape.dtype == float64 ? float64 : float32, device)};
   kernels::AttentionForward arguments{shape, nullptr, nullptr, nullptr, nullptr, nullptr};
   if (!device.is_meta()) {
-    arguments = {shape,      p.q_data(),        p.k_data(),
-                 p.v_data(), result.out.data(), result.log_sum_exp.data()};
-    if (mask.defined())
-      arguments.shape.key_mask = reinterpret_cast<const std::uint8_t*>(mask.data());
+    arguments = {masks.in(shape), p.q_data(),        p.k_data(),
+                 p.v_data(),      result.out.data(), result.log_sum_exp.data()};
   }
   TESSERA_LAUNCH(device, attention_forward, arguments);
   return result;
 }
 
 Forward forward(Op op, const Projections& p, const kernels::AttentionShape& shape,
-                const Tensor& mask) {
+                const Masks& masks) {
   Forward result;
   autograd::compute_or_take(op, {&result.out, &result.log_sum_exp},
-                            [&] { result = compute(p, shape, mask); });
+                            [&] { result = compute(p, shape, masks); });
   return result;
 }
 
-void backward(const Projections& p, const kernels::AttentionShape& shape, const Tensor& mask,
+void backward(const Projections& p, const kernels::AttentionShape& shape, const Masks& masks,
               const Forward& saved, const Tensor& dout, const Projections& gradients) {
   if (dout.is_meta()) return;
-  kernels::AttentionBackward arguments{shape,
+  kernels::AttentionBackward arguments{masks.in(shape),
                                        dout.data(),
                                        p.q_data(),
                                        p.k_data(),
@@ -107,7 +137,6 @@ void backward(const Projections& p, const kernels::AttentionShape& shape, const 
                                        gradients.q_data(),
                                        gradients.k_data(),
                                        gradients.v_data()};
-  if (mask.defined()) arguments.shape.key_mask = reinterpret_cast<const std::uint8_t*>(mask.data());
   TESSERA_LAUNCH(dout.device(), attention_backward, arguments);
 }
 
@@ -128,28 +157,28 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                   key_heads);
   ops::require_same_device("attention", q, k, v);
   check_mask(q, options, q.size(0), k.size(1));
+  check_variants("attention", q, options, q.size(1), k.size(1));
   auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1), q.size(2) / options.heads,
                                q.dtype());
   shape.q_stride = q.size(2);
   shape.k_stride = shape.v_stride = k.size(2);
   const Projections inputs{q, k, v};
-  const Forward result = forward(Op::attention, inputs, shape, options.key_mask);
+  const Forward result = forward(Op::attention, inputs, shape, masks_of(options));
   const Forward saved{result.out.detach(), result.log_sum_exp};
-  autograd::record(
-      Op::attention, {q, k, v}, {result.out},
-      [shape, saved, mask = autograd::SavedValue(options.key_mask),
-       saved_q = autograd::SavedValue(q), saved_k = autograd::SavedValue(k),
-       saved_v = autograd::SavedValue(v)](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        const Projections from{saved_q.get(), saved_k.get(), saved_v.get()};
-        const auto like = [](const Tensor& t) {
-          return Tensor::empty(t.shape(), t.dtype(), t.device());
-        };
-        const Projections gradients{like(from.q), like(from.k), like(from.v)};
-        backward(from, shape, mask.get(), saved, dout[0], gradients);
-        sink.add(0, gradients.q);
-        sink.add(1, gradients.k);
-        sink.add(2, gradients.v);
-      });
+  autograd::record(Op::attention, {q, k, v}, {result.out},
+                   [shape, saved, masks = SavedMasks(options), saved_q = autograd::SavedValue(q),
+                    saved_k = autograd::SavedValue(k), saved_v = autograd::SavedValue(v)](
+                       std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     const Projections from{saved_q.get(), saved_k.get(), saved_v.get()};
+                     const auto like = [](const Tensor& t) {
+                       return Tensor::empty(t.shape(), t.dtype(), t.device());
+                     };
+                     const Projections gradients{like(from.q), like(from.k), like(from.v)};
+                     backward(from, shape, masks.get(), saved, dout[0], gradients);
+                     sink.add(0, gradients.q);
+                     sink.add(1, gradients.k);
+                     sink.add(2, gradients.v);
+                   });
   return result.out;
 }
 
@@ -161,6 +190,7 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
                   "packed_attention: qkv of shape {} with {} heads and {} key heads",
                   qkv.shape().to_string(), options.heads, key_heads);
   check_mask(qkv, options, qkv.size(0), qkv.size(1));
+  check_variants("packed_attention", qkv, options, qkv.size(1), qkv.size(1));
   const std::int64_t head_dim = qkv.size(2) / (options.heads + 2 * key_heads);
   auto shape =
       attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, qkv.dtype());
@@ -168,15 +198,15 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
   const std::int64_t k_offset = options.heads * head_dim;
   const std::int64_t v_offset = k_offset + key_heads * head_dim;
   const Projections inputs{qkv, qkv, qkv, k_offset, v_offset};
-  const Forward result = forward(Op::packed_attention, inputs, shape, options.key_mask);
+  const Forward result = forward(Op::packed_attention, inputs, shape, masks_of(options));
   const Forward saved{result.out.detach(), result.log_sum_exp};
   autograd::record(Op::packed_attention, {qkv}, {result.out},
-                   [shape, saved, k_offset, v_offset, mask = autograd::SavedValue(options.key_mask),
+                   [shape, saved, k_offset, v_offset, masks = SavedMasks(options),
                     saved_qkv = autograd::SavedValue(qkv)](std::vector<Tensor>& dout,
                                                            autograd::GradientSink& sink) {
                      const Tensor& from = saved_qkv.get();
                      const Tensor dqkv = Tensor::empty(from.shape(), shape.dtype, from.device());
-                     backward({from, from, from, k_offset, v_offset}, shape, mask.get(), saved,
+                     backward({from, from, from, k_offset, v_offset}, shape, masks.get(), saved,
                               dout[0], {dqkv, dqkv, dqkv, k_offset, v_offset});
                      sink.add(0, dqkv);
                    });

@@ -7,6 +7,7 @@
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
 #include "engine/op_checks.h"
+#include "engine/ops/attention_variants.h"
 
 namespace tessera {
 namespace {
@@ -62,6 +63,7 @@ Tensor cached_attention(const Tensor& q, std::int64_t head_dim, const CachedRows
                   q.shape().to_string(), cache.length, cache.keys.shape().to_string(),
                   options.heads, head_dim, key_heads);
   ops::require_same_device("cached_attention", q, cache.keys, cache.values);
+  ops::check_variants("cached_attention", q, options, q.size(1), cache.length);
   kernels::AttentionShape shape{};
   shape.batch = 1;
   shape.heads = options.heads;
@@ -76,6 +78,7 @@ Tensor cached_attention(const Tensor& q, std::int64_t head_dim, const CachedRows
   shape.scale = static_cast<float>(
       options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
   shape.causal = true;
+  ops::set_variants(shape, options);
   shape.dtype = q.dtype();
   Tensor out = Tensor::empty({1, q.size(1), shape.out_stride}, q.dtype(), q.device());
   const auto from = [](const Tensor& rows, std::int64_t offset) {

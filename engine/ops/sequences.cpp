@@ -87,7 +87,39 @@ Attention describe(const Tensor& q, const Tensor& k, const Tensor& v, const Sequ
   return {q, k, v, bias, sequences, shape};
 }
 
+template <class Id>
+void write_document_starts(const Tensor& ids, Tensor& starts) {
+  const std::int64_t rows = ids.size(0), length = ids.size(1);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const Id* const from = ids.data_as<Id>() + row * length;
+    auto* const to = reinterpret_cast<std::int32_t*>(starts.data()) + row * length;
+    for (std::int64_t i = 0; i < length; ++i) {
+      TESSERA_REQUIRE(i == 0 || from[i] >= from[i - 1],
+                      "document_starts: ids of shape {} have document {} at position {} of row {} "
+                      "after document {}; ids must not decrease along a row",
+                      ids.shape().to_string(), from[i], i, row, from[i - 1]);
+      to[i] = i > 0 && from[i] == from[i - 1] ? to[i - 1] : static_cast<std::int32_t>(i);
+    }
+  }
+}
+
 }  // namespace
+
+Tensor document_starts(const Tensor& ids, Device device) {
+  ops::require_defined("document_starts", ids);
+  TESSERA_REQUIRE(
+      ids.dimensions() == 2 && (ids.dtype() == int32 || ids.dtype() == int64) &&
+          ids.device() == Device::cpu(),
+      "document_starts: ids of {} {} on {}; int32 or int64 [batch, positions] on the CPU required",
+      name_of(ids.dtype()), ids.shape().to_string(), ids.device().to_string());
+  Tensor starts = Tensor::empty(ids.shape(), int32);
+  if (ids.dtype() == int32) {
+    write_document_starts<std::int32_t>(ids, starts);
+  } else {
+    write_document_starts<std::int64_t>(ids, starts);
+  }
+  return device == Device::cpu() ? starts : starts.to(device);
+}
 
 Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Sequences& sequences, const SequenceAttentionOptions& options) {

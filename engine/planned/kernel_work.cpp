@@ -64,6 +64,20 @@ KernelWork product_work(KernelId kernel, DType dtype, std::int64_t m, std::int64
   return work;
 }
 
+// The scores of a head that its window lets through. Where documents begin is on the device, so
+// this counts as if there was one.
+double seen_scores(const AttentionShape& shape) {
+  const double queries = real(shape.query_length), keys = real(shape.key_length);
+  if (!shape.causal) return queries * keys;
+  const double before = keys - queries;  // keys before the first query
+  const double seen = queries * before + queries * (queries + 1) / 2;
+  if (shape.window == 0) return seen;
+  // Query t has before + t + 1 - window keys that it does not see, if that is positive.
+  const double last = std::max(0.0, keys - real(shape.window));
+  const double hidden_before_first = std::max(0.0, before - real(shape.window));
+  return seen - (last * (last + 1) - hidden_before_first * (hidden_before_first + 1)) / 2;
+}
+
 // The work of `products` of length head_dim for each score that is not masked, over all heads.
 KernelWork attention_work(KernelId kernel, const AttentionShape& shape, int products, int tensors) {
   KernelWork work = memory_work(kernel, shape.dtype, 0);
@@ -71,12 +85,7 @@ KernelWork attention_work(KernelId kernel, const AttentionShape& shape, int prod
   work.n = shape.key_length;
   work.k = shape.head_dim;
   work.batch = shape.batch * shape.heads;
-  const double queries = real(shape.query_length);
-  const double keys = real(shape.key_length);
-  const double before = keys - queries;  // keys before the first query
-  const double seen =
-      shape.causal ? queries * before + queries * (queries + 1) / 2 : queries * keys;
-  work.operations = 2.0 * products * seen * real(shape.head_dim) * real(work.batch);
+  work.operations = 2.0 * products * seen_scores(shape) * real(shape.head_dim) * real(work.batch);
   const std::int64_t query_elements = shape.batch * shape.query_length * shape.heads;
   const std::int64_t key_elements = shape.batch * shape.key_length * shape.key_heads;
   work.bytes = tensors * bytes_in((query_elements + key_elements) * shape.head_dim, shape.dtype);

@@ -16,8 +16,7 @@ ConfigTable<LlamaConfig> make_mistral_table() {
   defaults.sliding_window = 4096;
   ConfigTable<LlamaConfig> table = decoder_table(defaults, KeyHeads::own_default);
   table.add("sliding_window", &LlamaConfig::sliding_window,
-            "Tokens that a token sees. Longer sequences are refused, so it has no effect.",
-            at_least(1));
+            "Tokens that a token sees, itself included.", at_least(1));
   return table;
 }
 

@@ -21,6 +21,7 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
   options_.heads = config.num_attention_heads;
   options_.key_heads = config.num_key_value_heads;
   options_.causal = true;
+  options_.window = config.sliding_window;
   const std::int64_t query_width = config.num_attention_heads * config.head_dim;
   const std::int64_t key_width = config.num_key_value_heads * config.head_dim;
   const nn::LinearOptions options = linear_options(config, config.attention_bias);
@@ -107,7 +108,7 @@ Tensor LlamaDecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, st
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
-    : positions_(config.positions()),
+    : positions_(config.max_position_embeddings),
       frequencies_(rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)) {
   embed_tokens_ = register_module(
       "embed_tokens",
@@ -168,10 +169,6 @@ Tensor LlamaForCausalLM::forward(const Tensor& ids) {
 
 Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
   return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
-}
-
-std::optional<std::int64_t> LlamaForCausalLM::sliding_window() const {
-  return config_.narrow_window();
 }
 
 KeyValueCache LlamaForCausalLM::make_cache(std::int64_t capacity) const {

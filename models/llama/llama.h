@@ -91,8 +91,7 @@ class LlamaForCausalLM : public LanguageModel {
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
   [[nodiscard]] std::string layer_class() const override { return config_.family->layer_class; }
   [[nodiscard]] std::int64_t vocabulary() const override { return config_.vocab_size; }
-  [[nodiscard]] std::int64_t positions() const override { return config_.positions(); }
-  [[nodiscard]] std::optional<std::int64_t> sliding_window() const override;
+  [[nodiscard]] std::int64_t positions() const override { return config_.max_position_embeddings; }
 
  private:
   LlamaConfig config_;

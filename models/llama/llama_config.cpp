@@ -193,12 +193,4 @@ nlohmann::json LlamaConfig::to_json(DType weights) const {
   return config;
 }
 
-std::int64_t LlamaConfig::positions() const {
-  return std::min(max_position_embeddings, sliding_window.value_or(max_position_embeddings));
-}
-
-std::optional<std::int64_t> LlamaConfig::narrow_window() const {
-  return positions() < max_position_embeddings ? sliding_window : std::nullopt;
-}
-
 }  // namespace tessera::models

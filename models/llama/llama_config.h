@@ -58,8 +58,7 @@ struct LlamaConfig {
   bool tie_word_embeddings = false;
   std::string original = "{}";  // the JSON text it was read from
 
-  // Tokens that a query sees, including itself: transformers' sliding window. Longer sequences are
-  // refused, and within the window it has no effect.
+  // Tokens that a query sees, including itself: transformers' sliding window.
   std::optional<std::int64_t> sliding_window;
 
   // Absent keys take the values above, transformers' own. Error(configuration) for a model that is
@@ -68,10 +67,6 @@ struct LlamaConfig {
   static const ConfigTable<LlamaConfig>& table();
   // Writes the spelling that all versions of transformers read: rope_theta and rope_scaling.
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
-  // The longest sequence.
-  [[nodiscard]] std::int64_t positions() const;
-  // The sliding window if it makes that shorter.
-  [[nodiscard]] std::optional<std::int64_t> narrow_window() const;
 
   static const DecoderFamily& llama_family();
 };

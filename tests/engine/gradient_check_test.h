@@ -368,6 +368,26 @@ TEST_F(GradientCheck, Attention) {
   }
 }
 
+TEST_F(GradientCheck, AttentionWithWindowDocumentsAndCap) {
+  manual_seed(3);
+  const Tensor starts =
+      document_starts(Tensor::from(std::vector<std::int64_t>{0, 0, 0, 1, 1, 5, 5, 5, 5, 6}, {2, 5}),
+                      default_device());
+  const Tensor qkv = leaf({2, 5, 6 * 3}, 50, -2, 2);
+  for (int options = 1; options < 8; ++options) {
+    SCOPED_TRACE(options);
+    AttentionOptions with{.heads = 4, .key_heads = 1, .causal = true, .dropout = 0.2};
+    if ((options & 1) != 0) with.window = 2;
+    if ((options & 2) != 0) with.document_starts = starts;
+    if ((options & 4) != 0) with.soft_cap = 0.8;
+    const auto function = [&] {
+      begin_batch({.step = 5, .first_sample = 1, .samples = 2});
+      return weighted_sum(packed_attention(qkv, with));
+    };
+    check_gradients(function, {qkv});
+  }
+}
+
 TEST_F(GradientCheck, AttentionOfRowsThatSeeNothing) {
   const Tensor x = leaf({2, 3, 4}, 48);
   const Tensor mask = constant(std::vector<std::uint8_t>{0, 1, 1, 0, 0, 0}, {2, 3});

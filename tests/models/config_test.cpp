@@ -127,14 +127,14 @@ TEST(ModelConfig, MissingKeyHeadsAreThoseOfTheArchitecture) {
   }
 }
 
-// Within the window it changes nothing, and positions beyond it are refused.
-TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
+TEST(ModelConfig, ASlidingWindowLeavesTheModelsPositions) {
   const DeviceGuard meta(Device::meta());
   const json mistral = decoder_config("mistral");
   EXPECT_EQ(models::make_language_model(mistral)->positions(), 16);
   EXPECT_EQ(models::make_language_model(mistral)->config()["sliding_window"], 4096);
   const auto narrow = models::make_language_model(with(mistral, "sliding_window", 5));
-  EXPECT_EQ(narrow->positions(), 5);
+  EXPECT_EQ(narrow->positions(), 16);
+  EXPECT_EQ(narrow->config()["sliding_window"], 5);
   EXPECT_EQ(models::make_language_model(with(mistral, "sliding_window", nullptr))->positions(), 16);
   expect_refused(with(mistral, "sliding_window", 0), {"sliding_window is 0"});
   expect_refused(with(decoder_config("qwen2"), "use_sliding_window", true),

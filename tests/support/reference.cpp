@@ -70,6 +70,12 @@ void attention(const AttentionHead& head, const AttentionResults& results) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   const RowMajor q = view(head.q), k = view(head.k), v = view(head.v), dout = view(head.dout);
   RowMajor scores = head.scale * times(q, k.transpose());
+  RowMajor cap_slopes = RowMajor::Ones(scores.rows(), scores.cols());
+  if (head.soft_cap > 0) {
+    const RowMajor ratios = (scores / head.soft_cap).array().tanh();
+    scores = head.soft_cap * ratios;
+    cap_slopes = 1 - ratios.array().square();
+  }
   for (Eigen::Index i = 0; i < scores.rows(); ++i) {
     for (Eigen::Index j = 0; j < scores.cols(); ++j) {
       if (!head.sees(i, j)) scores(i, j) = -infinity;
@@ -92,7 +98,8 @@ void attention(const AttentionHead& head, const AttentionResults& results) {
   const Eigen::VectorXd delta = out.cwiseProduct(dout).rowwise().sum();
   const RowMajor slopes = times(dout, v.transpose()).cwiseProduct(kept).colwise() - delta;
   const RowMajor dscores =
-      (probabilities.cwiseProduct(slopes) * head.scale).unaryExpr(head.rounded);
+      (probabilities.cwiseProduct(slopes).cwiseProduct(cap_slopes) * head.scale)
+          .unaryExpr(head.rounded);
   view(results.out) = out;
   view(results.dq) = times(dscores, k).unaryExpr(head.rounded);
   view(results.dk) += times(dscores.transpose(), q);

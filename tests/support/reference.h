@@ -50,6 +50,7 @@ struct AttentionHead {
   std::function<double(std::int64_t query, std::int64_t key)> kept;
   // Rounds probabilities, their gradients, out and dq to the type in which they are stored.
   std::function<double(double)> rounded;
+  double soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap); 0 for no cap
 };
 
 // Sets out, dq and, for each query, log_sum_exp; adds to dk and dv, which several heads may share.

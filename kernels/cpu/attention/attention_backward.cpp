@@ -76,19 +76,20 @@ class BackwardHead {
       constexpr C infinity = std::numeric_limits<C>::infinity();
       log_sum_exp_[r] = saved[r] == -infinity ? infinity : saved[r];
     }
-    const std::int64_t seen = plan_.keys_seen(first, rows);
-    if (seen == 0) std::fill_n(dq_, rows * s.head_dim, C{0});
-    for (std::int64_t key = 0; key < seen; key += kTileColumns) {
-      add_tile(head, first, rows, key, std::min(kTileColumns, seen - key));
+    const QueryBlock queries = plan_.block(batch_, first, rows);
+    if (queries.first_key == queries.last_key) std::fill_n(dq_, rows * s.head_dim, C{0});
+    for (std::int64_t key = queries.first_key; key < queries.last_key; key += kTileColumns) {
+      add_tile(head, queries, key, std::min(kTileColumns, queries.last_key - key));
     }
     plan_.write_rows(dq_, arguments_.dq,
                      (batch_ * s.query_length + first) * s.q_stride + head * s.head_dim, s.q_stride,
                      rows);
   }
 
-  void add_tile(std::int64_t head, std::int64_t first, std::int64_t rows, std::int64_t key,
+  void add_tile(std::int64_t head, const QueryBlock& queries, std::int64_t key,
                 std::int64_t columns) {
-    const std::int64_t dim = plan_.shape.head_dim;
+    const std::int64_t dim = plan_.shape.head_dim, first = queries.first, rows = queries.rows;
+    const bool is_first = key == queries.first_key;
     const HeadRows q{element(q_.data, plan_.operand, first * q_.stride), q_.stride};
     const HeadRows k{element(k_.data, plan_.operand, key * k_.stride), k_.stride};
     const HeadRows v{element(v_.data, plan_.operand, key * v_.stride), v_.stride};
@@ -104,8 +105,8 @@ class BackwardHead {
                      .k = dim,
                      .transpose_b = true});
     const AttentionShape& s = plan_.shape;
-    AttentionTile tile = plan_.tile(batch_, head, first, rows, key, columns, bias_);
-    if (key == 0) {
+    AttentionTile tile = plan_.tile(queries, head, key, columns, bias_);
+    if (is_first) {
       tile.upcoming = plan_.rows_of_next_head({{arguments_.q, s.q_stride, false},
                                                {arguments_.k, s.k_stride, true},
                                                {arguments_.v, s.v_stride, true},
@@ -137,7 +138,7 @@ class BackwardHead {
                      .m = rows,
                      .n = dim,
                      .k = columns,
-                     .accumulate = key > 0});
+                     .accumulate = !is_first});
   }
 
   const AttentionPlan& plan_;

@@ -59,10 +59,10 @@ class ForwardHead {
     const AttentionShape& s = plan_.shape;
     std::fill_n(maximum_, rows, -std::numeric_limits<C>::infinity());
     std::fill_n(sum_, rows, C{0});
-    const std::int64_t seen = plan_.keys_seen(first, rows);
-    if (seen == 0) std::fill_n(sums_, rows * s.head_dim, C{0});
-    for (std::int64_t key = 0; key < seen; key += kMostTileColumns) {
-      add_tile(first, rows, key, std::min(kMostTileColumns, seen - key));
+    const QueryBlock queries = plan_.block(batch_, first, rows);
+    if (queries.first_key == queries.last_key) std::fill_n(sums_, rows * s.head_dim, C{0});
+    for (std::int64_t key = queries.first_key; key < queries.last_key; key += kMostTileColumns) {
+      add_tile(queries, key, std::min(kMostTileColumns, queries.last_key - key));
     }
     finish_statistics(maximum_, sum_, factor_, 1.0 / (1.0 - static_cast<double>(s.dropout)), rows);
     scale_rows(plan_.operand, sums_, factor_, rows, s.head_dim);
@@ -76,8 +76,9 @@ class ForwardHead {
     }
   }
 
-  void add_tile(std::int64_t first, std::int64_t rows, std::int64_t key, std::int64_t columns) {
-    const std::int64_t dim = plan_.shape.head_dim;
+  void add_tile(const QueryBlock& queries, std::int64_t key, std::int64_t columns) {
+    const std::int64_t dim = plan_.shape.head_dim, first = queries.first, rows = queries.rows;
+    const bool is_first = key == queries.first_key;
     multiply(plan_, {.a = {element(q_.data, plan_.operand, first * q_.stride), q_.stride},
                      .b = {element(k_.data, plan_.operand, key * k_.stride), k_.stride},
                      .c = scores_,
@@ -86,8 +87,8 @@ class ForwardHead {
                      .k = dim,
                      .transpose_b = true});
     const AttentionShape& s = plan_.shape;
-    AttentionTile tile = plan_.tile(batch_, head_, first, rows, key, columns, bias_);
-    if (key == 0) {
+    AttentionTile tile = plan_.tile(queries, head_, key, columns, bias_);
+    if (is_first) {
       tile.upcoming = plan_.rows_of_next_head({{arguments_.q, s.q_stride, false},
                                                {arguments_.k, s.k_stride, true},
                                                {arguments_.v, s.v_stride, true}},
@@ -95,14 +96,14 @@ class ForwardHead {
     }
     softmax_tile(tile, plan_.operand, scores_,
                  {.maximum = maximum_, .sum = sum_, .factor = factor_}, probabilities_);
-    if (key > 0) scale_rows(plan_.operand, sums_, factor_, rows, dim);
+    if (!is_first) scale_rows(plan_.operand, sums_, factor_, rows, dim);
     multiply(plan_, {.a = {probabilities_, columns},
                      .b = {element(v_.data, plan_.operand, key * v_.stride), v_.stride},
                      .c = sums_,
                      .m = rows,
                      .n = dim,
                      .k = columns,
-                     .accumulate = key > 0});
+                     .accumulate = !is_first});
   }
 
   const AttentionPlan& plan_;

@@ -35,6 +35,17 @@ void check(const AttentionShape& s, const char* kernel) {
             s.v_stride >= key_row,
         "a row stride is less than a row");
   needs(s.dropout >= 0.0f && s.dropout < 1.0f, "dropout must lie in [0, 1)");
+  needs(s.window >= 0 && (s.window == 0 || s.causal), "a window must be positive and causal");
+  needs(s.soft_cap >= 0.0f, "the soft cap must be positive");
+  if (s.document_starts == nullptr) return;
+  needs(s.causal, "documents must be causal");
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const std::int32_t* const starts = s.document_starts + b * s.key_length;
+    for (std::int64_t i = 0; i < s.key_length; ++i) {
+      needs(starts[i] >= (i == 0 ? 0 : starts[i - 1]) && starts[i] <= i,
+            "document_starts must not decrease, nor start a document after its position");
+    }
+  }
 }
 
 template <class C>
@@ -97,22 +108,44 @@ HeadRows AttentionPlan::widened(HeadRows rows, std::int64_t count, ScratchBuffer
   return {wide, shape.head_dim};
 }
 
-std::int64_t AttentionPlan::keys_seen(std::int64_t first_query, std::int64_t rows) const {
-  if (!shape.causal) return shape.key_length;
-  const std::int64_t seen = first_query + rows + shape.key_length - shape.query_length;
-  return std::clamp<std::int64_t>(seen, 0, shape.key_length);
+std::int64_t AttentionPlan::first_key_seen(std::int64_t batch, std::int64_t query) const {
+  const std::int64_t position = query + shape.key_length - shape.query_length;
+  if (position < 0) return 0;
+  const std::int64_t first = shape.window > 0 ? position - shape.window + 1 : 0;
+  if (shape.document_starts == nullptr) return std::max<std::int64_t>(first, 0);
+  return std::max<std::int64_t>(first, shape.document_starts[batch * shape.key_length + position]);
 }
 
-AttentionTile AttentionPlan::tile(std::int64_t batch, std::int64_t head, std::int64_t first_query,
-                                  std::int64_t rows, std::int64_t first_key, std::int64_t columns,
+QueryBlock AttentionPlan::block(std::int64_t batch, std::int64_t first_query,
+                                std::int64_t rows) const {
+  QueryBlock block{.batch = batch, .first = first_query, .rows = rows};
+  block.last_key = shape.key_length;
+  if (!shape.causal) return block;
+  const std::int64_t seen = first_query + rows + shape.key_length - shape.query_length;
+  block.last_key = std::clamp<std::int64_t>(seen, 0, shape.key_length);
+  if (shape.window == 0 && shape.document_starts == nullptr) return block;
+  block.bounded = true;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    block.bounds[static_cast<std::size_t>(r)] = first_key_seen(batch, first_query + r);
+  }
+  block.first_key = std::min(block.bounds[0], block.last_key);
+  return block;
+}
+
+AttentionTile AttentionPlan::tile(const QueryBlock& queries, std::int64_t head,
+                                  std::int64_t first_key, std::int64_t columns,
                                   const void* bias) const {
   const std::int64_t row =
-      ((shape.first_sample + batch) * shape.heads + head) * shape.query_length + first_query;
-  return {.rows = rows,
+      ((shape.first_sample + queries.batch) * shape.heads + head) * shape.query_length +
+      queries.first;
+  return {.rows = queries.rows,
           .columns = columns,
-          .visible = first_query + shape.key_length - shape.query_length + 1 - first_key,
+          .visible = queries.first + shape.key_length - shape.query_length + 1 - first_key,
           .causal = shape.causal,
+          .bounds = queries.bounded ? queries.bounds.data() : nullptr,
+          .first_key = first_key,
           .scale = static_cast<double>(shape.scale),
+          .soft_cap = static_cast<double>(shape.soft_cap),
           .bias = bias == nullptr ? nullptr : element(bias, compute, first_key),
           .dropout_threshold = dropout_threshold_,
           .kept_scale = 1.0 / (1.0 - static_cast<double>(shape.dropout)),

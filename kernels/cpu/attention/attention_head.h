@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 
@@ -21,6 +22,16 @@ inline constexpr std::int64_t kQueryRows = 64;
 struct HeadRows {
   const void* data;
   std::int64_t stride;
+};
+
+// Queries whose scores are computed together.
+struct QueryBlock {
+  std::int64_t batch, first, rows;
+  // All keys that any of the queries sees are in [first_key, last_key).
+  std::int64_t first_key = 0, last_key = 0;
+  // The first key that each query sees, in ascending order; only with a window or documents.
+  bool bounded = false;
+  std::array<std::int64_t, kQueryRows> bounds{};
 };
 
 // The sizes and types of an attention call, checked.
@@ -51,12 +62,13 @@ class AttentionPlan {
   // The same rows in the operands' type: in place, or widened into `buffer`.
   [[nodiscard]] HeadRows widened(HeadRows rows, std::int64_t count, ScratchBuffer& buffer) const;
 
-  // The keys that any of the queries [first_query, first_query + rows) sees: [0, keys_seen).
-  [[nodiscard]] std::int64_t keys_seen(std::int64_t first_query, std::int64_t rows) const;
+  // The keys that queries see because of a window and of documents.
+  [[nodiscard]] QueryBlock block(std::int64_t batch, std::int64_t first_query,
+                                 std::int64_t rows) const;
 
-  // The tile of `rows` queries from first_query on and `columns` keys from first_key on.
-  [[nodiscard]] AttentionTile tile(std::int64_t batch, std::int64_t head, std::int64_t first_query,
-                                   std::int64_t rows, std::int64_t first_key, std::int64_t columns,
+  // The tile of the queries and `columns` keys from first_key on.
+  [[nodiscard]] AttentionTile tile(const QueryBlock& queries, std::int64_t head,
+                                   std::int64_t first_key, std::int64_t columns,
                                    const void* bias) const;
 
   // 0 or -inf for each key of a sample, or null without a mask.
@@ -67,6 +79,8 @@ class AttentionPlan {
                   std::int64_t rows) const;
 
  private:
+  [[nodiscard]] std::int64_t first_key_seen(std::int64_t batch, std::int64_t query) const;
+
   std::uint32_t dropout_threshold_;
 };
 

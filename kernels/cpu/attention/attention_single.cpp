@@ -51,6 +51,19 @@ HWY_INLINE void SoftmaxInPlace(C* scores, std::int64_t count) {
   });
 }
 
+template <class C>
+HWY_INLINE void CapScores(C* scores, std::int64_t count, C cap) {
+  const auto by = hn::Set(Tag<C>(), cap), inverse = hn::Set(Tag<C>(), C{1} / cap);
+  ForEach<C>(count, [&](std::int64_t j, auto access) HWY_ATTR {
+    access.Store(hn::Mul(by, Tanh(hn::Mul(access.Load(scores + j), inverse))), scores + j);
+  });
+}
+
+// The keys that the query sees: with a window, the last ones.
+HWY_INLINE std::int64_t KeysOf(const AttentionShape& s) {
+  return s.window > 0 ? std::min(s.window, s.key_length) : s.key_length;
+}
+
 // The key heads [first, last) of a sequence with their query heads. `scores` [query heads, keys]
 // and `sums` [query heads, head_dim] are scratch.
 template <class T>
@@ -60,26 +73,29 @@ HWY_NOINLINE void SingleQuery(const AttentionForward& a, std::int64_t batch, std
   const AttentionShape& s = a.shape;
   const std::int64_t group = s.heads / s.key_heads;
   const std::int64_t heads = (last - first) * group;
+  const std::int64_t keys = KeysOf(s), first_key = s.key_length - keys;
   const T* const q = static_cast<const T*>(a.q) + batch * s.q_stride + first * group * s.head_dim;
   const auto row_of = [&](const void* base, std::int64_t stride, std::int64_t key) {
-    return static_cast<const T*>(base) + (batch * s.key_length + key) * stride + first * s.head_dim;
+    return static_cast<const T*>(base) + (batch * s.key_length + first_key + key) * stride +
+           first * s.head_dim;
   };
-  for (std::int64_t key = 0; key < s.key_length; ++key) {
+  for (std::int64_t key = 0; key < keys; ++key) {
     const T* const k = row_of(a.k, s.k_stride, key);
     for (std::int64_t head = 0; head < heads; ++head) {
-      scores[head * s.key_length + key] =
+      scores[head * keys + key] =
           static_cast<C>(s.scale) *
           ScoreOf(q + head * s.head_dim, k + head / group * s.head_dim, s.head_dim);
     }
   }
   for (std::int64_t head = 0; head < heads; ++head) {
-    SoftmaxInPlace(scores + head * s.key_length, s.key_length);
+    if (s.soft_cap > 0) CapScores(scores + head * keys, keys, static_cast<C>(s.soft_cap));
+    SoftmaxInPlace(scores + head * keys, keys);
   }
   std::fill_n(sums, heads * s.head_dim, C{0});
-  for (std::int64_t key = 0; key < s.key_length; ++key) {
+  for (std::int64_t key = 0; key < keys; ++key) {
     const T* const v = row_of(a.v, s.v_stride, key);
     for (std::int64_t head = 0; head < heads; ++head) {
-      const auto weight = hn::Set(Tag<T>(), scores[head * s.key_length + key]);
+      const auto weight = hn::Set(Tag<T>(), scores[head * keys + key]);
       const T* const value = v + head / group * s.head_dim;
       C* const sum = sums + head * s.head_dim;
       ForEach<T>(s.head_dim, [&](std::int64_t i, auto access) HWY_ATTR {
@@ -98,7 +114,7 @@ void SingleQueryHeads(const AttentionForward& a, std::int64_t batch, std::int64_
   const std::int64_t heads = (last - first) * (a.shape.heads / a.shape.key_heads);
   cpu::for_floating(a.shape.dtype, "attention_forward", [&](auto tag) {
     using T = typename decltype(tag)::type;
-    SingleQuery<T>(a, batch, first, last, scores.get<Compute<T>>(heads * a.shape.key_length),
+    SingleQuery<T>(a, batch, first, last, scores.get<Compute<T>>(heads * KeysOf(a.shape)),
                    sums.get<Compute<T>>(heads * a.shape.head_dim));
   });
 }
@@ -116,12 +132,13 @@ HWY_EXPORT(SingleQueryHeads);
 bool cpu::is_single_query(const AttentionForward& arguments) {
   const AttentionShape& s = arguments.shape;
   return s.query_length == 1 && s.key_length > 0 && arguments.log_sum_exp == nullptr &&
-         s.key_mask == nullptr && s.dropout == 0;
+         s.key_mask == nullptr && s.document_starts == nullptr && s.dropout == 0;
 }
 
 void cpu::attention_single(const AttentionForward& arguments) {
   const AttentionShape& s = arguments.shape;
-  const std::int64_t work = s.key_length * s.head_dim * (s.heads / s.key_heads);
+  const std::int64_t keys = s.window > 0 ? std::min(s.window, s.key_length) : s.key_length;
+  const std::int64_t work = keys * s.head_dim * (s.heads / s.key_heads);
   const std::int64_t grain =
       std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(1, work));
   for (std::int64_t batch = 0; batch < s.batch; ++batch) {

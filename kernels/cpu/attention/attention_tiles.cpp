@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "base/error.h"
 #include "hwy/cache_control.h"
@@ -30,6 +31,13 @@ inline constexpr C kInfinity = std::numeric_limits<C>::infinity();
 HWY_INLINE std::int64_t VisibleColumns(const AttentionTile& tile, std::int64_t row) {
   if (!tile.causal) return tile.columns;
   return std::clamp<std::int64_t>(tile.visible + row, 0, tile.columns);
+}
+
+// The columns before the first that a row sees.
+HWY_INLINE std::int64_t HiddenColumns(const AttentionTile& tile, std::int64_t row,
+                                      std::int64_t visible) {
+  if (tile.bounds == nullptr) return 0;
+  return std::clamp<std::int64_t>(tile.bounds[row] - tile.first_key, 0, visible);
 }
 
 HWY_INLINE void FetchUpcoming(const cpu::UpcomingRows& upcoming, std::int64_t row) {
@@ -54,18 +62,40 @@ HWY_INLINE Vec<double> Keep(Vec<double> value, const std::uint32_t* draws,
   return hn::IfThenZeroElse(hn::RebindMask(Tag<double>(), dropped), value);
 }
 
-// score * scale (+ bias) of one row.
-template <class C, bool kBias>
+// score * scale, under a cap, (+ bias) of one row from column `first` on.
+template <class C, bool kBias, bool kCap>
 struct ScaledScores {
   const C* scores;
   const C* bias;
-  Vec<C> scale;
+  Vec<C> scale, cap, inverse_cap;
+
+  HWY_INLINE ScaledScores(const AttentionTile& tile, const C* row, std::int64_t first)
+      : scores(row + first),
+        bias(kBias ? static_cast<const C*>(tile.bias) + first : nullptr),
+        scale(hn::Set(Tag<C>(), static_cast<C>(tile.scale))),
+        cap(hn::Set(Tag<C>(), static_cast<C>(tile.soft_cap))),
+        inverse_cap(hn::Set(Tag<C>(), static_cast<C>(kCap ? 1 / tile.soft_cap : 0))) {}
 
   template <class Access>
-  HWY_INLINE Vec<C> Load(std::int64_t i, Access access) const {
+  HWY_INLINE Vec<C> LoadWithoutBias(std::int64_t i, Access access) const {
     const auto scaled = hn::Mul(access.Load(scores + i), scale);
-    if constexpr (kBias) return hn::Add(scaled, access.Load(bias + i));
+    if constexpr (kCap) return hn::Mul(cap, Tanh(hn::Mul(scaled, inverse_cap)));
     return scaled;
+  }
+  template <class Access>
+  HWY_INLINE Vec<C> AddBias(Vec<C> score, std::int64_t i, Access access) const {
+    if constexpr (kBias) return hn::Add(score, access.Load(bias + i));
+    return score;
+  }
+  template <class Access>
+  HWY_INLINE Vec<C> Load(std::int64_t i, Access access) const {
+    return AddBias(LoadWithoutBias(i, access), i, access);
+  }
+  // The derivative by the score before the scale, given the score without bias.
+  HWY_INLINE Vec<C> Slope(Vec<C> score) const {
+    if constexpr (!kCap) return scale;
+    const auto ratio = hn::Mul(score, inverse_cap);
+    return hn::Mul(scale, hn::NegMulAdd(ratio, ratio, hn::Set(Tag<C>(), C{1})));
   }
 };
 
@@ -96,7 +126,7 @@ HWY_INLINE void Zero(E* out, std::int64_t first, std::int64_t last) {
              [&](std::int64_t i, auto access) HWY_ATTR { access.Store(zero, out + first + i); });
 }
 
-template <class E, bool kBias, bool kDropout>
+template <class E, bool kBias, bool kDropout, bool kCap>
 HWY_NOINLINE void SoftmaxRows(const AttentionTile& tile, const Compute<E>* scores,
                               const RowStatistics& statistics, E* out) {
   using C = Compute<E>;
@@ -107,30 +137,31 @@ HWY_NOINLINE void SoftmaxRows(const AttentionTile& tile, const Compute<E>* score
   PhiloxWords<kDropout ? cpu::kMostTileColumns : 1> words;
   for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.columns, out += tile.columns) {
     const std::int64_t visible = VisibleColumns(tile, r);
+    const std::int64_t hidden = HiddenColumns(tile, r, visible), seen = visible - hidden;
     FetchUpcoming(tile.upcoming, r);
-    const ScaledScores<C, kBias> row{scores, static_cast<const C*>(tile.bias),
-                                     hn::Set(d, static_cast<C>(tile.scale))};
+    const ScaledScores<C, kBias, kCap> row(tile, scores, hidden);
     const C before = maximum[r];
-    const C now = std::max(before, LargestScore<C>(row, visible));
+    const C now = std::max(before, LargestScore<C>(row, seen));
     if (now == -kInfinity<C>) {
       factor[r] = 1;
       // No key is visible, unless the largest score hid NaNs, which must reach the output.
-      if (std::isnan(ScoreTotal<C>(row, visible))) sum[r] = std::numeric_limits<C>::quiet_NaN();
+      if (std::isnan(ScoreTotal<C>(row, seen))) sum[r] = std::numeric_limits<C>::quiet_NaN();
       Zero(out, 0, tile.columns);
       continue;
     }
     const auto shift = hn::Set(d, now);
     const std::uint32_t* draws = nullptr;
     if constexpr (kDropout) {
-      draws = words.Generate(tile.key, tile.first_draw + r * tile.draw_stride, visible);
+      draws = words.Generate(tile.key, tile.first_draw + r * tile.draw_stride + hidden, seen);
     }
     auto total = hn::Zero(d);
-    ForEach<C>(visible, [&](std::int64_t i, auto access) HWY_ATTR {
+    ForEach<C>(seen, [&](std::int64_t i, auto access) HWY_ATTR {
       auto value = Exp(hn::Sub(row.Load(i, access), shift));
       total = hn::Add(total, access.Keep(value, hn::Zero(d)));
       if constexpr (kDropout) value = Keep(value, draws + i, tile.dropout_threshold);
-      access.Store(value, out + i);
+      access.Store(value, out + hidden + i);
     });
+    Zero(out, 0, hidden);
     Zero(out, visible, tile.columns);
     factor[r] = std::exp(before - now);
     maximum[r] = now;
@@ -138,28 +169,29 @@ HWY_NOINLINE void SoftmaxRows(const AttentionTile& tile, const Compute<E>* score
   }
 }
 
-template <class E, bool kBias, bool kDropout>
+template <class E, bool kBias, bool kDropout, bool kCap>
 HWY_NOINLINE void GradientRows(const AttentionTile& tile, const Compute<E>* scores,
                                const Compute<E>* gradients, const Compute<E>* log_sum_exp,
                                const Compute<E>* delta, E* probabilities, E* score_gradients) {
   using C = Compute<E>;
   const Tag<C> d;
-  const auto scale = hn::Set(d, static_cast<C>(tile.scale));
   const auto kept_scale = hn::Set(d, static_cast<C>(tile.kept_scale));
   PhiloxWords<kDropout ? cpu::kMostTileColumns : 1> words;
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     const std::int64_t visible = VisibleColumns(tile, r);
+    const std::int64_t hidden = HiddenColumns(tile, r, visible), seen = visible - hidden;
     FetchUpcoming(tile.upcoming, r);
-    const std::int64_t offset = r * tile.columns;
-    const ScaledScores<C, kBias> row{scores + offset, static_cast<const C*>(tile.bias), scale};
+    const std::int64_t first = r * tile.columns, offset = first + hidden;
+    const ScaledScores<C, kBias, kCap> row(tile, scores + first, hidden);
     const auto shift = hn::Set(d, log_sum_exp[r]);
     const auto mean = hn::Set(d, delta[r]);
     const std::uint32_t* draws = nullptr;
     if constexpr (kDropout) {
-      draws = words.Generate(tile.key, tile.first_draw + r * tile.draw_stride, visible);
+      draws = words.Generate(tile.key, tile.first_draw + r * tile.draw_stride + hidden, seen);
     }
-    ForEach<C>(visible, [&](std::int64_t i, auto access) HWY_ATTR {
-      const auto probability = Exp(hn::Sub(row.Load(i, access), shift));
+    ForEach<C>(seen, [&](std::int64_t i, auto access) HWY_ATTR {
+      const auto score = row.LoadWithoutBias(i, access);
+      const auto probability = Exp(hn::Sub(row.AddBias(score, i, access), shift));
       auto gradient = access.Load(gradients + offset + i);
       auto dropped = probability;
       if constexpr (kDropout) {
@@ -167,31 +199,38 @@ HWY_NOINLINE void GradientRows(const AttentionTile& tile, const Compute<E>* scor
         dropped = Keep(hn::Mul(probability, kept_scale), draws + i, tile.dropout_threshold);
       }
       access.Store(dropped, probabilities + offset + i);
-      access.Store(hn::Mul(hn::Mul(probability, scale), hn::Sub(gradient, mean)),
+      access.Store(hn::Mul(hn::Mul(probability, row.Slope(score)), hn::Sub(gradient, mean)),
                    score_gradients + offset + i);
     });
-    Zero(probabilities + offset, visible, tile.columns);
-    Zero(score_gradients + offset, visible, tile.columns);
+    Zero(probabilities + first, 0, hidden);
+    Zero(score_gradients + first, 0, hidden);
+    Zero(probabilities + first, visible, tile.columns);
+    Zero(score_gradients + first, visible, tile.columns);
   }
 }
 
-// Calls body.template operator()<bias, dropout>() with the tile's options.
+// Calls body.template operator()<bias, dropout, cap>() with the tile's options.
 template <class Body>
 void ForTileOptions(const AttentionTile& tile, Body&& body) {
-  const bool dropout = tile.dropout_threshold != 0;
-  if (tile.bias != nullptr) {
-    dropout ? body.template operator()<true, true>() : body.template operator()<true, false>();
-  } else {
-    dropout ? body.template operator()<false, true>() : body.template operator()<false, false>();
-  }
+  const auto with = [](bool option, auto&& next) {
+    option ? next(std::true_type{}) : next(std::false_type{});
+  };
+  with(tile.bias != nullptr, [&](auto bias) {
+    with(tile.dropout_threshold != 0, [&](auto dropout) {
+      with(tile.soft_cap > 0, [&](auto cap) {
+        body.template
+        operator()<decltype(bias)::value, decltype(dropout)::value, decltype(cap)::value>();
+      });
+    });
+  });
 }
 
 template <class E>
 void SoftmaxTile(const AttentionTile& tile, const void* scores, const RowStatistics& rows,
                  void* out) {
-  ForTileOptions(tile, [&]<bool kBias, bool kDropout>() {
-    SoftmaxRows<E, kBias, kDropout>(tile, static_cast<const Compute<E>*>(scores), rows,
-                                    static_cast<E*>(out));
+  ForTileOptions(tile, [&]<bool kBias, bool kDropout, bool kCap>() {
+    SoftmaxRows<E, kBias, kDropout, kCap>(tile, static_cast<const Compute<E>*>(scores), rows,
+                                          static_cast<E*>(out));
   });
 }
 
@@ -200,8 +239,8 @@ void GradientTile(const AttentionTile& tile, const void* scores, const void* gra
                   const void* log_sum_exp, const void* delta, void* probabilities,
                   void* score_gradients) {
   using C = Compute<E>;
-  ForTileOptions(tile, [&]<bool kBias, bool kDropout>() {
-    GradientRows<E, kBias, kDropout>(
+  ForTileOptions(tile, [&]<bool kBias, bool kDropout, bool kCap>() {
+    GradientRows<E, kBias, kDropout, kCap>(
         tile, static_cast<const C*>(scores), static_cast<const C*>(gradients),
         static_cast<const C*>(log_sum_exp), static_cast<const C*>(delta),
         static_cast<E*>(probabilities), static_cast<E*>(score_gradients));

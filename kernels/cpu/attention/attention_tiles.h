@@ -34,7 +34,11 @@ struct AttentionTile {
   // In a tile that is not causal every row sees all columns.
   std::int64_t visible = 0;
   bool causal = false;
+  // The first key that each row sees, or null; the tile's first column is key first_key.
+  const std::int64_t* bounds = nullptr;
+  std::int64_t first_key = 0;
   double scale = 1;
+  double soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap); 0 for no cap
   const void* bias = nullptr;  // [columns] 0 or -inf, of the scores' type; or null
   // Dropout of the probabilities: the draw of row r, column c is element first_draw + r *
   // draw_stride + c.

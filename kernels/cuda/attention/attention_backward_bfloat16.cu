@@ -6,8 +6,13 @@ namespace tessera::kernels::cuda {
 
 void attention_backward_bfloat16(const AttentionBackward& arguments, const float* row_products,
                                  Context& context) {
-  launch_key_gradients<__nv_bfloat16>(arguments, row_products, context);
-  launch_query_gradients<__nv_bfloat16>(arguments, row_products, context);
+  if (has_variants(arguments.shape)) {
+    launch_key_gradients<__nv_bfloat16, true>(arguments, row_products, context);
+    launch_query_gradients<__nv_bfloat16, true>(arguments, row_products, context);
+  } else {
+    launch_key_gradients<__nv_bfloat16, false>(arguments, row_products, context);
+    launch_query_gradients<__nv_bfloat16, false>(arguments, row_products, context);
+  }
 }
 
 }  // namespace tessera::kernels::cuda

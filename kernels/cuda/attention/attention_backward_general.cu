@@ -31,7 +31,7 @@ __device__ __forceinline__ Operands<T> operands_of(const AttentionBackward& a,
 }
 
 // Computes the probabilities of a tile after dropout, and the gradients of its scores.
-template <class T>
+template <class T, bool variants>
 __device__ __forceinline__ void make_gradients(
     const AttentionBackward& a, const Compute<T>* row_products, const AttentionDropout& dropout,
     const ScoreTile& at, const Operands<T>& operands, Scores<Compute<T>>& probabilities,
@@ -51,20 +51,26 @@ __device__ __forceinline__ void make_gradients(
     const C row_product = there ? row_products[index] : C{0};
     const std::uint32_t kept =
         kept_scores(shape, dropout.threshold, at.batch, at.head, query, at.first_key);
+    const int first_seen = first_key_of<variants>(shape, at.batch, query);
 #pragma unroll
     for (int j = 0; j < of_thread; ++j) {
       const int key = at.first_key + of_thread * column() + j;
-      const C score = probabilities[i][j] * static_cast<C>(shape.scale);
-      const C probability = sees(shape, mask, query, key) ? exponential(score - log_sum_exp) : C{0};
+      const C score = scaled<variants>(shape, probabilities[i][j]);
+      const bool seen = sees(shape, mask, query, key) && (!variants || key >= first_seen);
+      const C probability = seen ? exponential(score - log_sum_exp) : C{0};
       const bool keep = (kept >> j & 1u) != 0;
       probabilities[i][j] = keep ? probability * kept_scale : C{0};
       const C gradient = keep ? gradients[i][j] * kept_scale : C{0};
       gradients[i][j] = probability * (gradient - row_product);
+      if (variants && shape.soft_cap > 0.0f) {
+        const C ratio = score / static_cast<C>(shape.soft_cap);
+        gradients[i][j] *= C{1} - ratio * ratio;
+      }
     }
   }
 }
 
-template <class T>
+template <class T, bool variants>
 __global__ void __launch_bounds__(threads, least_blocks)
     query_gradient_kernel(AttentionBackward a, const Compute<T>* row_products,
                           AttentionDropout dropout, unsigned panels) {
@@ -75,11 +81,14 @@ __global__ void __launch_bounds__(threads, least_blocks)
   const int first_column = static_cast<int>(blockIdx.x % panels) * panel_columns<C>;
   Panel<C> dq = {};
   const int keys = keys_seen(shape, queries.first + queries.rows - 1);
-  for (int key = 0; key < keys; key += tile) {
+  const int first_key =
+      tile_start(first_key_of<variants>(shape, queries.batch, queries.first), tile);
+  for (int key = first_key; key < keys; key += tile) {
     const ScoreTile at{queries.batch, queries.head, queries.first, key};
     const Operands<T> operands = operands_of<T>(a, at);
     Scores<C> probabilities = {}, gradients = {};
-    make_gradients<T>(a, row_products, dropout, at, operands, probabilities, gradients, memory);
+    make_gradients<T, variants>(a, row_products, dropout, at, operands, probabilities, gradients,
+                                memory);
     store_weights<false>(gradients, memory);
     add_weighted(dq, operands.k, first_column, memory);
   }
@@ -89,7 +98,7 @@ __global__ void __launch_bounds__(threads, least_blocks)
                  shape.head_dim);
 }
 
-template <class T>
+template <class T, bool variants>
 __global__ void __launch_bounds__(threads, least_blocks)
     key_gradient_kernel(AttentionBackward a, const Compute<T>* row_products,
                         AttentionDropout dropout, unsigned panels) {
@@ -100,13 +109,16 @@ __global__ void __launch_bounds__(threads, least_blocks)
   const int first_column = static_cast<int>(blockIdx.x % panels) * panel_columns<C>;
   const int group = static_cast<int>(shape.heads / shape.key_heads);
   const int first_query = first_query_seeing(shape, keys.first) / tile * tile;
+  const int last_query = variants ? queries_seeing(shape, keys.batch, keys.first + keys.rows - 1)
+                                  : static_cast<int>(shape.query_length);
   Panel<C> dk = {}, dv = {};
   for (int head = keys.head * group; head < (keys.head + 1) * group; ++head) {
-    for (int query = first_query; query < shape.query_length; query += tile) {
+    for (int query = first_query; query < last_query; query += tile) {
       const ScoreTile at{keys.batch, head, query, keys.first};
       const Operands<T> operands = operands_of<T>(a, at);
       Scores<C> probabilities = {}, gradients = {};
-      make_gradients<T>(a, row_products, dropout, at, operands, probabilities, gradients, memory);
+      make_gradients<T, variants>(a, row_products, dropout, at, operands, probabilities, gradients,
+                                  memory);
       store_weights<true>(probabilities, memory);
       add_weighted(dv, operands.dout, first_column, memory);
       store_weights<true>(gradients, memory);
@@ -122,7 +134,7 @@ __global__ void __launch_bounds__(threads, least_blocks)
   store_panel<T>(dv, C{1}, to_v, shape.v_stride, keys.rows, first_column, shape.head_dim);
 }
 
-template <class T>
+template <class T, bool variants>
 void launch_backward(const AttentionBackward& a, const Compute<T>* row_products, Context& context) {
   const AttentionShape& s = a.shape;
   const std::int64_t panels = panels_of(s);
@@ -133,20 +145,24 @@ void launch_backward(const AttentionBackward& a, const Compute<T>* row_products,
   const Access reads_log_sum_exp = reads(a.log_sum_exp, statistic_bytes(s));
   const Access reads_products = reads(row_products, statistic_bytes(s));
   const Access reads_mask = reads(s.key_mask, mask_bytes(s));
+  const Access reads_documents = reads(s.document_starts, document_bytes(s));
   launch(context,
          {"attention_key_gradients_general",
           {s.batch, s.key_heads, s.query_length, s.key_length, s.head_dim},
           {reads_q, reads_dout, reads_k, reads_v, reads_log_sum_exp, reads_products, reads_mask,
-           writes(a.dk, key_bytes(s, s.k_stride)), writes(a.dv, key_bytes(s, s.v_stride))}},
+           reads_documents, writes(a.dk, key_bytes(s, s.k_stride)),
+           writes(a.dv, key_bytes(s, s.v_stride))}},
          {attention_blocks(s, s.key_heads, s.key_length, tile, panels), threads},
-         key_gradient_kernel<T>, a, row_products, dropout_of(s), static_cast<unsigned>(panels));
+         key_gradient_kernel<T, variants>, a, row_products, dropout_of(s),
+         static_cast<unsigned>(panels));
   launch(context,
          {"attention_query_gradients_general",
           {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
           {reads_q, reads_dout, reads_k, reads_v, reads_log_sum_exp, reads_products, reads_mask,
-           writes(a.dq, query_bytes(s, s.q_stride))}},
+           reads_documents, writes(a.dq, query_bytes(s, s.q_stride))}},
          {attention_blocks(s, s.heads, s.query_length, tile, panels), threads},
-         query_gradient_kernel<T>, a, row_products, dropout_of(s), static_cast<unsigned>(panels));
+         query_gradient_kernel<T, variants>, a, row_products, dropout_of(s),
+         static_cast<unsigned>(panels));
 }
 
 }  // namespace
@@ -155,7 +171,12 @@ void launch_backward(const AttentionBackward& a, const Compute<T>* row_products,
 void attention_backward_general(const AttentionBackward& a, const void* row_products,
                                 Context& context) {
   for_floating(a.shape.dtype, "attention_backward", [&]<class T>(TypeTag<T>) {
-    general::launch_backward<T>(a, static_cast<const Compute<T>*>(row_products), context);
+    const auto* const products = static_cast<const Compute<T>*>(row_products);
+    if (has_variants(a.shape)) {
+      general::launch_backward<T, true>(a, products, context);
+    } else {
+      general::launch_backward<T, false>(a, products, context);
+    }
   });
 }
 

@@ -7,18 +7,19 @@ namespace tessera::kernels::cuda {
 namespace general {
 namespace {
 
-template <class C>
+template <bool variants, class C>
 __device__ __forceinline__ void scale_scores(const AttentionShape& shape, const HeadTile& queries,
                                              int first_key, Scores<C>& scores) {
   const std::uint8_t* const mask = mask_of(shape, queries.batch);
 #pragma unroll
   for (int i = 0; i < of_thread; ++i) {
+    const int query = queries.first + of_thread * row() + i;
+    const int first_seen = first_key_of<variants>(shape, queries.batch, query);
 #pragma unroll
     for (int j = 0; j < of_thread; ++j) {
-      const int query = queries.first + of_thread * row() + i;
       const int key = first_key + of_thread * column() + j;
-      scores[i][j] = sees(shape, mask, query, key) ? scores[i][j] * static_cast<C>(shape.scale)
-                                                   : -static_cast<C>(INFINITY);
+      const bool seen = sees(shape, mask, query, key) && (!variants || key >= first_seen);
+      scores[i][j] = seen ? scaled<variants>(shape, scores[i][j]) : -static_cast<C>(INFINITY);
     }
   }
 }
@@ -57,7 +58,7 @@ __device__ __forceinline__ void finish(const AttentionShape& shape, const HeadTi
   }
 }
 
-template <class T>
+template <class T, bool variants>
 __global__ void __launch_bounds__(threads, least_blocks)
     forward_kernel(AttentionForward a, AttentionDropout dropout, unsigned panels) {
   using C = Compute<T>;
@@ -76,13 +77,15 @@ __global__ void __launch_bounds__(threads, least_blocks)
   }
   Panel<C> panel = {};
   const int keys = keys_seen(shape, queries.first + queries.rows - 1);
-  for (int key = 0; key < keys; key += tile) {
+  const int first_key =
+      tile_start(first_key_of<variants>(shape, queries.batch, queries.first), tile);
+  for (int key = first_key; key < keys; key += tile) {
     Scores<C> scores = {};
     add_products(scores, q,
                  rows_of<T>(a.k, shape.key_length, shape.k_stride, queries.batch, key, key_head,
                             shape.head_dim),
                  memory);
-    scale_scores(shape, queries, key, scores);
+    scale_scores<variants>(shape, queries, key, scores);
     softmax_step(rows, scores, panel);
     if (dropout.threshold != 0) drop(shape, dropout.threshold, queries, key, scores);
     store_weights<false>(scores, memory);
@@ -98,22 +101,31 @@ __global__ void __launch_bounds__(threads, least_blocks)
   store_panel<T>(panel, C{1}, out, shape.out_stride, queries.rows, first_column, shape.head_dim);
 }
 
+template <class T, bool variants>
+void launch_forward(const AttentionForward& a, Context& context) {
+  const AttentionShape& s = a.shape;
+  const std::int64_t panels = panels_of(s);
+  launch(context,
+         {"attention_forward_general",
+          {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
+          {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
+           reads(a.v, key_bytes(s, s.v_stride)), reads(s.key_mask, mask_bytes(s)),
+           reads(s.document_starts, document_bytes(s)), writes(a.out, query_bytes(s, s.out_stride)),
+           writes(a.log_sum_exp, statistic_bytes(s))}},
+         {attention_blocks(s, s.heads, s.query_length, tile, panels), threads},
+         forward_kernel<T, variants>, a, dropout_of(s), static_cast<unsigned>(panels));
+}
+
 }  // namespace
 }  // namespace general
 
 void attention_forward_general(const AttentionForward& a, Context& context) {
-  const AttentionShape& s = a.shape;
-  const std::int64_t panels = general::panels_of(s);
-  for_floating(s.dtype, "attention_forward", [&]<class T>(TypeTag<T>) {
-    launch(
-        context,
-        {"attention_forward_general",
-         {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
-         {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
-          reads(a.v, key_bytes(s, s.v_stride)), reads(s.key_mask, mask_bytes(s)),
-          writes(a.out, query_bytes(s, s.out_stride)), writes(a.log_sum_exp, statistic_bytes(s))}},
-        {attention_blocks(s, s.heads, s.query_length, general::tile, panels), general::threads},
-        general::forward_kernel<T>, a, dropout_of(s), static_cast<unsigned>(panels));
+  for_floating(a.shape.dtype, "attention_forward", [&]<class T>(TypeTag<T>) {
+    if (has_variants(a.shape)) {
+      general::launch_forward<T, true>(a, context);
+    } else {
+      general::launch_forward<T, false>(a, context);
+    }
   });
 }
 

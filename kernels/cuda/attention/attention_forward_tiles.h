@@ -67,7 +67,7 @@ __device__ __forceinline__ void softmax_step(SoftmaxRows& rows, float scale,
 }
 
 // A warp's part of a block.
-template <class T, int head_size>
+template <class T, int head_size, bool variants>
 struct AttentionForwardWarp {
   static constexpr int score_tiles = forward_keys / 8;
 
@@ -76,6 +76,7 @@ struct AttentionForwardWarp {
   AttentionForwardMemory<T, head_size>& memory;
   HeadTile tile;
   int first_row;  // of the warp in the block
+  KeyBounds bounds = {};
   SoftmaxRows rows{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
   float sums[head_size / 8][4] = {};
 
@@ -84,14 +85,30 @@ struct AttentionForwardWarp {
     return tile.first + first_row + static_cast<int>(threadIdx.x) % warp_size / 4;
   }
 
+  __device__ __forceinline__ void load_bounds() {
+    bounds = KeyBounds::of<variants>(arguments.shape, tile, query());
+  }
+  // Of the scores that softmax_step() takes.
+  __device__ __forceinline__ float scale() const {
+    return variants ? scale_after_cap(arguments.shape) : arguments.shape.scale;
+  }
+
   // Adds the tile of keys from first_key on, which is in stage `stage`.
   __device__ __forceinline__ void add(int stage, int first_key) {
     const AttentionShape& shape = arguments.shape;
     float scores[score_tiles][4] = {};
     multiply_transposed(scores, memory.q, first_row, memory.k[stage]);
-    if (!all_seen(shape, tile.first, first_key, forward_keys)) {
-      const auto seen =
-          seen_keys<forward_keys>(shape, mask_of(shape, tile.batch), query(), first_key);
+    if constexpr (variants) {
+#pragma unroll
+      for (int n = 0; n < score_tiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores[n][e] = capped(shape, scores[n][e]);
+      }
+    }
+    if (!all_seen(shape, tile.first, first_key, forward_keys) ||
+        (variants && bounds.last > first_key)) {
+      const auto seen = seen_keys<forward_keys, variants>(shape, mask_of(shape, tile.batch),
+                                                          query(), first_key, bounds);
 #pragma unroll
       for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
@@ -100,7 +117,7 @@ struct AttentionForwardWarp {
         }
       }
     }
-    softmax_step(rows, shape.scale, scores, sums);
+    softmax_step(rows, scale(), scores, sums);
     if (dropout.threshold != 0) {
       const std::uint64_t draw = first_draw(shape, tile.batch, tile.head, tile.first + first_row) +
                                  static_cast<std::uint64_t>(first_key);
@@ -134,7 +151,7 @@ struct AttentionForwardWarp {
       if (arguments.log_sum_exp != nullptr && threadIdx.x % 4 == 0 && at < tile.first + tile.rows) {
         static_cast<float*>(
             arguments.log_sum_exp)[statistic_index(shape, tile.batch, tile.head, at)] =
-            rows.maximum[row] * shape.scale + logf(sum);  // -inf for a row without visible keys
+            rows.maximum[row] * scale() + logf(sum);  // -inf for a row without visible keys
       }
     }
     T* const out = head_rows(static_cast<T*>(arguments.out), shape.query_length, shape.out_stride,
@@ -144,27 +161,30 @@ struct AttentionForwardWarp {
   }
 };
 
-template <class T, int head_size>
+template <class T, int head_size, bool variants>
 __global__ void __launch_bounds__(attention_threads)
     attention_forward_kernel(AttentionForward a, AttentionDropout dropout) {
   auto& memory = *dynamic_shared_memory<AttentionForwardMemory<T, head_size>>();
   const AttentionShape& shape = a.shape;
   const HeadTile tile =
       head_tile_from_last<attention_rows>(blockIdx.x, shape.heads, shape.query_length);
-  AttentionForwardWarp<T, head_size> warp{a, dropout, memory, tile,
-                                          static_cast<int>(threadIdx.x) / warp_size * 16};
+  AttentionForwardWarp<T, head_size, variants> warp{a, dropout, memory, tile,
+                                                    static_cast<int>(threadIdx.x) / warp_size * 16};
+  warp.load_bounds();
   const KeyRows<T> source(shape, a.k, a.v, tile.batch, key_head_of(shape, tile.head));
   const int keys = keys_seen(shape, tile.first + tile.rows - 1);
-  if (keys > 0) {
+  const int first_key =
+      variants ? tile_start(first_key_seen(shape, tile.batch, tile.first), forward_keys) : 0;
+  if (keys > first_key) {
     const T* const q = head_rows(static_cast<const T*>(a.q), shape.query_length, shape.q_stride,
                                  tile.batch, tile.first, tile.head, shape.head_dim);
     copy_async<attention_threads, T>(
         memory.q, {q, shape.q_stride, tile.rows, static_cast<int>(shape.head_dim)});
-    source.copy(0, memory.k[0], memory.v[0]);
+    source.copy(first_key, memory.k[0], memory.v[0]);
     copy_async_commit();
   }
   int stage = 0;
-  for (int key = 0; key < keys; key += forward_keys) {
+  for (int key = first_key; key < keys; key += forward_keys) {
     copy_async_wait<0>();
     __syncthreads();  // the tile has arrived, and all warps are done with the previous one
     if (key + forward_keys < keys) {
@@ -177,21 +197,31 @@ __global__ void __launch_bounds__(attention_threads)
   warp.finish();
 }
 
-template <class T>
-void launch_attention_forward(const AttentionForward& a, Context& context) {
+template <class T, bool variants>
+void launch_attention_forward_tiles(const AttentionForward& a, Context& context) {
   const AttentionShape& s = a.shape;
-  for_head_size(s.head_dim, [&](auto head_size) {
+  for_head_size<variants>(s.head_dim, [&](auto head_size) {
     launch(
         context,
         {"attention_forward",
          {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
          {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
           reads(a.v, key_bytes(s, s.v_stride)), reads(s.key_mask, mask_bytes(s)),
-          writes(a.out, query_bytes(s, s.out_stride)), writes(a.log_sum_exp, statistic_bytes(s))}},
+          reads(s.document_starts, document_bytes(s)), writes(a.out, query_bytes(s, s.out_stride)),
+          writes(a.log_sum_exp, statistic_bytes(s))}},
         {attention_blocks(s, s.heads, s.query_length, attention_rows), attention_threads,
          sizeof(AttentionForwardMemory<T, head_size>)},
-        attention_forward_kernel<T, head_size>, a, dropout_of(s));
+        attention_forward_kernel<T, head_size, variants>, a, dropout_of(s));
   });
+}
+
+template <class T>
+void launch_attention_forward(const AttentionForward& a, Context& context) {
+  if (has_variants(a.shape)) {
+    launch_attention_forward_tiles<T, true>(a, context);
+  } else {
+    launch_attention_forward_tiles<T, false>(a, context);
+  }
 }
 
 }  // namespace tessera::kernels::cuda

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_tiles.h"
+#include "kernels/cuda/attention/attention_variants.h"
 #include "kernels/cuda/device/math.h"
 
 namespace tessera::kernels::cuda::general {
@@ -207,6 +208,22 @@ __device__ __forceinline__ bool sees(const AttentionShape& shape, const std::uin
   return query < shape.query_length && key < shape.key_length &&
          (!shape.causal || key <= query + causal_offset(shape)) &&
          (mask == nullptr || mask[key] != 0);
+}
+
+// The first key that a query sees, with variants.
+template <bool variants>
+__device__ __forceinline__ int first_key_of(const AttentionShape& shape, int batch, int query) {
+  return variants ? first_key_seen(shape, batch, query) : 0;
+}
+// The scaled score, under the cap if there is one.
+template <bool variants, class C>
+__device__ __forceinline__ C scaled(const AttentionShape& shape, C product) {
+  const C score = product * static_cast<C>(shape.scale);
+  if constexpr (variants) {
+    const C cap = static_cast<C>(shape.soft_cap);
+    if (shape.soft_cap > 0.0f) return cap * hyperbolic_tangent(score / cap);
+  }
+  return score;
 }
 
 // Bit j: dropout keeps the probability of `query` for the thread's key j of the tile.

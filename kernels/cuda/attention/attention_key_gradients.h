@@ -15,8 +15,22 @@ namespace tessera::kernels::cuda {
 // One lane per query of a tile. More would leave too few registers beside the two gradients.
 inline constexpr int gradient_queries = warp_size;
 
-template <class T, int head_size>
-struct KeyGradientMemory {
+// The first key that each query of a tile sees, with variants.
+template <bool variants>
+struct QueryBounds {
+  int first_key[2][gradient_queries];
+
+  __device__ __forceinline__ int bound(int stage, int query) const {
+    return first_key[stage][query];
+  }
+};
+template <>
+struct QueryBounds<false> {
+  __device__ __forceinline__ int bound(int, int) const { return 0; }
+};
+
+template <class T, int head_size, bool variants>
+struct KeyGradientMemory : QueryBounds<variants> {
   Tile<T, attention_rows, head_size> k, v;  // at the end they hold the gradients before the store
   Tile<T, gradient_queries, head_size> q[2];
   Tile<T, gradient_queries, head_size> dout[2];
@@ -35,23 +49,26 @@ struct QueryTiles {
     return first_query + index % tiles_of_a_head * gradient_queries;
   }
 };
+template <bool variants>
 __device__ __forceinline__ QueryTiles query_tiles(const AttentionShape& shape,
                                                   const HeadTile& tile) {
   const int group = static_cast<int>(shape.heads / shape.key_heads);
   const int first = first_query_seeing(shape, tile.first) / gradient_queries * gradient_queries;
-  const int left = static_cast<int>(shape.query_length) - first;
+  const int end = variants ? queries_seeing(shape, tile.batch, tile.first + tile.rows - 1)
+                           : static_cast<int>(shape.query_length);
+  const int left = end - first;
   const int tiles = left <= 0 ? 0 : (left + gradient_queries - 1) / gradient_queries;
   return {tile.head * group, first, tiles, group * tiles};
 }
 
 // A warp's part of a block.
-template <class T, int head_size>
+template <class T, int head_size, bool variants>
 struct KeyGradientWarp {
   static constexpr int score_tiles = gradient_queries / 8;
 
   const AttentionShape& shape;
   const AttentionDropout& dropout;
-  KeyGradientMemory<T, head_size>& memory;
+  KeyGradientMemory<T, head_size, variants>& memory;
   HeadTile tile;
   int first_row;      // of the warp in the block
   bool seen[2] = {};  // the lane's keys, according to the mask
@@ -79,22 +96,27 @@ struct KeyGradientWarp {
   // Turns scores into probabilities, 0 where a key is not visible.
   __device__ __forceinline__ void make_probabilities(float (&scores)[score_tiles][4], int stage,
                                                      int first_query) const {
-    const float scale = shape.scale * log2_of_e;
+    const float scale = (variants ? scale_after_cap(shape) : shape.scale) * log2_of_e;
     const float* const log_sum_exp = memory.log_sum_exp[stage];
 #pragma unroll
     for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
+        if constexpr (variants) scores[n][e] = capped(shape, scores[n][e]);
         scores[n][e] = flushed_exp2(fmaf(scores[n][e], scale, -log_sum_exp[column(n, e)]));
       }
     }
-    if (all_seen(shape, first_query, tile.first, attention_rows)) return;
+    if (all_seen(shape, first_query, tile.first, attention_rows) &&
+        !(variants && memory.bound(stage, gradient_queries - 1) > tile.first)) {
+      return;
+    }
     const int offset = shape.causal ? causal_offset(shape) : static_cast<int>(shape.key_length);
 #pragma unroll
     for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const bool visible = key() + 8 * (e / 2) <= first_query + column(n, e) + offset;
+        bool visible = key() + 8 * (e / 2) <= first_query + column(n, e) + offset;
+        if constexpr (variants) visible &= key() + 8 * (e / 2) >= memory.bound(stage, column(n, e));
         if (!seen[e / 2] || !visible) scores[n][e] = 0.0f;
       }
     }
@@ -129,6 +151,9 @@ struct KeyGradientWarp {
         const bool keep = !dropping || (bits[e % 2] >> (8 * (e / 2)) & 1u) != 0;
         if constexpr (dropping) gradient = keep ? gradient * kept_scale : 0.0f;
         gradient = probability * (gradient - memory.row_product[stage][column(n, e)]);
+        if constexpr (variants) {
+          gradient *= slope_of_cap(shape, probability, memory.log_sum_exp[stage][column(n, e)]);
+        }
         if constexpr (dropping) probability = keep ? probability * kept_scale : 0.0f;
       }
     }
@@ -167,11 +192,11 @@ struct KeyGradientWarp {
 };
 
 // Begins to copy a tile of queries and their statistics into stage `stage`.
-template <class T, int head_size>
+template <class T, int head_size, bool variants>
 __device__ __forceinline__ void copy_query_tile(const AttentionBackward& a,
                                                 const float* row_products, int batch, int head,
                                                 int first, int stage,
-                                                KeyGradientMemory<T, head_size>& memory) {
+                                                KeyGradientMemory<T, head_size, variants>& memory) {
   const AttentionShape& shape = a.shape;
   const int left = static_cast<int>(shape.query_length) - first;
   const int columns = static_cast<int>(shape.head_dim);
@@ -188,18 +213,22 @@ __device__ __forceinline__ void copy_query_tile(const AttentionBackward& a,
     memory.log_sum_exp[stage][query] =
         probability_shift(there ? static_cast<const float*>(a.log_sum_exp)[index] : -INFINITY);
     memory.row_product[stage][query] = there ? row_products[index] : 0.0f;
+    if constexpr (variants) {
+      memory.first_key[stage][query] =
+          there ? first_key_seen(shape, batch, first + query) : static_cast<int>(shape.key_length);
+    }
   }
 }
 
-template <class T, int head_size>
+template <class T, int head_size, bool variants>
 __global__ void __launch_bounds__(attention_threads)
     key_gradient_kernel(AttentionBackward a, const float* row_products, AttentionDropout dropout) {
-  auto& memory = *dynamic_shared_memory<KeyGradientMemory<T, head_size>>();
+  auto& memory = *dynamic_shared_memory<KeyGradientMemory<T, head_size, variants>>();
   const AttentionShape& shape = a.shape;
   const HeadTile tile = head_tile<attention_rows>(blockIdx.x, shape.key_heads, shape.key_length);
-  const QueryTiles passing = query_tiles(shape, tile);
-  KeyGradientWarp<T, head_size> warp{shape, dropout, memory, tile,
-                                     static_cast<int>(threadIdx.x) / warp_size * 16};
+  const QueryTiles passing = query_tiles<variants>(shape, tile);
+  KeyGradientWarp<T, head_size, variants> warp{shape, dropout, memory, tile,
+                                               static_cast<int>(threadIdx.x) / warp_size * 16};
   warp.load_mask();
   const auto copy = [&](int index, int stage) {
     copy_query_tile(a, row_products, tile.batch, passing.head(index), passing.query(index), stage,
@@ -220,21 +249,21 @@ __global__ void __launch_bounds__(attention_threads)
   warp.finish(static_cast<T*>(a.dk), static_cast<T*>(a.dv));
 }
 
-template <class T>
+template <class T, bool variants>
 void launch_key_gradients(const AttentionBackward& a, const float* row_products, Context& context) {
   const AttentionShape& s = a.shape;
-  for_head_size(s.head_dim, [&](auto head_size) {
+  for_head_size<variants>(s.head_dim, [&](auto head_size) {
     launch(context,
            {"attention_key_gradients",
             {s.batch, s.key_heads, s.query_length, s.key_length, s.head_dim},
             {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
              reads(a.v, key_bytes(s, s.v_stride)), reads(a.dout, query_bytes(s, s.out_stride)),
              reads(a.log_sum_exp, statistic_bytes(s)), reads(row_products, statistic_bytes(s)),
-             reads(s.key_mask, mask_bytes(s)), writes(a.dk, key_bytes(s, s.k_stride)),
-             writes(a.dv, key_bytes(s, s.v_stride))}},
+             reads(s.key_mask, mask_bytes(s)), reads(s.document_starts, document_bytes(s)),
+             writes(a.dk, key_bytes(s, s.k_stride)), writes(a.dv, key_bytes(s, s.v_stride))}},
            {attention_blocks(s, s.key_heads, s.key_length, attention_rows), attention_threads,
-            sizeof(KeyGradientMemory<T, head_size>)},
-           key_gradient_kernel<T, head_size>, a, row_products, dropout_of(s));
+            sizeof(KeyGradientMemory<T, head_size, variants>)},
+           key_gradient_kernel<T, head_size, variants>, a, row_products, dropout_of(s));
   });
 }
 

@@ -66,6 +66,10 @@ void check_attention(const AttentionShape& s, const char* kernel) {
             s.v_stride >= key_row,
         "a row stride is less than a row");
   needs(s.dropout >= 0.0f && s.dropout < 1.0f, "dropout must lie in [0, 1)");
+  needs(s.window >= 0 && s.window <= most && (s.window == 0 || s.causal),
+        "a window must be positive and causal");
+  needs(s.soft_cap >= 0.0f, "the soft cap must be positive");
+  needs(s.document_starts == nullptr || s.causal, "documents must be causal");
 }
 
 bool takes_tensor_cores(const Context& context, const AttentionForward& a) {
@@ -88,6 +92,10 @@ std::size_t key_bytes(const AttentionShape& s, std::int64_t stride) {
 
 std::size_t mask_bytes(const AttentionShape& s) {
   return static_cast<std::size_t>(s.batch * s.key_length);
+}
+
+std::size_t document_bytes(const AttentionShape& s) {
+  return static_cast<std::size_t>(s.batch * s.key_length) * sizeof(std::int32_t);
 }
 
 std::size_t statistic_bytes(const AttentionShape& s) {

@@ -31,6 +31,7 @@ bool takes_tensor_cores(const Context& context, const AttentionBackward& argumen
 std::size_t query_bytes(const AttentionShape& shape, std::int64_t stride);
 std::size_t key_bytes(const AttentionShape& shape, std::int64_t stride);
 std::size_t mask_bytes(const AttentionShape& shape);
+std::size_t document_bytes(const AttentionShape& shape);
 // The bytes of log_sum_exp, and of the backward's row products.
 std::size_t statistic_bytes(const AttentionShape& shape);
 

@@ -23,7 +23,7 @@ struct QueryGradientMemory {
 };
 
 // A warp's part of a block.
-template <class T, int head_size>
+template <class T, int head_size, bool variants>
 struct QueryGradientWarp {
   static constexpr int keys = query_gradient_keys<head_size>;
   static constexpr int score_tiles = keys / 8;
@@ -35,6 +35,7 @@ struct QueryGradientWarp {
   int first_row;              // of the warp in the block
   float log_sum_exp[2] = {};  // of the lane's rows, times log2(e)
   float row_product[2] = {};
+  KeyBounds bounds = {};
   float sums[head_size / 8][4] = {};
 
   // The lane's first query; its second is 8 below.
@@ -52,21 +53,26 @@ struct QueryGradientWarp {
       log_sum_exp[row] = probability_shift(there ? log_sum_exps[index] : -INFINITY);
       row_product[row] = there ? row_products[index] : 0.0f;
     }
+    bounds = KeyBounds::of<variants>(shape, tile, query());
   }
 
   // Turns scores into probabilities, 0 where a key is not visible.
   __device__ __forceinline__ void make_probabilities(float (&scores)[score_tiles][4],
                                                      int first_key) const {
-    const float scale = shape.scale * log2_of_e;
+    const float scale = (variants ? scale_after_cap(shape) : shape.scale) * log2_of_e;
 #pragma unroll
     for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
+        if constexpr (variants) scores[n][e] = capped(shape, scores[n][e]);
         scores[n][e] = flushed_exp2(fmaf(scores[n][e], scale, -log_sum_exp[e / 2]));
       }
     }
-    if (all_seen(shape, tile.first, first_key, keys)) return;
-    const auto seen = seen_keys<keys>(shape, mask_of(shape, tile.batch), query(), first_key);
+    if (all_seen(shape, tile.first, first_key, keys) && !(variants && bounds.last > first_key)) {
+      return;
+    }
+    const auto seen =
+        seen_keys<keys, variants>(shape, mask_of(shape, tile.batch), query(), first_key, bounds);
 #pragma unroll
     for (int n = 0; n < score_tiles; ++n) {
 #pragma unroll
@@ -105,6 +111,9 @@ struct QueryGradientWarp {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         gradients[n][e] = probabilities[n][e] * (gradients[n][e] - row_product[e / 2]);
+        if constexpr (variants) {
+          gradients[n][e] *= slope_of_cap(shape, probabilities[n][e], log_sum_exp[e / 2]);
+        }
       }
     }
     multiply(sums, gradients, memory.k[stage]);
@@ -137,7 +146,7 @@ __device__ __forceinline__ void copy_queries(const AttentionBackward& a, const H
   copy_async<attention_threads, T>(memory.dout, {dout, shape.out_stride, tile.rows, columns});
 }
 
-template <class T, int head_size>
+template <class T, int head_size, bool variants>
 __global__ void __launch_bounds__(attention_threads)
     query_gradient_kernel(AttentionBackward a, const float* row_products,
                           AttentionDropout dropout) {
@@ -147,17 +156,19 @@ __global__ void __launch_bounds__(attention_threads)
   const HeadTile tile =
       head_tile_from_last<attention_rows>(blockIdx.x, shape.heads, shape.query_length);
   const KeyRows<T> source(shape, a.k, a.v, tile.batch, key_head_of(shape, tile.head));
-  QueryGradientWarp<T, head_size> warp{shape, dropout, memory, tile,
-                                       static_cast<int>(threadIdx.x) / warp_size * 16};
+  QueryGradientWarp<T, head_size, variants> warp{shape, dropout, memory, tile,
+                                                 static_cast<int>(threadIdx.x) / warp_size * 16};
   warp.load_statistics(static_cast<const float*>(a.log_sum_exp), row_products);
   const int keys = keys_seen(shape, tile.first + tile.rows - 1);
-  if (keys > 0) {
+  const int first_key =
+      variants ? tile_start(first_key_seen(shape, tile.batch, tile.first), keys_of_a_tile) : 0;
+  if (keys > first_key) {
     copy_queries(a, tile, memory);
-    source.copy(0, memory.k[0], memory.v[0]);
+    source.copy(first_key, memory.k[0], memory.v[0]);
     copy_async_commit();
   }
   int stage = 0;
-  for (int key = 0; key < keys; key += keys_of_a_tile) {
+  for (int key = first_key; key < keys; key += keys_of_a_tile) {
     copy_async_wait<0>();
     __syncthreads();  // the tile has arrived, and all warps are done with the previous one
     if (key + keys_of_a_tile < keys) {
@@ -170,21 +181,22 @@ __global__ void __launch_bounds__(attention_threads)
   warp.finish(static_cast<T*>(a.dq));
 }
 
-template <class T>
+template <class T, bool variants>
 void launch_query_gradients(const AttentionBackward& a, const float* row_products,
                             Context& context) {
   const AttentionShape& s = a.shape;
-  for_head_size(s.head_dim, [&](auto head_size) {
+  for_head_size<variants>(s.head_dim, [&](auto head_size) {
     launch(context,
            {"attention_query_gradients",
             {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
             {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
              reads(a.v, key_bytes(s, s.v_stride)), reads(a.dout, query_bytes(s, s.out_stride)),
              reads(a.log_sum_exp, statistic_bytes(s)), reads(row_products, statistic_bytes(s)),
-             reads(s.key_mask, mask_bytes(s)), writes(a.dq, query_bytes(s, s.q_stride))}},
+             reads(s.key_mask, mask_bytes(s)), reads(s.document_starts, document_bytes(s)),
+             writes(a.dq, query_bytes(s, s.q_stride))}},
            {attention_blocks(s, s.heads, s.query_length, attention_rows), attention_threads,
             sizeof(QueryGradientMemory<T, head_size>)},
-           query_gradient_kernel<T, head_size>, a, row_products, dropout_of(s));
+           query_gradient_kernel<T, head_size, variants>, a, row_products, dropout_of(s));
   });
 }
 

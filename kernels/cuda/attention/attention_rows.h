@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_tiles.h"
+#include "kernels/cuda/attention/attention_variants.h"
 #include "kernels/cuda/device/tensor_core_tiles.h"
 
 namespace tessera::kernels::cuda {
@@ -61,12 +62,28 @@ struct RowBits {
   }
 };
 
+// The first keys that queries see: the lane's two, and the last of the block. Without variants it
+// is not used.
+struct KeyBounds {
+  int lane[2], last;
+
+  // `query` is the lane's first.
+  template <bool variants>
+  static __device__ __forceinline__ KeyBounds of(const AttentionShape& shape, const HeadTile& tile,
+                                                 int query) {
+    if constexpr (!variants) return {};
+    return {
+        {first_key_seen(shape, tile.batch, query), first_key_seen(shape, tile.batch, query + 8)},
+        first_key_seen(shape, tile.batch, tile.first + tile.rows - 1)};
+  }
+};
+
 // The keys of a tile from first_key on that are visible to the lane's queries; `query` is the
 // lane's first. All lanes of a warp call it.
-template <int keys>
+template <int keys, bool variants>
 __device__ __forceinline__ RowBits<keys> seen_keys(const AttentionShape& shape,
                                                    const std::uint8_t* mask, int query,
-                                                   int first_key) {
+                                                   int first_key, const KeyBounds& bounds) {
   RowBits<keys> seen;
 #pragma unroll
   for (int i = 0; i < keys / 32; ++i) {
@@ -76,6 +93,7 @@ __device__ __forceinline__ RowBits<keys> seen_keys(const AttentionShape& shape,
     for (int row = 0; row < 2; ++row) {
       const int visible = query + 8 * row + causal_offset(shape) + 1 - key;
       seen.word[row][i] = unmasked & (shape.causal ? low_bits(visible) : ~0u);
+      if constexpr (variants) seen.word[row][i] &= ~low_bits(bounds.lane[row] - key);
     }
   }
   seen.shift_to_lane();

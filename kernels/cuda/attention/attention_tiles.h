@@ -84,6 +84,11 @@ __device__ __forceinline__ int first_query_seeing(const AttentionShape& shape, i
   return query < 0 ? 0 : query;
 }
 
+// Where the tiles of keys begin of which the first holds `first_key`.
+__host__ __device__ __forceinline__ constexpr int tile_start(int first_key, int keys) {
+  return first_key / keys * keys;
+}
+
 __device__ __forceinline__ const std::uint8_t* mask_of(const AttentionShape& shape, int batch) {
   return shape.key_mask == nullptr ? nullptr : shape.key_mask + batch * shape.key_length;
 }
@@ -139,12 +144,14 @@ __device__ __forceinline__ std::uint32_t kept_bits(RandomKey key, std::uint64_t 
 }
 
 // Calls body(std::integral_constant<int, size>) for the tile width that holds a head: 32, 64, 96 or
-// 128.
-template <class Body>
+// 128. The kernels with variants have only 64 and 128, which halves their number.
+template <bool variants, class Body>
 void for_head_size(std::int64_t head_dim, Body&& body) {
-  if (head_dim <= 32) return body(std::integral_constant<int, 32>{});
+  if constexpr (!variants) {
+    if (head_dim <= 32) return body(std::integral_constant<int, 32>{});
+    if (head_dim > 64 && head_dim <= 96) return body(std::integral_constant<int, 96>{});
+  }
   if (head_dim <= 64) return body(std::integral_constant<int, 64>{});
-  if (head_dim <= 96) return body(std::integral_constant<int, 96>{});
   return body(std::integral_constant<int, 128>{});
 }
 

@@ -1,5 +1,7 @@
 // Attention backward on the GPU: every type, with and without a causal mask, on tensor cores and on
 // the general path.
+#include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "cuda/attention/attention_runs.h"
@@ -37,6 +39,32 @@ class AttentionBackwardTest : public ::testing::TestWithParam<DType> {};
 TEST_P(AttentionBackwardTest, EveryShape) {
   for (const AttentionCase& sizes : attention_cases) {
     for (const bool causal : {false, true}) expect_backward({sizes, causal, GetParam()});
+  }
+}
+
+TEST_P(AttentionBackwardTest, WindowsDocumentsAndCaps) {
+  for (const AttentionCase& sizes : attention_variants) expect_backward({sizes, true, GetParam()});
+}
+
+// Tiles that no query sees are not read: NaNs in the keys and values before them stay there.
+TEST_P(AttentionBackwardTest, TilesOutsideAWindowAreSkipped) {
+  const AttentionCase sizes{.about = "window at the end",
+                            .heads = 1,
+                            .key_heads = 1,
+                            .queries = 40,
+                            .keys = 400,
+                            .window = 20};
+  AttentionProblem problem(sizes, true, GetParam());
+  const AttentionResults before = run_on_device(problem, AttentionRun::backward);
+  for (const AttentionProblem::Tensor& tensor : {problem.k(), problem.v()}) {
+    std::fill_n(problem.inputs[tensor.array].begin(), 320 * tensor.stride,
+                std::numeric_limits<double>::quiet_NaN());
+  }
+  const AttentionResults after = run_on_device(problem, AttentionRun::backward);
+  expect_equal("attention_forward", "out", GetParam(), after.out, before.out);
+  for (std::size_t i = 0; i < before.gradients.size(); ++i) {
+    expect_equal("attention_backward", "gradients", GetParam(), after.gradients[i],
+                 before.gradients[i]);
   }
 }
 

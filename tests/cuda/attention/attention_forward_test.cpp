@@ -38,6 +38,10 @@ TEST_P(AttentionForwardTest, EveryShape) {
   }
 }
 
+TEST_P(AttentionForwardTest, WindowsDocumentsAndCaps) {
+  for (const AttentionCase& sizes : attention_variants) expect_forward({sizes, true, GetParam()});
+}
+
 TEST_P(AttentionForwardTest, LogSumExpIsOptional) {
   const AttentionProblem problem({.about = "no log_sum_exp"}, true, GetParam());
   const AttentionResults with = forward(problem);

@@ -14,6 +14,7 @@ namespace tessera::testing {
 // The addresses of a problem's arrays, in the memory of the device that runs it.
 struct AttentionPlaces {
   const void* mask = nullptr;
+  const void* document_starts = nullptr;
   const void* dout = nullptr;
   void* out = nullptr;
   void* log_sum_exp = nullptr;
@@ -28,7 +29,7 @@ inline void* tensor_in(const std::vector<void*>& arrays, const AttentionProblem&
 
 inline kernels::AttentionForward forward_arguments(const AttentionProblem& problem,
                                                    const AttentionPlaces& places) {
-  return {.shape = problem.shape(places.mask),
+  return {.shape = problem.shape(places.mask, places.document_starts),
           .q = tensor_in(places.inputs, problem, problem.q()),
           .k = tensor_in(places.inputs, problem, problem.k()),
           .v = tensor_in(places.inputs, problem, problem.v()),
@@ -38,7 +39,7 @@ inline kernels::AttentionForward forward_arguments(const AttentionProblem& probl
 
 inline kernels::AttentionBackward backward_arguments(const AttentionProblem& problem,
                                                      const AttentionPlaces& places) {
-  return {.shape = problem.shape(places.mask),
+  return {.shape = problem.shape(places.mask, places.document_starts),
           .dout = places.dout,
           .q = tensor_in(places.inputs, problem, problem.q()),
           .k = tensor_in(places.inputs, problem, problem.k()),
@@ -60,10 +61,12 @@ inline AttentionResults run_on_device(const AttentionProblem& problem, Attention
   };
   TestContext context;
   std::vector<DeviceMemory> inputs, gradients;
-  const DeviceMemory mask(problem.mask), dout(problem.dout, dtype);
+  const DeviceMemory mask(problem.mask), document_starts(problem.document_starts),
+      dout(problem.dout, dtype);
   const DeviceMemory out = unwritten(problem.out_size(), dtype);
   const DeviceMemory log_sum_exp = unwritten(problem.statistic_size(), problem.statistic());
   AttentionPlaces places{.mask = mask.data(),
+                         .document_starts = document_starts.data(),
                          .dout = dout.data(),
                          .out = out.data(),
                          .log_sum_exp = log_sum_exp.data()};
@@ -94,6 +97,7 @@ inline AttentionResults run_on_cpu(const AttentionProblem& problem, AttentionRun
   std::vector<std::byte> out = unwritten(problem.out_size(), dtype);
   std::vector<std::byte> log_sum_exp = unwritten(problem.statistic_size(), problem.statistic());
   AttentionPlaces places{.mask = problem.mask.data(),
+                         .document_starts = problem.document_starts.data(),
                          .dout = dout.data(),
                          .out = out.data(),
                          .log_sum_exp = log_sum_exp.data()};

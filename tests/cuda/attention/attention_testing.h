@@ -16,96 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "cuda/attention/attention_cases.h"
 #include "cuda/kernel_testing.h"
 #include "kernels/attention.h"
 
 namespace tessera::testing {
-
-struct AttentionCase {
-  const char* about;
-  std::int64_t heads = 2, key_heads = 2, head_dim = 64, queries = 40, keys = 40;
-  bool mask = false;
-  float dropout = 0;
-  bool packed = false;       // q, k and v side by side in one array's rows
-  std::int64_t padding = 8;  // unused elements between rows
-  double deviation = 1;      // of the queries
-  std::int64_t batch = 1;
-
-  // True if the kernels on tensor cores accept the problem, for 16-bit types.
-  [[nodiscard]] bool on_tensor_cores() const {
-    return head_dim % 8 == 0 && head_dim <= 128 && padding % 8 == 0;
-  }
-};
-
-inline constexpr AttentionCase attention_cases[] = {
-    {.about = "one tile", .head_dim = 32},
-    {.about = "several tiles",
-     .heads = 1,
-     .key_heads = 1,
-     .head_dim = 64,
-     .queries = 100,
-     .keys = 100},
-    {.about = "one element a head", .heads = 8, .head_dim = 32, .queries = 1, .keys = 1},
-    {.about = "packed",
-     .head_dim = 48,
-     .queries = 65,
-     .keys = 65,
-     .packed = true,
-     .padding = 0,
-     .batch = 2},
-    {.about = "grouped keys", .heads = 4, .head_dim = 32, .queries = 40, .keys = 70},
-    {.about = "one key head, packed",
-     .heads = 3,
-     .key_heads = 1,
-     .head_dim = 32,
-     .packed = true,
-     .padding = 0},
-    {.about = "more keys", .heads = 1, .key_heads = 1, .head_dim = 128, .queries = 33, .keys = 100},
-    {.about = "more queries",
-     .heads = 1,
-     .key_heads = 1,
-     .head_dim = 32,
-     .queries = 100,
-     .keys = 30},
-    {.about = "mask", .head_dim = 64, .queries = 70, .keys = 90, .mask = true, .batch = 2},
-    {.about = "dropout", .head_dim = 96, .queries = 50, .keys = 72, .dropout = 0.25f},
-    {.about = "dropout, draws that straddle blocks",
-     .key_heads = 1,
-     .head_dim = 40,
-     .queries = 37,
-     .keys = 71,
-     .mask = true,
-     .dropout = 0.4f,
-     .batch = 2},
-    {.about = "dropout, large head",
-     .heads = 1,
-     .key_heads = 1,
-     .head_dim = 128,
-     .queries = 40,
-     .keys = 75,
-     .dropout = 0.1f},
-    {.about = "large scores",
-     .heads = 1,
-     .key_heads = 1,
-     .head_dim = 64,
-     .queries = 40,
-     .keys = 150,
-     .deviation = 20},
-    {.about = "odd head",
-     .heads = 4,
-     .head_dim = 20,
-     .queries = 45,
-     .keys = 67,
-     .mask = true,
-     .dropout = 0.3f,
-     .batch = 2},
-    {.about = "rows off 16 bytes", .head_dim = 32, .padding = 3},
-    {.about = "head of several panels",
-     .heads = 1,
-     .key_heads = 1,
-     .head_dim = 150,
-     .queries = 40,
-     .keys = 35}};
 
 struct AttentionResults {
   std::vector<double> out, log_sum_exp;
@@ -138,6 +53,7 @@ class AttentionProblem {
     out_stride_ = row + sizes.padding;
     dout = random_values(size(sizes.batch * sizes.queries * out_stride_), dtype, 4);
     if (sizes.mask) make_mask();
+    if (sizes.document > 0) make_documents();
   }
 
   [[nodiscard]] std::string text() const {
@@ -156,8 +72,9 @@ class AttentionProblem {
     return size_of(dtype_) == 2 && sizes_.on_tensor_cores();
   }
 
-  // key_mask: the mask's address, in device memory for device kernels.
-  [[nodiscard]] kernels::AttentionShape shape(const void* key_mask) const {
+  // The addresses of mask and document_starts, in device memory for device kernels.
+  [[nodiscard]] kernels::AttentionShape shape(const void* key_mask,
+                                              const void* starts = nullptr) const {
     return {.batch = sizes_.batch,
             .heads = sizes_.heads,
             .key_heads = sizes_.key_heads,
@@ -174,7 +91,11 @@ class AttentionProblem {
             .dropout = sizes_.dropout,
             .key = random_key,
             .first_sample = first_sample,
-            .dtype = dtype_};
+            .dtype = dtype_,
+            .window = sizes_.window,
+            .document_starts =
+                document_starts.empty() ? nullptr : static_cast<const std::int32_t*>(starts),
+            .soft_cap = sizes_.soft_cap};
   }
 
   // The formula. Results are rounded to `result`, operands of products to `operand`; float64 means
@@ -222,6 +143,7 @@ class AttentionProblem {
   std::vector<std::vector<double>> inputs;
   std::vector<double> dout;
   std::vector<std::byte> mask;
+  std::vector<std::byte> document_starts;  // int32
 
  private:
   using Row = std::vector<long double>;
@@ -248,6 +170,20 @@ class AttentionProblem {
     }
   }
 
+  [[nodiscard]] std::int32_t document_start(std::int64_t b, std::int64_t j) const {
+    const std::int64_t first = sizes_.document - b;
+    return static_cast<std::int32_t>(j < first ? 0 : j - (j - first) % sizes_.document);
+  }
+  void make_documents() {
+    for (std::int64_t b = 0; b < sizes_.batch; ++b) {
+      for (std::int64_t j = 0; j < sizes_.keys; ++j) {
+        const std::int32_t start = document_start(b, j);
+        const auto* const bytes = reinterpret_cast<const std::byte*>(&start);
+        document_starts.insert(document_starts.end(), bytes, bytes + sizeof(start));
+      }
+    }
+  }
+
   static long double rounded(long double value, DType dtype) {
     if (dtype == float64) return value;
     const auto narrow = static_cast<float>(value);
@@ -266,7 +202,10 @@ class AttentionProblem {
   }
 
   [[nodiscard]] bool sees(const Query& at, std::int64_t j) const {
-    if (causal_ && j > at.number + sizes_.keys - sizes_.queries) return false;
+    const std::int64_t position = at.number + sizes_.keys - sizes_.queries;
+    if (causal_ && j > position) return false;
+    if (sizes_.window > 0 && j <= position - sizes_.window) return false;
+    if (sizes_.document > 0 && j < document_start(at.sample, position)) return false;
     return mask.empty() || mask[size(at.sample * sizes_.keys + j)] != std::byte{0};
   }
 
@@ -297,6 +236,10 @@ class AttentionProblem {
       if (!sees(at, j)) continue;
       row.weights[size(j)] =
           scale * dot(inputs[q().array], q_at, inputs[k().array], key_start(k(), at, j));
+      if (sizes_.soft_cap > 0) {
+        const long double cap = sizes_.soft_cap;
+        row.weights[size(j)] = cap * std::tanh(row.weights[size(j)] / cap);
+      }
       row.largest = std::max(row.largest, row.weights[size(j)]);
     }
     for (std::int64_t j = 0; j < sizes_.keys; ++j) {
@@ -335,7 +278,12 @@ class AttentionProblem {
       const long double p = row.weights[size(j)] / row.sum;
       add(sums[v().array], v_at, rounded(p * keep(j), operand), dout, out_at);
       const long double dp = dot(dout, out_at, inputs[v().array], v_at) * keep(j);
-      const long double ds = scale * rounded(p * (dp - delta), operand);
+      long double slope = 1;  // of the cap
+      if (sizes_.soft_cap > 0) {
+        const long double ratio = (std::log(row.weights[size(j)]) + row.largest) / sizes_.soft_cap;
+        slope = 1 - ratio * ratio;
+      }
+      const long double ds = scale * rounded(p * (dp - delta) * slope, operand);
       add(sums[k().array], k_at, ds, inputs[q().array], q_at);
       add(sums[q().array], q_at, ds, inputs[k().array], k_at);
     }
