@@ -17,6 +17,7 @@ import torch_training
 common.leave_script_folder()
 SCRIPT = os.path.abspath(__file__)
 LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2")
+ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def config_of(job):
@@ -54,9 +55,13 @@ class Pytorch:
         common.needs("torch", "name a Python that has it, such as scripts/judges makes")
         if job.weights:
             common.needs("safetensors", "it reads the job's weights")
-        kind = config_of(job)["model_type"]
+        config = config_of(job)
+        kind = config["model_type"]
         if kind not in LANGUAGE_MODELS:
             raise common.Refused(f"the architecture {kind} is not a language model of {', '.join(LANGUAGE_MODELS)}")
+        scaling = (config.get("rope_scaling") or {}).get("rope_type") or "default"
+        if scaling not in ROPE_TYPES:
+            raise common.Refused(f"the rotary scaling {scaling} is none of {', '.join(ROPE_TYPES)}")
         torch_training.check_modes(job)
 
     @staticmethod

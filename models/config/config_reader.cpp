@@ -116,6 +116,12 @@ void ConfigReader::only(std::string_view key, bool supported) const {
   check_key(*value == supported, key, "= {} is not supported; use {}", !supported, supported);
 }
 
+void ConfigReader::only(std::string_view key, double supported) const {
+  const nlohmann::json* value = find(key);
+  if (value == nullptr) return;
+  check_key(*value == supported, key, "= {} is not supported; use {}", value->dump(), supported);
+}
+
 void complete_config(nlohmann::json& config, std::string_view model_class,
                      std::string_view model_type, DType weights) {
   config["architectures"] = {model_class};

@@ -32,6 +32,7 @@ class ConfigReader {
                                  std::optional<std::string> fallback = {}) const;
   // The value must be `supported` or absent; anything else is refused.
   void only(std::string_view key, bool supported) const;
+  void only(std::string_view key, double supported) const;
 
   [[nodiscard]] bool has(std::string_view key) const { return find(key) != nullptr; }
   // True if the key is present and null.

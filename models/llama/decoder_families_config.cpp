@@ -1,57 +1,156 @@
-// The config.json of the models of Llama's build.
+// The models of Llama's build, with transformers' defaults.
 #include "models/llama/decoder_families_config.h"
-
-#include <nlohmann/json.hpp>
 
 #include "models/config/config_table.h"
 
 namespace tessera::models {
 namespace {
 
-ConfigTable<LlamaConfig> make_mistral_table() {
-  LlamaConfig defaults;
-  defaults.intermediate_size = 14336;
-  defaults.num_key_value_heads = 8;
-  defaults.max_position_embeddings = 131072;
-  defaults.sliding_window = 4096;
-  ConfigTable<LlamaConfig> table = decoder_table(defaults, KeyHeads::own_default);
+void add_window_row(ConfigTable<LlamaConfig>& table) {
   table.add("sliding_window", &LlamaConfig::sliding_window,
             "Tokens that a token sees, itself included.", at_least(1));
-  return table;
 }
 
-ConfigTable<LlamaConfig> make_qwen2_table() {
-  LlamaConfig defaults;
-  defaults.vocab_size = 151936;
-  defaults.intermediate_size = 22016;
-  defaults.num_key_value_heads = 32;
-  defaults.max_position_embeddings = 32768;
-  return decoder_table(defaults, KeyHeads::own_default);
+LlamaConfig mistral_defaults() {
+  LlamaConfig c;
+  c.intermediate_size = 14336;
+  c.num_key_value_heads = 8;
+  c.max_position_embeddings = 131072;
+  c.sliding_window = 4096;
+  return c;
+}
+
+LlamaConfig qwen_defaults() {
+  LlamaConfig c;
+  c.vocab_size = 151936;
+  c.intermediate_size = 22016;
+  c.max_position_embeddings = 32768;
+  return c;
+}
+
+LlamaConfig olmo2_defaults() {
+  LlamaConfig c;
+  c.vocab_size = 50304;
+  c.rms_norm_eps = 1e-5;
+  return c;
+}
+
+LlamaConfig smollm3_defaults() {
+  LlamaConfig c;
+  c.vocab_size = 128256;
+  c.hidden_size = 2048;
+  c.num_hidden_layers = 36;
+  c.num_attention_heads = 16;
+  c.num_key_value_heads = 4;
+  c.max_position_embeddings = 32768;
+  c.rope_theta = 2'000'000;
+  c.tie_word_embeddings = true;
+  c.no_rope_layer_interval = 4;
+  return c;
+}
+
+void add_smollm3_rows(ConfigTable<LlamaConfig>& table) {
+  table.add("no_rope_layer_interval", &LlamaConfig::no_rope_layer_interval,
+            "Each layer of this multiple has no rotary positions. A folder's list "
+            "`no_rope_layers` replaces it.",
+            at_least(1));
+}
+
+LlamaConfig phi3_defaults() {
+  LlamaConfig c;
+  c.vocab_size = 32064;
+  c.hidden_size = 3072;
+  c.intermediate_size = 8192;
+  c.max_position_embeddings = 4096;
+  c.rms_norm_eps = 1e-5;
+  return c;
+}
+
+void add_phi3_rows(ConfigTable<LlamaConfig>& table) {
+  add_window_row(table);
+  table.dropout("resid_pdrop", &LlamaConfig::residual_dropout, "Dropout of the residual branches.");
+  table.add("partial_rotary_factor", &LlamaConfig::partial_rotary_factor,
+            "The part of a head that rotary positions turn.",
+            {.low = 0, .high = 1, .low_excluded = true});
 }
 
 }  // namespace
 
-const ConfigTable<LlamaConfig>& MistralConfig::table() {
-  static const ConfigTable<LlamaConfig> table = make_mistral_table();
-  return table;
+const DecoderFamily& LlamaConfig::llama_family() {
+  static const DecoderFamily family{.model_type = "llama",
+                                    .model_class = "LlamaForCausalLM",
+                                    .layer_class = "LlamaDecoderLayer",
+                                    .attention_bias = AttentionBias::by_key,
+                                    .has_mlp_bias = true};
+  return family;
 }
 
-LlamaConfig MistralConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
-  static const DecoderFamily family{"mistral", "MistralForCausalLM", "MistralDecoderLayer", table};
-  return parse_decoder(family, config, source);
+const DecoderFamily& mistral_family() {
+  static const DecoderFamily family{.model_type = "mistral",
+                                    .model_class = "MistralForCausalLM",
+                                    .layer_class = "MistralDecoderLayer",
+                                    .defaults = mistral_defaults,
+                                    .add_rows = add_window_row,
+                                    .key_heads = KeyHeads::own_default};
+  return family;
 }
 
-const ConfigTable<LlamaConfig>& Qwen2Config::table() {
-  static const ConfigTable<LlamaConfig> table = make_qwen2_table();
-  return table;
+const DecoderFamily& qwen2_family() {
+  static const DecoderFamily family{.model_type = "qwen2",
+                                    .model_class = "Qwen2ForCausalLM",
+                                    .layer_class = "Qwen2DecoderLayer",
+                                    .defaults = qwen_defaults,
+                                    .key_heads = KeyHeads::own_default,
+                                    .attention_bias = AttentionBias::inputs};
+  return family;
 }
 
-LlamaConfig Qwen2Config::parse(const nlohmann::json& config, const ConfigSource& source) {
-  static const DecoderFamily family{"qwen2", "Qwen2ForCausalLM", "Qwen2DecoderLayer", table};
-  LlamaConfig c = parse_decoder(family, config, source);
-  c.attention_bias = true;
-  ConfigReader(config, source).only("use_sliding_window", false);
-  return c;
+const DecoderFamily& qwen3_family() {
+  static const DecoderFamily family{.model_type = "qwen3",
+                                    .model_class = "Qwen3ForCausalLM",
+                                    .layer_class = "Qwen3DecoderLayer",
+                                    .defaults = qwen_defaults,
+                                    .key_heads = KeyHeads::own_default,
+                                    .head_size = HeadSize::own_default,
+                                    .attention_bias = AttentionBias::by_key,
+                                    .query_key_norm = QueryKeyNorm::of_heads};
+  return family;
+}
+
+const DecoderFamily& olmo2_family() {
+  static const DecoderFamily family{.model_type = "olmo2",
+                                    .model_class = "Olmo2ForCausalLM",
+                                    .layer_class = "Olmo2DecoderLayer",
+                                    .defaults = olmo2_defaults,
+                                    .attention_bias = AttentionBias::by_key,
+                                    .query_key_norm = QueryKeyNorm::of_projections,
+                                    .norms = NormPlace::after};
+  return family;
+}
+
+const DecoderFamily& smollm3_family() {
+  static const DecoderFamily family{.model_type = "smollm3",
+                                    .model_class = "SmolLM3ForCausalLM",
+                                    .layer_class = "SmolLM3DecoderLayer",
+                                    .defaults = smollm3_defaults,
+                                    .add_rows = add_smollm3_rows,
+                                    .key_heads = KeyHeads::own_default,
+                                    .attention_bias = AttentionBias::by_key,
+                                    .has_mlp_bias = true};
+  return family;
+}
+
+// longrope takes other frequencies for longer sequences, so a cache of rotated keys would not stay
+// right while a sequence grows; it is refused.
+const DecoderFamily& phi3_family() {
+  static const DecoderFamily family{.model_type = "phi3",
+                                    .model_class = "Phi3ForCausalLM",
+                                    .layer_class = "Phi3DecoderLayer",
+                                    .defaults = phi3_defaults,
+                                    .add_rows = add_phi3_rows,
+                                    .rope_types = {"default"},
+                                    .fused_projections = true};
+  return family;
 }
 
 }  // namespace tessera::models

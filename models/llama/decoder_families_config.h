@@ -1,20 +1,24 @@
-// Models of Llama's build with other defaults.
+// The models of Llama's build: a function for each, and its name in models/registry.
 #pragma once
 
 #include "models/llama/llama_config.h"
 
 namespace tessera::models {
 
-// A sliding window in its first version.
-struct MistralConfig {
-  static LlamaConfig parse(const nlohmann::json& config, const ConfigSource& source);
-  static const ConfigTable<LlamaConfig>& table();
-};
+const DecoderFamily& mistral_family();  // a sliding window in its first version
+const DecoderFamily& qwen2_family();    // biases in the queries', keys' and values' projections
+const DecoderFamily& qwen3_family();    // norms of each head's queries and keys
+const DecoderFamily& olmo2_family();    // norms after the layers, and of queries and keys
+const DecoderFamily& smollm3_family();  // layers without rotary positions
+const DecoderFamily& phi3_family();     // fused projections, heads rotated in part
 
-// Biases in the queries', keys' and values' projections.
-struct Qwen2Config {
-  static LlamaConfig parse(const nlohmann::json& config, const ConfigSource& source);
-  static const ConfigTable<LlamaConfig>& table();
+// A family as the registry needs it.
+template <const DecoderFamily& (*Family)()>
+struct DecoderConfig {
+  static LlamaConfig parse(const nlohmann::json& config, const ConfigSource& source) {
+    return parse_decoder(Family(), config, source);
+  }
+  static auto table() { return decoder_table(Family()); }
 };
 
 }  // namespace tessera::models

@@ -1,5 +1,6 @@
 // Llama with Hugging Face's module tree, parameter names and shapes: grouped key heads, rotary
-// positions, SwiGLU. Mistral and Qwen2 are the same modules with another DecoderFamily.
+// positions, SwiGLU. Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3 and Phi-3 are other families of it
+// (models/llama/decoder_families_config.h).
 #pragma once
 
 #include <cstdint>
@@ -9,56 +10,11 @@
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
 #include "models/language_model.h"
+#include "models/llama/decoder_layer.h"
 #include "models/llama/llama_config.h"
 #include "models/llama/rope.h"
 
 namespace tessera::models {
-
-class LlamaAttentionImpl : public nn::Module {
- public:
-  explicit LlamaAttentionImpl(const LlamaConfig& config);
-  Tensor forward(const Tensor& x, const RopeTables& rope) const;
-  Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
-                const DecodingBatch& batch) const;
-
- private:
-  AttentionOptions options_;
-  std::int64_t head_dim_;
-  double dropout_;
-  nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
-};
-TESSERA_MODULE(LlamaAttention);
-
-class LlamaMLPImpl : public nn::Module {
- public:
-  explicit LlamaMLPImpl(const LlamaConfig& config);
-  Tensor forward(const Tensor& x) const;
-  Tensor decode(const Tensor& x) const;
-  // down_proj's product also computes the gated activation.
-  [[nodiscard]] bool is_indivisible() const override { return true; }
-
- private:
-  nn::Linear gate_proj_, up_proj_, down_proj_;
-};
-TESSERA_MODULE(LlamaMLP);
-
-class LlamaDecoderLayerImpl : public nn::Module {
- public:
-  explicit LlamaDecoderLayerImpl(const LlamaConfig& config);
-  Tensor forward(const Tensor& x, const RopeTables& rope) const;
-  Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
-                const DecodingBatch& batch) const;
-  // The class's name in transformers, by family.
-  [[nodiscard]] std::string class_name() const override { return class_name_; }
-
- private:
-  std::string class_name_;
-  nn::RmsNorm input_layernorm_;
-  LlamaAttention self_attn_;
-  nn::RmsNorm post_attention_layernorm_;
-  LlamaMLP mlp_;
-};
-TESSERA_MODULE(LlamaDecoderLayer);
 
 class LlamaModelImpl : public nn::Module {
  public:
@@ -72,9 +28,10 @@ class LlamaModelImpl : public nn::Module {
 
   std::int64_t positions_;
   std::vector<float> frequencies_;
-  RopeTables rope_;  // for the most positions used so far
+  double attention_factor_;  // of the rotary tables
+  RopeTables rope_;          // for the most positions used so far
   nn::Embedding embed_tokens_;
-  nn::ModuleList<LlamaDecoderLayer> layers_;
+  nn::ModuleList<DecoderLayer> layers_;
   nn::RmsNorm norm_;
 };
 TESSERA_MODULE(LlamaModel);

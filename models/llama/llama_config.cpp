@@ -1,4 +1,4 @@
-// Llama's config.json, and the common part of models of its build.
+// The config.json of every model of Llama's build.
 #include "models/llama/llama_config.h"
 
 #include <algorithm>
@@ -6,134 +6,89 @@
 
 #include "models/config/config_reader.h"
 #include "models/config/config_table.h"
+#include "models/llama/rope_config.h"
 
 namespace tessera::models {
 namespace {
 
-constexpr const char* llama3_keys[] = {"rope_scaling.low_freq_factor",
-                                       "rope_scaling.high_freq_factor",
-                                       "rope_scaling.original_max_position_embeddings"};
-
-void add_rope_rows(ConfigTable<LlamaConfig>& table) {
-  table.add("rope_theta", &LlamaConfig::rope_theta, "Base of the rotary frequencies.", above(0));
-  const auto scaling = [](auto member) {
-    return [member](auto& config) -> auto& {
-      return config.rope_scaling.*member;
-    };
-  };
-  using S = RopeScaling;
-  table
-      .choice("rope_scaling.rope_type", scaling(&S::rope_type), {"default", "linear", "llama3"},
-              "`linear` needs `factor`, `llama3` the four keys below.")
-      .optional();
-  table
-      .add("rope_scaling.factor", scaling(&S::factor), "Stretch of the low frequencies.",
-           at_least(1))
-      .optional();
-  table.add(llama3_keys[0], scaling(&S::low_freq_factor), "Where low frequencies end.", above(0))
-      .optional();
-  table
-      .add(llama3_keys[1], scaling(&S::high_freq_factor), "Where high frequencies begin.", above(0))
-      .optional();
-  table
-      .add(llama3_keys[2], scaling(&S::original_max_position_embeddings),
-           "Positions before the stretch.", at_least(1))
-      .optional();
+void add_head_rows(ConfigTable<LlamaConfig>& table, const DecoderFamily& family) {
+  using C = LlamaConfig;
+  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", width_of());
+  auto& key_heads = table.add("num_key_value_heads", &C::num_key_value_heads,
+                              "Key and value heads; divides the attention heads.", width_of());
+  const auto heads = [](const C& c) { return c.num_attention_heads; };
+  if (family.key_heads == KeyHeads::as_heads) {
+    key_heads.follows("`num_attention_heads`", heads);
+  } else {
+    key_heads.follows_where_null(heads);
+  }
+  auto& head_size = table.add("head_dim", &C::head_dim, "Size of a head; even.", width_of(2));
+  if (family.head_size == HeadSize::of_width) {
+    head_size.follows("`hidden_size` / `num_attention_heads`",
+                      [](const C& c) { return c.hidden_size / c.num_attention_heads; });
+  }
 }
 
-// Converts rotary positions to one spelling: rope_theta, and scaling with its rope_type. Sets
-// `parameters` if the source used the newer spelling, rope_parameters.
-nlohmann::json unified_rope(nlohmann::json config, bool& parameters) {
-  if (!config.is_object()) return config;
-  parameters = config.contains("rope_parameters") && !config["rope_parameters"].is_null();
-  if (parameters) config["rope_scaling"] = config["rope_parameters"];
-  config.erase("rope_parameters");
-  const auto scaling = config.find("rope_scaling");
-  if (scaling == config.end() || !scaling->is_object()) return config;
-  // The first configurations with scaling spelled it "type".
-  if (scaling->contains("type") && !scaling->contains("rope_type")) {
-    (*scaling)["rope_type"] = (*scaling)["type"];
-  }
-  if (scaling->contains("rope_theta")) {
-    const nlohmann::json theta = (*scaling)["rope_theta"];
-    scaling->erase("rope_theta");
-    config["rope_theta"] = theta;
-  }
-  return config;
+void check_heads(const ConfigReader& reader, const LlamaConfig& c) {
+  const bool derived = c.family->head_size == HeadSize::of_width && !reader.has("head_dim");
+  reader.check_key(!derived || c.hidden_size % c.num_attention_heads == 0, "hidden_size",
+                   "= {} is not a multiple of num_attention_heads = {}", c.hidden_size,
+                   c.num_attention_heads);
+  reader.check_key(c.num_attention_heads % c.num_key_value_heads == 0, "num_key_value_heads",
+                   "= {} does not divide num_attention_heads = {}", c.num_key_value_heads,
+                   c.num_attention_heads);
+  reader.check_key(c.head_dim % 2 == 0 && c.head_dim > 0, "head_dim",
+                   "= {} is odd; rotary positions turn pairs", c.head_dim);
+  reader.check_key(c.rotary_dim() % 2 == 0 && c.rotary_dim() > 0, "partial_rotary_factor",
+                   "= {} leaves {} of {} elements of a head to rotary positions, which turn pairs",
+                   c.partial_rotary_factor, c.rotary_dim(), c.head_dim);
 }
 
-ConfigSource with_rope_parameters(const ConfigSource& source) {
-  return {
-      source.where, [name = source.name](const std::string& key) {
-        constexpr std::string_view older = "rope_scaling";
-        return name(key.starts_with(older) ? "rope_parameters" + key.substr(older.size()) : key);
-      }};
+// Keys that change the model, and that this family or all families here do not have.
+void refuse_other_models(const ConfigReader& reader, const nlohmann::json& config,
+                         const LlamaConfig& c) {
+  if (c.family->attention_bias == AttentionBias::none) reader.only("attention_bias", false);
+  if (!c.family->has_mlp_bias) reader.only("mlp_bias", false);
+  reader.only("use_sliding_window", false);
+  reader.only("partial_rotary_factor", c.partial_rotary_factor);
+  for (const char* experts : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    reader.only(experts, 0.0);
+  }
+  if (!reader.has("layer_types")) return;
+  const nlohmann::json& types = config["layer_types"];
+  reader.check_key(types.is_array(), "layer_types", "is {}; it must be a list", types.dump());
+  for (const nlohmann::json& type : types) {
+    reader.check_key(type == "full_attention", "layer_types",
+                     "has {}, which is not supported; use \"full_attention\"", type.dump());
+  }
 }
 
-void check_rope(const ConfigReader& reader, LlamaConfig& c) {
-  RopeScaling& scaling = c.rope_scaling;
-  if (!reader.has("rope_scaling.rope_type")) {
-    for (const char* key : {"rope_scaling.factor", llama3_keys[0], llama3_keys[1]}) {
-      reader.check_key(!reader.has(key), "rope_scaling.rope_type", "is missing beside {}",
-                       reader.name_of_key(key));
-    }
+// `layers` has 1 for a layer with rotary positions and 0 for one without.
+std::vector<bool> rotary_layers(const ConfigReader& reader, const nlohmann::json& layers,
+                                std::int64_t count) {
+  reader.check_key(layers.is_array() && static_cast<std::int64_t>(layers.size()) >= count,
+                   "no_rope_layers", "must be a list of 0 or 1 for each of {} layers", count);
+  std::vector<bool> with_positions;
+  for (const nlohmann::json& layer : layers) {
+    reader.check_key(layer == 0 || layer == 1, "no_rope_layers", "has {}; it must have 0 or 1",
+                     layer.dump());
+    with_positions.push_back(layer == 1);
   }
-  if (scaling.rope_type == "default") return;
-  reader.check_key(reader.has("rope_scaling.factor"), "rope_scaling.factor",
-                   "is missing for rope_type {}", scaling.rope_type);
-  if (scaling.rope_type == "linear") return;
-  for (const char* key : {llama3_keys[0], llama3_keys[1]}) {
-    reader.check_key(reader.has(key), key, "is missing for rope_type llama3");
-  }
-  if (!reader.has(llama3_keys[2])) {
-    scaling.original_max_position_embeddings = c.max_position_embeddings;
-  }
-  reader.check_key(scaling.high_freq_factor > scaling.low_freq_factor, llama3_keys[1],
-                   "= {} is not above low_freq_factor = {}", scaling.high_freq_factor,
-                   scaling.low_freq_factor);
-}
-
-nlohmann::json scaling_to_json(const RopeScaling& scaling) {
-  if (scaling.rope_type == "default") return nullptr;
-  nlohmann::json json = {{"rope_type", scaling.rope_type}, {"factor", scaling.factor}};
-  if (scaling.rope_type == "llama3") {
-    json["low_freq_factor"] = scaling.low_freq_factor;
-    json["high_freq_factor"] = scaling.high_freq_factor;
-    json["original_max_position_embeddings"] = scaling.original_max_position_embeddings;
-  }
-  return json;
-}
-
-ConfigTable<LlamaConfig> make_llama_table() {
-  const LlamaConfig defaults;
-  ConfigTable<LlamaConfig> table = decoder_table(defaults);
-  table.add("attention_bias", &LlamaConfig::attention_bias,
-            "Biases in the attention's projections.");
-  table.add("mlp_bias", &LlamaConfig::mlp_bias, "Biases in the feed-forward layers.");
-  return table;
+  return with_positions;
 }
 
 }  // namespace
 
-ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults, KeyHeads absent) {
+ConfigTable<LlamaConfig> decoder_table(const DecoderFamily& family) {
   using C = LlamaConfig;
+  C defaults = family.defaults();
+  defaults.family = &family;
   ConfigTable<C> table(defaults);
   table.add("hidden_size", &C::hidden_size, "Width.", width_of());
   table.add("intermediate_size", &C::intermediate_size, "Width of the feed-forward layer.",
             width_of());
   table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", layer_count());
-  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", width_of());
-  auto& key_heads = table.add("num_key_value_heads", &C::num_key_value_heads,
-                              "Key and value heads; divides the attention heads.", width_of());
-  const auto heads = [](const C& c) { return c.num_attention_heads; };
-  if (absent == KeyHeads::as_heads) {
-    key_heads.follows("`num_attention_heads`", heads);
-  } else {
-    key_heads.follows_where_null(heads);
-  }
-  table.add("head_dim", &C::head_dim, "Size of a head; even.", width_of(2))
-      .follows("`hidden_size` / `num_attention_heads`",
-               [](const C& c) { return c.hidden_size / c.num_attention_heads; });
+  add_head_rows(table, family);
   table.positions("max_position_embeddings", &C::max_position_embeddings);
   table.vocabulary(&C::vocab_size);
   table.choice("hidden_act", &C::hidden_act, {"silu"}, "The gate's activation.");
@@ -143,19 +98,15 @@ ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults, KeyHeads abs
   table.add("initializer_range", &C::initializer_range, "Deviation of the initial weights.",
             above(0));
   table.add("tie_word_embeddings", &C::tie_word_embeddings, "The head is the token embedding.");
-  add_rope_rows(table);
+  add_rope_rows(table, family.rope_types);
+  if (family.attention_bias == AttentionBias::by_key) {
+    table.add("attention_bias", &C::attention_bias, "Biases in the attention's projections.");
+  }
+  if (family.has_mlp_bias) {
+    table.add("mlp_bias", &C::mlp_bias, "Biases in the feed-forward layers.");
+  }
+  family.add_rows(table);
   return table;
-}
-
-const ConfigTable<LlamaConfig>& LlamaConfig::table() {
-  static const ConfigTable<LlamaConfig> table = make_llama_table();
-  return table;
-}
-
-const DecoderFamily& LlamaConfig::llama_family() {
-  static const DecoderFamily family{"llama", "LlamaForCausalLM", "LlamaDecoderLayer",
-                                    LlamaConfig::table};
-  return family;
 }
 
 LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,
@@ -163,34 +114,37 @@ LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& con
   bool parameters = false;
   const nlohmann::json unified = unified_rope(config, parameters);
   const ConfigReader reader(unified, parameters ? with_rope_parameters(source) : source);
-  LlamaConfig c = family.table().read(reader);
-  c.family = &family;
-  reader.check_key(reader.has("head_dim") || c.hidden_size % c.num_attention_heads == 0,
-                   "hidden_size", "= {} is not a multiple of num_attention_heads = {}",
-                   c.hidden_size, c.num_attention_heads);
-  reader.check_key(c.num_attention_heads % c.num_key_value_heads == 0, "num_key_value_heads",
-                   "= {} does not divide num_attention_heads = {}", c.num_key_value_heads,
-                   c.num_attention_heads);
-  reader.check_key(c.head_dim % 2 == 0 && c.head_dim > 0, "head_dim",
-                   "= {} is odd; rotary positions turn pairs", c.head_dim);
+  LlamaConfig c = decoder_table(family).read(reader);
+  check_heads(reader, c);
   check_rope(reader, c);
-  c.original = config.dump();
-  return c;
-}
-
-LlamaConfig LlamaConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
-  LlamaConfig c = parse_decoder(llama_family(), config, source);
+  refuse_other_models(reader, unified, c);
+  if (c.no_rope_layer_interval > 0 && reader.has("no_rope_layers")) {
+    c.no_rope_layers = rotary_layers(reader, unified["no_rope_layers"], c.num_hidden_layers);
+  }
   c.output_bias = c.attention_bias;
+  if (family.attention_bias == AttentionBias::inputs) c.attention_bias = true;
+  c.original = config.dump();
   return c;
 }
 
 nlohmann::json LlamaConfig::to_json(DType weights) const {
   nlohmann::json config = nlohmann::json::parse(original);
-  family->table().write(*this, config);
+  decoder_table(*family).write(*this, config);
   config.erase("rope_parameters");
   config["rope_scaling"] = scaling_to_json(rope_scaling);
   complete_config(config, family->model_class, family->model_type, weights);
+  // transformers' default may lie outside the vocabulary.
+  if (!config.contains("pad_token_id")) config["pad_token_id"] = nullptr;
   return config;
+}
+
+std::int64_t LlamaConfig::rotary_dim() const {
+  return static_cast<std::int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
+}
+
+bool LlamaConfig::has_rotary_positions(std::int64_t layer) const {
+  if (!no_rope_layers.empty()) return no_rope_layers.at(static_cast<std::size_t>(layer));
+  return no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0;
 }
 
 }  // namespace tessera::models

@@ -1,41 +1,24 @@
-// Llama's configuration, as in Hugging Face's config.json, with both spellings of rotary scaling,
-// and the differences of other models of the same build (Mistral, Qwen2).
+// The configuration of Llama and of the models of its build, as in Hugging Face's config.json, with
+// both spellings of rotary scaling. decoder_families_config.h lists the models.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "models/config/config_key.h"
+#include "models/llama/rope_scaling.h"
 
 namespace tessera::models {
 
 template <class Config>
 class ConfigTable;
+struct DecoderFamily;
 
-// Stretches rotary frequencies for more positions than a model was first trained on.
-struct RopeScaling {
-  std::string rope_type = "default";  // no scaling; or linear, or llama3
-  double factor = 1.0;
-  // llama3: wavelengths above original / low are stretched by `factor`, those below original / high
-  // are not.
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  std::int64_t original_max_position_embeddings = 0;
-};
-
-struct LlamaConfig;
-
-// The differences between models of Llama's build, besides their numbers.
-struct DecoderFamily {
-  std::string model_type;
-  std::string model_class;
-  std::string layer_class;
-  const ConfigTable<LlamaConfig>& (*table)();
-};
-
+// Absent keys have transformers' defaults: those below, or those of the family.
 struct LlamaConfig {
   const DecoderFamily* family = &llama_family();
   std::int64_t vocab_size = 32000;
@@ -48,8 +31,10 @@ struct LlamaConfig {
   std::int64_t max_position_embeddings = 2048;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
+  double partial_rotary_factor = 1.0;  // the part of a head that is rotated, its first elements
   RopeScaling rope_scaling;
   double attention_dropout = 0.0;
+  double residual_dropout = 0.0;  // of the outputs of attention and feed-forward layers
   double initializer_range = 0.02;
   std::string hidden_act = "silu";
   bool attention_bias = false;  // of the queries', keys' and values' projections
@@ -60,24 +45,56 @@ struct LlamaConfig {
 
   // Tokens that a query sees, including itself: transformers' sliding window.
   std::optional<std::int64_t> sliding_window;
+  // Each layer of this multiple has no rotary positions (0: all layers have them), unless
+  // no_rope_layers says it layer by layer: false is a layer without.
+  std::int64_t no_rope_layer_interval = 0;
+  std::vector<bool> no_rope_layers;
 
-  // Absent keys take the values above, transformers' own. Error(configuration) for a model that is
-  // not supported.
-  static LlamaConfig parse(const nlohmann::json& config, const ConfigSource& source);
-  static const ConfigTable<LlamaConfig>& table();
   // Writes the spelling that all versions of transformers read: rope_theta and rope_scaling.
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
+  // Elements of a head that rotary positions turn.
+  [[nodiscard]] std::int64_t rotary_dim() const;
+  [[nodiscard]] bool has_rotary_positions(std::int64_t layer) const;
 
   static const DecoderFamily& llama_family();
 };
 
-// Number of key heads if num_key_value_heads is absent: the number of heads, or the value of
-// `defaults` (null still means the number of heads).
+// Number of key heads if num_key_value_heads is absent: the number of heads, or the value of the
+// family's defaults (null still means the number of heads).
 enum class KeyHeads : std::uint8_t { as_heads, own_default };
-// The rows of every model of Llama's build, with the values of `defaults`; parse_decoder() reads
-// and checks them.
-ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults,
-                                       KeyHeads absent = KeyHeads::as_heads);
+// Size of a head if head_dim is absent: hidden_size / num_attention_heads, or the family's default.
+enum class HeadSize : std::uint8_t { of_width, own_default };
+// Biases of the attention's projections: none, those of queries, keys and values, or all four if
+// the key `attention_bias` is true.
+enum class AttentionBias : std::uint8_t { none, inputs, by_key };
+// RMS norms of queries and keys before rotary positions.
+enum class QueryKeyNorm : std::uint8_t { none, of_heads, of_projections };
+// The norms of a layer: of the inputs of attention and feed-forward layer, or of their outputs
+// before these are added to the residual stream.
+enum class NormPlace : std::uint8_t { before, after };
+
+// The differences between models of Llama's build, besides their numbers.
+struct DecoderFamily {
+  std::string model_type;
+  std::string model_class;
+  std::string layer_class;
+  LlamaConfig (*defaults)() = [] { return LlamaConfig(); };
+  // Adds the rows of keys that most families do not have.
+  void (*add_rows)(ConfigTable<LlamaConfig>& table) = [](ConfigTable<LlamaConfig>&) {};
+  std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
+  KeyHeads key_heads = KeyHeads::as_heads;
+  HeadSize head_size = HeadSize::of_width;
+  AttentionBias attention_bias = AttentionBias::none;
+  bool has_mlp_bias = false;  // the key `mlp_bias`
+  QueryKeyNorm query_key_norm = QueryKeyNorm::none;
+  NormPlace norms = NormPlace::before;
+  // One projection qkv_proj, and one gate_up_proj.
+  bool fused_projections = false;
+};
+
+// The rows of a family's config.json.
+ConfigTable<LlamaConfig> decoder_table(const DecoderFamily& family);
+// Reads and checks a config.json. Error(configuration) for a model that is not supported.
 LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,
                           const ConfigSource& source);
 

@@ -6,23 +6,26 @@
 #include <vector>
 
 #include "engine/tensor.h"
-#include "models/llama/llama_config.h"
+#include "models/llama/rope_scaling.h"
 
 namespace tessera::models {
 
-// fp32 tables of [positions, head_dim / 2].
+// fp32 tables of [positions, rotated elements of a head / 2].
 struct RopeTables {
   Tensor cosine;
   Tensor sine;
 };
 
-// The angle of pair i between one position and the next.
-std::vector<float> rope_frequencies(std::int64_t head_dim, double theta,
-                                    const RopeScaling& scaling);
+// The angle of pair i between one position and the next; `dim` elements of a head are rotated.
+std::vector<float> rope_frequencies(std::int64_t dim, double theta, const RopeScaling& scaling);
+
+// What cosines and sines are multiplied by: 1, or the attention factor of YaRN (Peng et al. 2023,
+// "YaRN: Efficient Context Window Extension of Large Language Models").
+double rope_attention_factor(const RopeScaling& scaling);
 
 // Rounds where transformers rounds (frequencies and angles to fp32), so that far positions agree as
 // well.
 RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t positions,
-                            Device device = Device::cpu());
+                            Device device = Device::cpu(), double attention_factor = 1.0);
 
 }  // namespace tessera::models

@@ -44,13 +44,17 @@ constexpr Architecture row(std::string_view model_type) {
           .make = make_row<Built, Description>};
 }
 
+template <const DecoderFamily& (*Family)()>
+constexpr Architecture decoder_row(std::string_view model_type) {
+  return row<LlamaForCausalLM, DecoderConfig<Family>>(model_type);
+}
+
 constexpr Architecture architecture_rows[] = {
-    row<GPT2LMHeadModel, Gpt2Config>("gpt2"),
-    row<LlamaForCausalLM, LlamaConfig>("llama"),
-    row<LlamaForCausalLM, MistralConfig>("mistral"),
-    row<LlamaForCausalLM, Qwen2Config>("qwen2"),
-    row<BertModel, BertConfig>("bert"),
-    row<MPNetModel, MPNetConfig>("mpnet"),
+    row<GPT2LMHeadModel, Gpt2Config>("gpt2"), decoder_row<LlamaConfig::llama_family>("llama"),
+    decoder_row<mistral_family>("mistral"),   decoder_row<qwen2_family>("qwen2"),
+    decoder_row<qwen3_family>("qwen3"),       decoder_row<olmo2_family>("olmo2"),
+    decoder_row<smollm3_family>("smollm3"),   decoder_row<phi3_family>("phi3"),
+    row<BertModel, BertConfig>("bert"),       row<MPNetModel, MPNetConfig>("mpnet"),
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Llama, Mistral and Qwen2.
+// Llama and the models of its build: Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3.
 #pragma once
 
 #include "models/llama/llama.h"

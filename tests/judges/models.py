@@ -1,12 +1,13 @@
-"""Small GPT-2, Llama, Mistral and Qwen2 models made by transformers, with weights that reveal every error."""
+"""Small language models made by transformers, with weights that reveal every error."""
 import json
 
 import torch
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM)
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel
 
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 32}
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
 def scatter(model, seed):
@@ -30,25 +31,29 @@ def gpt2(vocabulary=307, positions=64, seed=1, **changes):
     return scatter(GPT2LMHeadModel(config), seed)
 
 
-def llama(vocabulary=307, positions=128, seed=2, **changes):
-    config = LlamaConfig(**{"vocab_size": vocabulary, "max_position_embeddings": positions,
-                            "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-                            "num_attention_heads": 4, "num_key_value_heads": 2, **changes})
-    return scatter(LlamaForCausalLM(config), seed)
+def decoder(name, seed, **of_family):
+    """A function that makes models of transformers' classes NAMEConfig and NAMEForCausalLM."""
+    def make(vocabulary=307, positions=128, **changes):
+        config = getattr(transformers, name + "Config")(
+            **{"vocab_size": vocabulary, "max_position_embeddings": positions, "hidden_size": 64,
+               "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+               **of_family, **changes})
+        return scatter(getattr(transformers, name + "ForCausalLM")(config), seed)
+    return make
 
 
-def mistral(vocabulary=307, positions=128, seed=3, **changes):
-    config = MistralConfig(**{"vocab_size": vocabulary, "max_position_embeddings": positions, "hidden_size": 64,
-                              "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
-                              "num_key_value_heads": 2, **changes})
-    return scatter(MistralForCausalLM(config), seed)
+llama = decoder("Llama", 2)
+mistral = decoder("Mistral", 3)
+qwen2 = decoder("Qwen2", 4)
+qwen3 = decoder("Qwen3", 5, head_dim=24)
+olmo2 = decoder("Olmo2", 6)
+smollm3 = decoder("SmolLM3", 7, no_rope_layers=[0, 1])
+phi3 = decoder("Phi3", 8, rope_parameters={
+    "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})
 
-
-def qwen2(vocabulary=307, positions=128, seed=4, **changes):
-    config = Qwen2Config(**{"vocab_size": vocabulary, "max_position_embeddings": positions, "hidden_size": 64,
-                            "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
-                            "num_key_value_heads": 2, **changes})
-    return scatter(Qwen2ForCausalLM(config), seed)
+MAKERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2,
+          "smollm3": smollm3, "phi3": phi3}
 
 
 def edit_config(folder, edit):
@@ -74,3 +79,8 @@ def assert_close(ours, theirs, tolerance=1e-4):
     assert theirs.std() > 0.1, "logits without any spread would agree by themselves"
     worst = (ours - theirs).abs().max().item()
     assert worst <= tolerance, f"logits differ by {worst:.3g}, more than {tolerance}"
+
+
+def assert_close_relatively(ours, theirs, tolerance=1e-5):
+    """Differences are relative to the largest logit."""
+    assert_close(ours, theirs, tolerance * theirs.abs().max().item())

@@ -24,6 +24,17 @@ MODELS = {
              "hidden_size: 64, intermediate_size: 160, seq_len: 64}",
     "qwen2_tied": "{architecture: qwen2, num_hidden_layers: 1, num_attention_heads: 4, num_key_value_heads: 4, "
                   "hidden_size: 64, intermediate_size: 96, seq_len: 64, tie_word_embeddings: true}",
+    "qwen2_yarn": "{architecture: qwen2, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
+                  "hidden_size: 64, intermediate_size: 96, seq_len: 64, max_position_embeddings: 128, "
+                  "rope_scaling: {rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32, beta_fast: 16}}",
+    "qwen3": "{architecture: qwen3, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
+             "hidden_size: 64, head_dim: 24, intermediate_size: 160, seq_len: 64}",
+    "olmo2": "{architecture: olmo2, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
+             "hidden_size: 64, intermediate_size: 160, seq_len: 64}",
+    "smollm3": "{architecture: smollm3, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, "
+               "hidden_size: 64, intermediate_size: 96, seq_len: 64, no_rope_layer_interval: 2}",
+    "phi3": "{architecture: phi3, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
+            "hidden_size: 64, intermediate_size: 160, seq_len: 64, partial_rotary_factor: 0.5, sliding_window: 64}",
 }
 
 

@@ -2,7 +2,8 @@
 import json
 
 import pytest
-from models import LLAMA3_ROPE, assert_close, edit_config, gpt2, llama, logits_of, mistral, prompt, qwen2
+from models import (LLAMA3_ROPE, MAKERS, YARN_ROPE, assert_close, assert_close_relatively, edit_config, gpt2, llama,
+                    logits_of, mistral, prompt, qwen2)
 from safetensors.torch import load_file, save_file
 
 
@@ -64,7 +65,7 @@ def test_gpt2_one_token_and_all_positions(tessera, tmp_path):
     check(tessera, tmp_path / "gpt2", model, length=63)
 
 
-@pytest.mark.parametrize("make", [gpt2, llama, mistral, qwen2], ids=["gpt2", "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_greedy_continuation(tessera, tmp_path, make):
     """Greedy generation: both programs write the same text."""
     model = make()
@@ -136,3 +137,49 @@ def test_qwen2(tessera, tmp_path, changes):
     model = qwen2(**changes)
     model.save_pretrained(tmp_path / "qwen2")
     check(tessera, tmp_path / "qwen2", model)
+
+
+# Each with what its family adds to Llama, in both settings.
+FAMILIES = [
+    ("qwen3", {}),
+    ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    ("qwen3", {"attention_bias": True, "num_key_value_heads": 1}),
+    ("olmo2", {}),
+    ("olmo2", {"num_key_value_heads": 4, "tie_word_embeddings": True, "attention_bias": True}),
+    ("smollm3", {}),
+    ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 2, "num_hidden_layers": 5}),
+    ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    ("phi3", {}),
+    ("phi3", {"rope_parameters": None, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75},
+              "sliding_window": 90}),
+    ("qwen2", {"rope_parameters": {"rope_theta": 5000.0, **YARN_ROPE}}),
+    ("qwen3", {"rope_parameters": {"rope_theta": 1e6, **YARN_ROPE, "attention_factor": 1.3, "beta_fast": 8.0,
+                                   "beta_slow": 2.0, "truncate": False}}),
+    ("llama", {"rope_parameters": {"rope_theta": 5000.0, **YARN_ROPE, "mscale": 2.0, "mscale_all_dim": 0.5}}),
+    ("olmo2", {"rope_parameters": {"rope_theta": 5000.0, **LLAMA3_ROPE}}),
+]
+
+
+@pytest.mark.parametrize("family,changes", FAMILIES)
+def test_families(tessera, tmp_path, family, changes):
+    model = MAKERS[family](**changes)
+    model.save_pretrained(tmp_path / "model")
+    ids = prompt(80, model.config.vocab_size)
+    assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(model, ids))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2", "smollm3", "phi3"])
+def test_families_in_the_older_spelling(tessera, tmp_path, family):
+    """rope_theta, rope_scaling and partial_rotary_factor as keys of their own, as in most folders on the Hub."""
+    model = MAKERS[family]()
+    model.save_pretrained(tmp_path / "model")
+
+    def spread(config):
+        rope = config.pop("rope_parameters")
+        assert rope.pop("rope_type") == "default"
+        config.update(rope, rope_scaling=None)
+
+    edit_config(tmp_path / "model", spread)
+    ids = prompt(80, model.config.vocab_size)
+    assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(model, ids))

@@ -94,6 +94,8 @@ def test_unsupported_runs_of_a_peer_are_refused_with_the_reason(tmp_path, text):
              ("pytorch", {"mode": "ddp", "data": {"train": "absent.txt"}}, "absent.txt"),
              ("pytorch", {"mode": "ddp", "train": {"task": "sentence_pairs"}}, "sentence_transformers.py"),
              ("pytorch", {"mode": "ddp", "sharding": {"offload": {"optimizer": "file"}}}, "offload"),
+             ("pytorch", {"mode": "ddp", "model": {"architecture": "qwen3"}}, "qwen3"),
+             ("pytorch", {"mode": "ddp", "model": {"architecture": "llama", "rope_scaling.rope_type": "yarn"}}, "yarn"),
              ("sentence_transformers", {"mode": "ddp"}, "pytorch.py"), ("deepspeed", {"mode": "zero3"}, "deepspeed")]
     for peer, change, word in cases:
         code, rows = call(peer, tmp_path, {**resolved, "device": "cpu", "world_size": 2, **change})

@@ -5,21 +5,22 @@ import pathlib
 
 import pytest
 import torch
-from models import assert_close, gpt2, llama, logits_of, prompt, qwen2
+from models import MAKERS, assert_close, logits_of, prompt
 from safetensors import safe_open
 from transformers import AutoModel, AutoModelForCausalLM
 
 peft = pytest.importorskip("peft")
 
 TARGETS = {"gpt2": ["c_attn", "c_proj", "c_fc"], "llama": ["q_proj", "v_proj", "down_proj", "gate_proj"],
-           "qwen2": ["k_proj", "o_proj", "up_proj"]}
-MAKERS = {"gpt2": gpt2, "llama": llama, "qwen2": qwen2}
+           "qwen2": ["k_proj", "o_proj", "up_proj"], "qwen3": ["q_proj", "k_proj", "down_proj"],
+           "olmo2": ["q_proj", "o_proj", "up_proj"], "smollm3": ["k_proj", "v_proj", "gate_proj"],
+           "phi3": ["qkv_proj", "gate_up_proj"]}
 TOKENS = 48
 BATCH = 4
 STEPS = 8
 
 
-@pytest.fixture(params=list(MAKERS))
+@pytest.fixture(params=list(TARGETS))
 def kind(request):
     return request.param
 

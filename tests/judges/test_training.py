@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from models import gpt2, llama, qwen2
+from models import MAKERS
 
 TOKENS = 64
 BATCH = 4  # of the world
@@ -59,7 +59,7 @@ log: {{jsonl: {json.dumps(str(metrics))}}}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("make", [gpt2, llama, qwen2], ids=["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_losses_and_gradient_norms_agree(tessera, tmp_path, text, make, ranks):
     model = make(vocabulary=256)
     model.save_pretrained(tmp_path / "start")

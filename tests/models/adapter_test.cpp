@@ -119,7 +119,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(std::tuple{"gpt2", "all-linear"}, std::tuple{"gpt2", ".*c_fc"},
                       std::tuple{"gpt2", ".*attn.c_attn"}, std::tuple{"llama", "all-linear"},
                       std::tuple{"llama", ".*(up|gate)_proj"}, std::tuple{"llama", "lm_head"},
-                      std::tuple{"qwen2", "all-linear"}, std::tuple{"mistral", "all-linear"}));
+                      std::tuple{"qwen2", "all-linear"}, std::tuple{"mistral", "all-linear"},
+                      std::tuple{"qwen3", "all-linear"}, std::tuple{"olmo2", "all-linear"},
+                      std::tuple{"smollm3", "all-linear"}, std::tuple{"phi3", "all-linear"},
+                      std::tuple{"phi3", ".*(qkv|gate_up)_proj"}));
 
 TEST(AdaptedModels, EncodersGiveTheResultsOfMergedWeights) {
   const testing::OneThread one_thread;

@@ -56,7 +56,15 @@ TEST(ModelConfig, AModelsConfigurationBuildsItAgain) {
        {gpt2_config(), llama_config(), with(gpt2_config(), "tie_word_embeddings", false),
         with(llama_config(), "attention_bias", true), with(llama_config(), "head_dim", 6),
         decoder_config("mistral"), with(decoder_config("mistral"), "sliding_window", nullptr),
-        decoder_config("qwen2")}) {
+        decoder_config("qwen2"), decoder_config("qwen3"), decoder_config("olmo2"),
+        with(decoder_config("smollm3"), "no_rope_layers", {0, 1}),
+        with(decoder_config("phi3"), "rope_scaling", nullptr),
+        with(decoder_config("qwen3"), "rope_scaling",
+             {{"rope_type", "yarn"},
+              {"factor", 4.0},
+              {"original_max_position_embeddings", 4},
+              {"beta_fast", 8.0},
+              {"truncate", false}})}) {
     const auto model = models::make_language_model(config);
     const json written = model->config(bfloat16);
     for (const auto& [key, value] : config.items()) EXPECT_EQ(written.at(key), value) << key;
@@ -121,7 +129,12 @@ TEST(ModelConfig, MissingKeyHeadsAreThoseOfTheArchitecture) {
   EXPECT_EQ(heads_of("mistral", absent), 8);
   EXPECT_EQ(heads_of("qwen2", absent), 32);
   EXPECT_EQ(heads_of("llama", absent), 32);
-  for (const char* model_type : {"mistral", "qwen2", "llama"}) {
+  EXPECT_EQ(heads_of("qwen3", absent), 32);
+  EXPECT_EQ(heads_of("olmo2", absent), 32);
+  EXPECT_EQ(heads_of("smollm3", absent), 4);
+  EXPECT_EQ(heads_of("phi3", absent), 32);
+  for (const char* model_type :
+       {"mistral", "qwen2", "llama", "qwen3", "olmo2", "smollm3", "phi3"}) {
     EXPECT_EQ(heads_of(model_type, nullptr), 32) << model_type;
     EXPECT_EQ(heads_of(model_type, 4), 4) << model_type;
   }
@@ -212,8 +225,10 @@ TEST(ModelConfig, RefusesByName) {
   expect_refused(with(llama_config(), "hidden_size", 10), {"hidden_size = 10"});
   expect_refused(with(llama_config(), "head_dim", 3), {"head_dim = 3"});
   expect_refused(with(llama_config(), "rope_scaling", "yarn"), {"rope_scaling", "object"});
+  expect_refused(with(llama_config(), "rope_scaling", {{"rope_type", "dynamic"}}),
+                 {"rope_scaling", "dynamic", "llama3"});
   expect_refused(with(llama_config(), "rope_scaling", {{"rope_type", "yarn"}}),
-                 {"rope_scaling", "yarn", "llama3"});
+                 {"factor is missing for rope_type yarn"});
   expect_refused(with(llama_config(), "rope_scaling", {{"rope_type", "linear"}}),
                  {"factor is missing"});
   expect_refused(with(llama_config(), "rope_parameters",

@@ -28,6 +28,11 @@ json small_llama(const std::string& model_type) {
           {"num_hidden_layers", 3},   {"num_attention_heads", 4},
           {"num_key_value_heads", 2}, {"max_position_embeddings", 40}};
 }
+json small_family(const std::string& model_type, const std::string& key, json value) {
+  json config = small_llama(model_type);
+  config[key] = std::move(value);
+  return config;
+}
 
 std::vector<std::int64_t> counted_ids(std::int64_t count, std::int64_t step) {
   std::vector<std::int64_t> ids;
@@ -136,12 +141,13 @@ TEST_P(Decode, InBfloat16ItIsAsAccurateAsForward) {
   EXPECT_LE(error, 2 * error_of_forward);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Decode,
-                         ::testing::Values(small_gpt2(), small_llama("llama"),
-                                           small_llama("mistral"), small_llama("qwen2")),
-                         [](const auto& tested) {
-                           return tested.param.at("model_type").template get<std::string>();
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, Decode,
+    ::testing::Values(small_gpt2(), small_llama("llama"), small_llama("mistral"),
+                      small_llama("qwen2"), small_family("qwen3", "head_dim", 12),
+                      small_llama("olmo2"), small_family("smollm3", "no_rope_layer_interval", 2),
+                      small_family("phi3", "partial_rotary_factor", 0.5)),
+    [](const auto& tested) { return tested.param.at("model_type").template get<std::string>(); });
 
 TEST(KeyValueCache, HoldsNoMoreThanItsCapacity) {
   const NoGradGuard no_grad;

@@ -159,6 +159,35 @@ TEST(Rope, Llama3StretchesLongWavelengthsOnly) {
   EXPECT_GT(stretched, 20);
 }
 
+// The middle pair of each kind, against the formula of the paper.
+TEST(Rope, YarnStretchesPairsThatTurnSeldom) {
+  const models::RopeScaling scaling{
+      .rope_type = "yarn", .factor = 4.0, .original_max_position_embeddings = 4096};
+  const auto plain = models::rope_frequencies(128, 10000.0, {});
+  const auto scaled = models::rope_frequencies(128, 10000.0, scaling);
+  // Pairs that turn 32 times and once: 128 ln(4096 / (2 pi 32)) / (2 ln 10000) = 20.9, and 45.0.
+  for (std::size_t i = 0; i <= 20; ++i) EXPECT_EQ(scaled[i], plain[i]) << i;
+  for (std::size_t i = 46; i < 64; ++i) EXPECT_FLOAT_EQ(scaled[i], plain[i] / 4) << i;
+  const double share = (33.0 - 20.0) / (46.0 - 20.0);
+  EXPECT_NEAR(scaled[33], plain[33] * (1 - share) + plain[33] / 4 * share, 1e-6 * plain[33]);
+}
+
+TEST(Rope, YarnsAttentionFactorGrowsWithTheStretch) {
+  models::RopeScaling scaling{.rope_type = "yarn", .factor = 4.0};
+  EXPECT_DOUBLE_EQ(models::rope_attention_factor(scaling), 0.1 * std::log(4.0) + 1);
+  scaling.mscale = 2.0;
+  EXPECT_DOUBLE_EQ(models::rope_attention_factor(scaling), 0.1 * std::log(4.0) + 1);
+  scaling.mscale_all_dim = 0.5;
+  EXPECT_DOUBLE_EQ(models::rope_attention_factor(scaling),
+                   (0.2 * std::log(4.0) + 1) / (0.05 * std::log(4.0) + 1));
+  scaling.attention_factor = 1.5;
+  EXPECT_DOUBLE_EQ(models::rope_attention_factor(scaling), 1.5);
+  scaling.rope_type = "linear";
+  EXPECT_DOUBLE_EQ(models::rope_attention_factor(scaling), 1);
+  const auto tables = models::make_rope_tables({1.0f}, 2, Device::cpu(), 1.5);
+  EXPECT_NEAR(tables.sine.to_vector()[1], 1.5 * std::sin(1.0), 1e-6);
+}
+
 TEST(Rope, TablesHoldCosinesAndSinesOfPositionTimesFrequency) {
   const auto tables = models::make_rope_tables({1.0f, 0.25f}, 3);
   EXPECT_EQ(tables.cosine.shape(), (Shape{3, 2}));

@@ -1,0 +1,119 @@
+// Layers with norms before or after their parts.
+#include "models/llama/decoder_layer.h"
+
+#include <memory>
+#include <vector>
+
+#include "engine/tensor_ops.h"
+
+namespace tessera::models {
+
+LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
+  const std::int64_t width = config.hidden_size;
+  const std::int64_t inner = config.intermediate_size;
+  const nn::LinearOptions options{.bias = config.mlp_bias, .deviation = config.initializer_range};
+  if (config.family->fused_projections) {
+    gate_up_proj_ = register_module("gate_up_proj", nn::Linear(width, 2 * inner, options));
+  } else {
+    gate_proj_ = register_module("gate_proj", nn::Linear(width, inner, options));
+    up_proj_ = register_module("up_proj", nn::Linear(width, inner, options));
+  }
+  down_proj_ = register_module("down_proj", nn::Linear(inner, width, options));
+}
+
+template <class Apply>
+std::pair<Tensor, Tensor> LlamaMLPImpl::gate_and_up(const Tensor& x, const Apply& apply) const {
+  if (!gate_up_proj_) return {apply(gate_proj_, x), apply(up_proj_, x)};
+  const std::vector<Tensor> halves = chunk(apply(gate_up_proj_, x), 2, -1);
+  return {halves[0], halves[1]};
+}
+
+Tensor LlamaMLPImpl::forward(const Tensor& x) const {
+  const auto [gate, up] =
+      gate_and_up(x, [](const nn::Linear& layer, const Tensor& input) { return layer(input); });
+  // An adapter needs its layer's input, which the fused product does not expose.
+  if (down_proj_->has_lora()) return down_proj_(silu(gate) * up);
+  const Tensor y = swiglu_linear(gate, up, down_proj_->weight(), down_proj_->layout());
+  const Tensor bias = down_proj_->bias();
+  return bias ? y + bias : y;
+}
+
+Tensor LlamaMLPImpl::decode(const Tensor& x) const {
+  const auto [gate, up] = gate_and_up(x, decode_layer);
+  return decode_layer(down_proj_, silu(gate) * up);
+}
+
+DecoderLayerImpl::DecoderLayerImpl(const LlamaConfig& config)
+    : class_name_(config.family->layer_class), dropout_(config.residual_dropout) {}
+
+Tensor DecoderLayerImpl::branch(const Tensor& x) const {
+  return dropout(x, is_training() ? dropout_ : 0.0);
+}
+
+Tensor DecoderLayerImpl::decode_attention(const LlamaAttention& attention, const Tensor& x,
+                                          const RopeTables& rope, std::int64_t layer,
+                                          const DecodingBatch& batch) {
+  return attention.call(
+      [&](const LlamaAttentionImpl& impl) { return impl.decode(x, rope, layer, batch); });
+}
+
+Tensor DecoderLayerImpl::decode_mlp(const LlamaMLP& mlp, const Tensor& x) {
+  return mlp.call([&](const LlamaMLPImpl& impl) { return impl.decode(x); });
+}
+
+LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
+    : DecoderLayerImpl(config) {
+  input_layernorm_ =
+      register_module("input_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
+  post_attention_layernorm_ = register_module("post_attention_layernorm",
+                                              nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  mlp_ = register_module("mlp", LlamaMLP(config));
+}
+
+Tensor LlamaDecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) const {
+  const auto [stream, normalised] =
+      post_attention_layernorm_(branch(self_attn_(input_layernorm_(x), rope)), x);
+  return stream + branch(mlp_(normalised));
+}
+
+Tensor LlamaDecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                                     const DecodingBatch& batch) const {
+  const auto [stream, normalised] = post_attention_layernorm_(
+      decode_attention(self_attn_, input_layernorm_(x), rope, layer, batch), x);
+  return stream + decode_mlp(mlp_, normalised);
+}
+
+Olmo2DecoderLayerImpl::Olmo2DecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
+    : DecoderLayerImpl(config) {
+  self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
+  mlp_ = register_module("mlp", LlamaMLP(config));
+  post_attention_layernorm_ = register_module("post_attention_layernorm",
+                                              nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  post_feedforward_layernorm_ = register_module(
+      "post_feedforward_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+}
+
+Tensor Olmo2DecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) const {
+  const Tensor stream = x + branch(post_attention_layernorm_(self_attn_(x, rope)));
+  return stream + branch(post_feedforward_layernorm_(mlp_(stream)));
+}
+
+Tensor Olmo2DecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                                     const DecodingBatch& batch) const {
+  const Tensor stream =
+      x + post_attention_layernorm_(decode_attention(self_attn_, x, rope, layer, batch));
+  return stream + post_feedforward_layernorm_(decode_mlp(mlp_, stream));
+}
+
+DecoderLayer make_decoder_layer(const LlamaConfig& config, std::int64_t layer) {
+  switch (config.family->norms) {
+    case NormPlace::before:
+      break;
+    case NormPlace::after:
+      return DecoderLayer(std::make_shared<Olmo2DecoderLayerImpl>(config, layer));
+  }
+  return DecoderLayer(std::make_shared<LlamaDecoderLayerImpl>(config, layer));
+}
+
+}  // namespace tessera::models
