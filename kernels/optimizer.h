@@ -36,6 +36,24 @@ struct AdamWStep {
   DecayRanges decay = {};
 };
 
+// Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675,
+// program 1), with decoupled weight decay:
+//   p -= lr*weight_decay*p; p -= lr * sign(b1*m + (1-b1)*g); m = b2*m + (1-b2)*g.
+// sign(0) = 0; a NaN stays a NaN, in the parameter too. g = grad * grad_scale. fp32 (or fp64) param
+// and m; grad of grad_dtype. `copy` as AdamWStep's. Outside of `decay` weight_decay is 0. Bytes,
+// fp32: read 12n, write 8n.
+struct LionStep {
+  void* param;
+  const void* grad;
+  void* m;
+  void* copy;
+  std::int64_t n;
+  DType dtype, grad_dtype, copy_dtype;
+  double lr, beta1, beta2, weight_decay;
+  float grad_scale;
+  DecayRanges decay = {};
+};
+
 // SGD with momentum (torch.optim.SGD): g = grad*grad_scale + weight_decay*p; b = momentum*b +
 // (1-dampening)*g (b = g at the first step); p -= lr * (nesterov ? g + momentum*b : b).
 // momentum_buffer null when momentum is 0. Outside of `decay` weight_decay is 0.

@@ -77,6 +77,7 @@ struct Queue {
   X(scatter_add, ScatterAdd)                                \
   X(sort_order, SortOrder)                                  \
   X(adamw_step, AdamWStep)                                  \
+  X(lion_step, LionStep)                                    \
   X(sgd_step, SgdStep)
 
 struct KernelTable {

@@ -20,6 +20,7 @@
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
+#include "engine/optim/update_elements.h"
 #include "engine/random.h"
 #include "engine/recompute.h"
 #include "engine/tensor.h"

@@ -57,6 +57,19 @@ void check_optimizer(const Checks& checks, const optim::AdamWOptions& options) {
   check_groups(checks, options.groups);
 }
 
+void check_optimizer(const Checks& checks, const optim::LionOptions& options) {
+  checks.not_negative("optimizer.lr", options.lr);
+  checks.below_one("optimizer.beta1", options.beta1);
+  checks.below_one("optimizer.beta2", options.beta2);
+  checks.not_negative("optimizer.weight_decay", options.weight_decay);
+  check_groups(checks, options.groups);
+}
+
+void check_optimizer(const Checks& checks, const optim::OptimizerFactory& make) {
+  checks.require(static_cast<bool>(make), "optimizer", "an empty function",
+                 "it must make an optimizer");
+}
+
 void check_optimizer(const Checks& checks, const optim::SgdOptions& options) {
   checks.not_negative("optimizer.lr", options.lr);
   checks.not_negative("optimizer.momentum", options.momentum);
@@ -70,18 +83,28 @@ void check_optimizer(const Checks& checks, const optim::SgdOptions& options) {
 void check_schedule(const Checks& checks, const optim::Schedule& schedule) {
   checks.not_negative("schedule.peak", schedule.peak);
   checks.not_negative("schedule.minimum", schedule.minimum);
-  checks.require(
-      schedule.kind == optim::ScheduleKind::constant || schedule.minimum <= schedule.peak,
-      "schedule.minimum", schedule.minimum,
-      fmt::format("it must be at most schedule.peak, {}", schedule.peak));
+  const optim::ScheduleRow& row = optim::row_of(schedule.kind);
+  checks.require(row.share == nullptr || schedule.minimum <= schedule.peak, "schedule.minimum",
+                 schedule.minimum,
+                 fmt::format("it must be at most schedule.peak, {}", schedule.peak));
   checks.at_least(0, "schedule.warmup_steps", schedule.warmup_steps);
   checks.at_least(0, "schedule.decay_steps", schedule.decay_steps);
-  if (schedule.kind == optim::ScheduleKind::constant) return;
-  checks.require(schedule.decay_steps > 0, "schedule.decay_steps", schedule.decay_steps,
-                 "linear and cosine need the step at which the rate reaches schedule.minimum");
+  if (row.share == nullptr) return;
+  checks.require(
+      schedule.decay_steps > 0, "schedule.decay_steps", schedule.decay_steps,
+      fmt::format("{} needs the step at which the rate reaches schedule.minimum", row.name));
   checks.require(schedule.warmup_steps < schedule.decay_steps, "schedule.warmup_steps",
                  schedule.warmup_steps,
                  fmt::format("it must be below schedule.decay_steps, {}", schedule.decay_steps));
+  checks.require(!row.has_stable_phase || (schedule.decay_start >= schedule.warmup_steps &&
+                                           schedule.decay_start < schedule.decay_steps),
+                 "schedule.decay_start", schedule.decay_start,
+                 fmt::format("it must be at least schedule.warmup_steps, {}, and below "
+                             "schedule.decay_steps, {}",
+                             schedule.warmup_steps, schedule.decay_steps));
+  checks.require(std::isfinite(schedule.power) && schedule.power > 0, "schedule.power",
+                 schedule.power, "it must be a finite number above 0");
+  checks.at_least(1, "schedule.cycles", schedule.cycles);
 }
 
 void check_checkpoint(const Checks& checks, const CheckpointOptions& options) {

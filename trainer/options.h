@@ -93,7 +93,10 @@ struct TrainerOptions {
   double max_grad_norm = 1.0;   // 0: no clipping
   ShardingOptions sharding = {};
   LossScaleOptions loss_scale = {};  // for a param_dtype of float16
-  std::variant<optim::AdamWOptions, optim::SgdOptions> optimizer = optim::AdamWOptions{};
+  // A function makes an optimizer of the program's own; it is called once, and has to make the same
+  // one on every rank.
+  std::variant<optim::AdamWOptions, optim::LionOptions, optim::SgdOptions, optim::OptimizerFactory>
+      optimizer = optim::AdamWOptions{};
   std::optional<optim::Schedule> schedule = {};  // unset: the optimizer's rate
   tasks::BatchOrderOptions data = {};            // without `samples`, which the task has
   CheckpointOptions checkpoint = {};

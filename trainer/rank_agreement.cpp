@@ -54,6 +54,16 @@ void add_optimizer(OptionLines& lines, const optim::AdamWOptions& options) {
   add_groups(lines, options.groups);
 }
 
+void add_optimizer(OptionLines& lines, const optim::LionOptions& options) {
+  lines.add("optimizer", "Lion")
+      .add("optimizer.lr", options.lr)
+      .add("optimizer.beta1", options.beta1)
+      .add("optimizer.beta2", options.beta2)
+      .add("optimizer.weight_decay", options.weight_decay)
+      .add_function("optimizer.decay", options.decay);
+  add_groups(lines, options.groups);
+}
+
 void add_optimizer(OptionLines& lines, const optim::SgdOptions& options) {
   lines.add("optimizer", "Sgd")
       .add("optimizer.lr", options.lr)
@@ -65,16 +75,9 @@ void add_optimizer(OptionLines& lines, const optim::SgdOptions& options) {
   add_groups(lines, options.groups);
 }
 
-std::string_view kind_name(optim::ScheduleKind kind) {
-  switch (kind) {
-    case optim::ScheduleKind::constant:
-      return "constant";
-    case optim::ScheduleKind::linear:
-      return "linear";
-    case optim::ScheduleKind::cosine:
-      break;
-  }
-  return "cosine";
+// Functions cannot be compared.
+void add_optimizer(OptionLines& lines, const optim::OptimizerFactory& /*make*/) {
+  lines.add("optimizer", "made by a function");
 }
 
 void add_schedule(OptionLines& lines, const std::optional<optim::Schedule>& schedule) {
@@ -82,11 +85,14 @@ void add_schedule(OptionLines& lines, const std::optional<optim::Schedule>& sche
     lines.add("schedule", "not set");
     return;
   }
-  lines.add("schedule.kind", kind_name(schedule->kind))
+  lines.add("schedule.kind", optim::row_of(schedule->kind).name)
       .add("schedule.peak", schedule->peak)
       .add("schedule.minimum", schedule->minimum)
       .add("schedule.warmup_steps", schedule->warmup_steps)
-      .add("schedule.decay_steps", schedule->decay_steps);
+      .add("schedule.decay_steps", schedule->decay_steps)
+      .add("schedule.decay_start", schedule->decay_start)
+      .add("schedule.power", schedule->power)
+      .add("schedule.cycles", schedule->cycles);
 }
 
 void add_checkpoint(OptionLines& lines, const CheckpointOptions& options) {

@@ -20,19 +20,33 @@
 namespace tessera {
 namespace {
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const TrainerOptions& options,
-                                                 std::vector<nn::NamedParameter> parameters) {
-  if (const auto* sgd = std::get_if<optim::SgdOptions>(&options.optimizer)) {
-    return std::make_unique<optim::Sgd>(std::move(parameters), *sgd);
-  }
-  return std::make_unique<optim::AdamW>(std::move(parameters),
-                                        std::get<optim::AdamWOptions>(options.optimizer));
+using Parameters = std::vector<nn::NamedParameter>;
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const optim::AdamWOptions& options,
+                                                 Parameters parameters) {
+  return std::make_unique<optim::AdamW>(std::move(parameters), options);
+}
+std::unique_ptr<optim::Optimizer> make_optimizer(const optim::LionOptions& options,
+                                                 Parameters parameters) {
+  return std::make_unique<optim::Lion>(std::move(parameters), options);
+}
+std::unique_ptr<optim::Optimizer> make_optimizer(const optim::SgdOptions& options,
+                                                 Parameters parameters) {
+  return std::make_unique<optim::Sgd>(std::move(parameters), options);
+}
+std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerFactory& make,
+                                                 Parameters parameters) {
+  std::unique_ptr<optim::Optimizer> made = make(std::move(parameters));
+  TESSERA_REQUIRE(made != nullptr,
+                  "the function in TrainerOptions::optimizer returned no optimizer");
+  return made;
 }
 
-optim::Schedule schedule_of(const TrainerOptions& options) {
-  if (options.schedule) return *options.schedule;
-  return {.peak =
-              std::visit([](const auto& optimizer) { return optimizer.lr; }, options.optimizer)};
+std::unique_ptr<optim::Optimizer> make_optimizer(const TrainerOptions& options,
+                                                 Parameters parameters) {
+  return std::visit(
+      [&](const auto& chosen) { return make_optimizer(chosen, std::move(parameters)); },
+      options.optimizer);
 }
 
 std::unique_ptr<tasks::Task> required(std::unique_ptr<tasks::Task> task) {
@@ -102,7 +116,6 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
       context_(std::move(context)),
       task_(required(std::move(task))),
       guard_(task_->module()),
-      schedule_(schedule_of(options_)),
       names_to_load_(options_.checkpoint.save.names) {
   compare_options(context_, options_, *task_);
   check_options(options_);
@@ -114,6 +127,7 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
   position_.data = order_->begin();
   sharded_.emplace(task_->module(), context_, options_.sharding);
   optimizer_ = make_optimizer(options_, sharded_->parameters());
+  schedule_ = options_.schedule.value_or(optim::Schedule{.peak = optimizer_->learning_rate()});
   if (options_.sharding.param_dtype == float16) scaler_.emplace(options_.loss_scale);
   if (saves() && options_.checkpoint.async) {
     saver_ = std::make_unique<AsyncSaver>(context_, *sharded_, *optimizer_);

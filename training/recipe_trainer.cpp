@@ -95,7 +95,7 @@ std::vector<optim::ParameterGroup> parameter_groups(const TrainRecipe& train) {
   return groups;
 }
 
-std::variant<optim::AdamWOptions, optim::SgdOptions> optimizer_options(const TrainRecipe& train) {
+decltype(TrainerOptions::optimizer) optimizer_options(const TrainRecipe& train) {
   if (train.optimizer == OptimizerKind::sgd) {
     return optim::SgdOptions{.lr = train.lr,
                              .momentum = train.momentum,
@@ -103,9 +103,21 @@ std::variant<optim::AdamWOptions, optim::SgdOptions> optimizer_options(const Tra
                              .decay = optim::decay_matrices,
                              .groups = parameter_groups(train)};
   }
+  if (train.optimizer == OptimizerKind::lion) {
+    const optim::LionOptions usual;
+    const auto [beta1, beta2] = train.betas.value_or(std::array{usual.beta1, usual.beta2});
+    return optim::LionOptions{.lr = train.lr,
+                              .beta1 = beta1,
+                              .beta2 = beta2,
+                              .weight_decay = train.weight_decay,
+                              .decay = optim::decay_matrices,
+                              .groups = parameter_groups(train)};
+  }
+  const optim::AdamWOptions usual;
+  const auto [beta1, beta2] = train.betas.value_or(std::array{usual.beta1, usual.beta2});
   return optim::AdamWOptions{.lr = train.lr,
-                             .beta1 = train.betas[0],
-                             .beta2 = train.betas[1],
+                             .beta1 = beta1,
+                             .beta2 = beta2,
                              .eps = train.eps,
                              .weight_decay = train.weight_decay,
                              .decay = optim::decay_matrices,
@@ -117,7 +129,10 @@ optim::Schedule make_schedule(const TrainRecipe& train) {
           .peak = train.lr,
           .minimum = train.min_lr,
           .warmup_steps = train.warmup_steps,
-          .decay_steps = train.lr_decay_steps.value_or(train.steps)};
+          .decay_steps = train.lr_decay_steps.value_or(train.steps),
+          .decay_start = train.lr_decay_start.value_or(0),
+          .power = train.lr_power.value_or(1.0),
+          .cycles = train.lr_cycles.value_or(1)};
 }
 
 // What the closures of a run's options need. The Trainer owns the task.

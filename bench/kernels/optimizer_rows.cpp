@@ -47,6 +47,25 @@ void rows_of_adamw_step(Rows& to) {
   }
 }
 
+void rows_of_lion_step(Rows& to) {
+  to.add("float32", [](Memory& memory) {
+    const LionStep step{.param = memory.random(segment, float32),
+                        .grad = memory.random(segment, float32),
+                        .m = memory.random(segment, float32),
+                        .copy = nullptr,
+                        .n = segment,
+                        .dtype = float32,
+                        .grad_dtype = float32,
+                        .copy_dtype = float32,
+                        .lr = 1e-4,
+                        .beta1 = 0.9,
+                        .beta2 = 0.99,
+                        .weight_decay = 0.1,
+                        .grad_scale = 1.0f};
+    return Work{[=] { cpu::lion_step(step); }, each(20)};
+  });
+}
+
 void rows_of_sgd_step(Rows& to) {
   to.add("momentum/float32", [](Memory& memory) {
     const SgdStep step{.param = memory.random(segment, float32),

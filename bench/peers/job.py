@@ -79,7 +79,19 @@ class Job:
         kind = train.get("lr_schedule", "cosine")
         if step < warm:
             return peak * (step + 1) / warm
-        if kind == "constant" or end <= warm:
+        start = max(warm, train["lr_decay_start"]) if kind.startswith("wsd_") else warm
+        if kind == "constant" or end <= start or step < start:
             return peak
-        progress = min(1.0, (step - warm) / (end - warm))
-        return low + (peak - low) * (1 - progress if kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
+        progress = min(1.0, (step - start) / (end - start))
+        return low + (peak - low) * self.decay_shares()[kind.removeprefix("wsd_")](progress)
+
+    def decay_shares(self):
+        """What is left of the rate at a progress from 0 to 1."""
+        cycles, power = self.train.get("lr_cycles") or 1, self.train.get("lr_power") or 1.0
+
+        def cosine(progress):
+            return 0.5 * (1 + math.cos(math.pi * progress))
+
+        return {"cosine": cosine, "linear": lambda progress: 1 - progress,
+                "1_sqrt": lambda progress: 1 - math.sqrt(progress), "polynomial": lambda progress: (1 - progress) ** power,
+                "cosine_with_restarts": lambda progress: cosine(cycles * progress % 1.0) if progress < 1 else 0.0}

@@ -114,9 +114,12 @@ def make_optimizer(named, matrices, job):
         if parameter.requires_grad:
             groups[plain_name(name) not in matrices].append(parameter)
     groups = [{"params": group, "weight_decay": rate} for group, rate in zip(groups, (decay, 0.0), strict=True) if group]
-    if train.get("optimizer", "adamw") == "sgd":
+    kind = train.get("optimizer", "adamw")
+    if kind not in ("adamw", "sgd"):
+        raise Refused(f"torch has no {kind}")
+    if kind == "sgd":
         return torch.optim.SGD(groups, lr=job.learning_rate(0), momentum=train.get("momentum", 0.0))
-    return torch.optim.AdamW(groups, lr=job.learning_rate(0), betas=tuple(train.get("betas", (0.9, 0.999))),
+    return torch.optim.AdamW(groups, lr=job.learning_rate(0), betas=tuple(train.get("betas") or (0.9, 0.999)),
                              eps=train.get("eps", 1e-8), fused=True)
 
 

@@ -212,6 +212,11 @@ void bench_optimizers(Meter& meter) {
                       float32, bfloat16, 1e-4, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05, 1.0f},
                      queue);
   });
+  meter.memory("lion_step", float32, 5 * tensor, [&] {
+    cuda::lion_step({param.data(), grad.data(), m.data(), nullptr, count, float32, float32,
+                     bfloat16, 1e-3, 0.9, 0.99, 0.1, 1.0f},
+                    queue);
+  });
   meter.memory("sgd_step momentum", float32, 5 * tensor, [&] {
     cuda::sgd_step({param.data(), grad.data(), m.data(), nullptr, count, float32, float32, bfloat16,
                     1e-3, 0.9, 0.0, 0.0, false, false, 1.0f},

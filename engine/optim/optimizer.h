@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -147,6 +148,10 @@ class Optimizer {
   double learning_rate_ = 0;
 };
 
+// Makes an optimizer, of the program's own perhaps, from a model's parameters.
+using OptimizerFactory =
+    std::function<std::unique_ptr<Optimizer>(std::vector<nn::NamedParameter> parameters)>;
+
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -169,6 +174,30 @@ class AdamW : public Optimizer {
 
  private:
   AdamWOptions options_;
+};
+
+struct LionOptions {
+  double lr = 1e-4;  // a third to a tenth of AdamW's, says the paper
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0;     // decoupled: multiplied by the learning rate, as AdamW's
+  ParameterFilter decay = {};  // which parameters decay; empty: all
+  std::vector<ParameterGroup> groups = {};
+};
+
+// Lion (Chen et al. 2023, arXiv:2302.06675): each step moves an element by the learning rate in the
+// direction of the sign of a mean of gradients. Its state is half of AdamW's. kernels/optimizer.h
+// has the formula.
+class Lion : public Optimizer {
+ public:
+  Lion(std::vector<nn::NamedParameter> parameters, const LionOptions& options);
+  [[nodiscard]] std::vector<std::string> state_names() const override { return {"exp_avg"}; }
+
+ protected:
+  void update(const Update& update) override;
+
+ private:
+  LionOptions options_;
 };
 
 struct SgdOptions {

@@ -317,6 +317,11 @@ KernelWork work_of(const kernels::AdamWStep& call) {
                      6 * bytes_in(call.n, call.dtype) + bytes_in(call.n, call.grad_dtype) +
                          if_given(call.copy, bytes_in(call.n, call.copy_dtype)));
 }
+KernelWork work_of(const kernels::LionStep& call) {
+  return memory_work(KernelId::lion_step, call.dtype,
+                     4 * bytes_in(call.n, call.dtype) + bytes_in(call.n, call.grad_dtype) +
+                         if_given(call.copy, bytes_in(call.n, call.copy_dtype)));
+}
 KernelWork work_of(const kernels::SgdStep& call) {
   return memory_work(KernelId::sgd_step, call.dtype,
                      2 * bytes_in(call.n, call.dtype) + bytes_in(call.n, call.grad_dtype) +

@@ -1,7 +1,6 @@
 // The config.json of every model of Llama's build.
 #include "models/llama/llama_config.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/config/config_reader.h"

@@ -109,7 +109,7 @@ struct PlanOptions {
   // One forward of a batch; it moves tensors that it makes elsewhere to `device` first.
   std::function<Tensor(Device device)> loss;
   // Unset: AdamW.
-  std::function<std::unique_ptr<optim::Optimizer>(std::vector<nn::NamedParameter>)> optimizer = {};
+  optim::OptimizerFactory optimizer = {};
   int micro_batches = 1;        // forwards and backwards of a step
   bool sync_each_batch = true;  // false: all but the last are within no_sync()
 };

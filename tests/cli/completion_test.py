@@ -78,7 +78,7 @@ class Completion(unittest.TestCase):
 
     def test_values_of_keys(self):
         self.assertEqual(completed("train", "--set", "sharding.sharding_strategy", "=", "NO"), ["NO_SHARD"])
-        self.assertEqual(completed("train", "--set", "=", "train.optimizer", "="), ["adamw", "sgd"])
+        self.assertEqual(completed("train", "--set", "=", "train.optimizer", "="), ["adamw", "lion", "sgd"])
         self.assertEqual(completed("train", "--set", "data.shuffle", "=", ""), ["false", "true"])
         self.assertEqual(completed("train", "--set", "sharding.loss_scale", "=", ""), ["dynamic"])
         self.assertEqual(completed("train", "--set", "train.lr", "=", ""), [])
@@ -97,7 +97,8 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("help", "config", "ex"), ["explain"])
 
     def test_keys_have_their_section(self):
-        self.assertEqual(completed("train", "recipe.yaml", "--set", "train.lr_dec"), ["train.lr_decay_steps="])
+        self.assertEqual(completed("train", "recipe.yaml", "--set", "train.lr_dec"),
+                         ["train.lr_decay_start=", "train.lr_decay_steps="])
         # bash cuts --set=KEY into three words.
         self.assertEqual(completed("train", "--set", "=", "checkpoint.ev"), ["checkpoint.every="])
         keys = set(completed("train", "--set", ""))

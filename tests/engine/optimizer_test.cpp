@@ -1,4 +1,4 @@
-// Optimizers compared with their formulas in plain fp64, and learning-rate schedules.
+// Optimizers compared with their formulas in plain fp64.
 #include "engine/optim/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/optim/schedule.h"
 #include "support/gradient_check.h"
 
 namespace tessera {
@@ -130,6 +129,35 @@ TEST(Optimizer, RefusesAnEmptyGroup) {
   Tensor matrix = c.parameters[0].tensor;
   matrix.set_requires_grad(false);
   EXPECT_THROW(optim::Sgd(c.parameters, {.groups = {{.pattern = "p"}}}), Error);
+}
+
+TEST(Lion, FollowsItsFormula) {
+  for (const DType dtype : {float32, float64}) {
+    const Case c(dtype);
+    optim::Lion optimizer(c.parameters, {.lr = 0.02,
+                                         .beta1 = 0.8,
+                                         .beta2 = 0.95,
+                                         .weight_decay = 0.1,
+                                         .decay = optim::decay_matrices});
+    std::vector<Numbers> wanted, means = {Numbers(35), Numbers(9)};
+    for (const auto& parameter : c.parameters) wanted.push_back(parameter.tensor.to_vector());
+    for (int step = 1; step <= 5; ++step) {
+      c.give_gradients(step);
+      optimizer.step();
+      for (std::size_t i = 0; i < 2; ++i) {
+        const Numbers gradient = Case::gradient(i, step);
+        for (std::size_t e = 0; e < gradient.size(); ++e) {
+          const double direction = 0.8 * means[i][e] + 0.2 * gradient[e];
+          wanted[i][e] *= i == 0 ? 1 - 0.02 * 0.1 : 1.0;
+          wanted[i][e] -= 0.02 * (direction > 0 ? 1 : -1);
+          means[i][e] = 0.95 * means[i][e] + 0.05 * gradient[e];
+        }
+        expect_near(c.parameters[i].tensor, wanted[i]);
+        expect_near(optimizer.state(i, "exp_avg"), means[i]);
+      }
+    }
+    EXPECT_EQ(optimizer.state_bytes(), (35 + 9) * size_of(dtype));
+  }
 }
 
 TEST(Sgd, FollowsItsFormula) {
@@ -358,36 +386,10 @@ TEST(Optimizer, RefusesParametersThatItCannotUpdate) {
   EXPECT_THROW(optim::AdamW(half.parameters, {}), std::logic_error);
   const Case c(float32);
   EXPECT_THROW(optim::AdamW(c.parameters, {.beta1 = 1.0}), std::logic_error);
+  EXPECT_THROW(optim::Lion(c.parameters, {.beta2 = 1.0}), std::logic_error);
   EXPECT_THROW(optim::Sgd(c.parameters, {.nesterov = true}), std::logic_error);
   optim::AdamW optimizer(c.parameters, {});
   EXPECT_THROW(optimizer.set_step_counts({1}), std::logic_error);
-}
-
-TEST(Schedule, WarmsUpAndDecays) {
-  using optim::Schedule;
-  using optim::ScheduleKind;
-  const Schedule constant{.kind = ScheduleKind::constant, .peak = 2, .warmup_steps = 4};
-  EXPECT_DOUBLE_EQ(constant.at(0), 0.5);
-  EXPECT_DOUBLE_EQ(constant.at(3), 2);
-  EXPECT_DOUBLE_EQ(constant.at(1000), 2);
-  const Schedule linear{.kind = ScheduleKind::linear,
-                        .peak = 1,
-                        .minimum = 0.2,
-                        .warmup_steps = 10,
-                        .decay_steps = 110};
-  EXPECT_DOUBLE_EQ(linear.at(10), 1);
-  EXPECT_DOUBLE_EQ(linear.at(60), 0.6);
-  EXPECT_DOUBLE_EQ(linear.at(110), 0.2);
-  EXPECT_DOUBLE_EQ(linear.at(500), 0.2);
-  const Schedule cosine{.kind = ScheduleKind::cosine,
-                        .peak = 1,
-                        .minimum = 0.5,
-                        .warmup_steps = 0,
-                        .decay_steps = 100};
-  EXPECT_DOUBLE_EQ(cosine.at(0), 1);
-  EXPECT_DOUBLE_EQ(cosine.at(50), 0.75);
-  EXPECT_NEAR(cosine.at(25), 0.5 + 0.25 * (1 + std::sqrt(0.5)), 1e-15);
-  EXPECT_DOUBLE_EQ(cosine.at(100), 0.5);
 }
 
 }  // namespace

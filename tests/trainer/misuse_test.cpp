@@ -48,6 +48,10 @@ TEST(TrainerMisuse, OptionsAreRefusedByName) {
        "optimizer.beta2 is 1: it must be at least 0 and below 1"},
       {[](Options& o) { o.optimizer = optim::AdamWOptions{.eps = -1}; },
        "optimizer.eps is -1" + not_negative},
+      {[](Options& o) { o.optimizer = optim::LionOptions{.beta1 = 1}; },
+       "optimizer.beta1 is 1: it must be at least 0 and below 1"},
+      {[](Options& o) { o.optimizer = optim::OptimizerFactory{}; },
+       "optimizer is an empty function: it must make an optimizer"},
       {[](Options& o) { o.optimizer = optim::SgdOptions{.weight_decay = -1}; },
        "optimizer.weight_decay is -1" + not_negative},
       {[](Options& o) { o.optimizer = optim::SgdOptions{.nesterov = true}; },
@@ -60,9 +64,19 @@ TEST(TrainerMisuse, OptionsAreRefusedByName) {
        "schedule.peak is -1" + not_negative},
       {[&](Options& o) { o.schedule = cosine({.minimum = 1}); },
        "schedule.minimum is 1: it must be at most schedule.peak, 0.001"},
-      {[&](Options& o) { o.schedule = cosine({}); }, "schedule.decay_steps is 0: linear and"},
+      {[&](Options& o) { o.schedule = cosine({}); }, "schedule.decay_steps is 0: cosine needs"},
       {[&](Options& o) { o.schedule = cosine({.warmup_steps = 10, .decay_steps = 5}); },
        "schedule.warmup_steps is 10: it must be below schedule.decay_steps, 5"},
+      {[](Options& o) {
+         o.schedule = optim::Schedule{
+             .kind = optim::ScheduleKind::wsd_linear, .decay_steps = 5, .decay_start = 5};
+       },
+       "schedule.decay_start is 5: it must be at least schedule.warmup_steps, 0, and below "
+       "schedule.decay_steps, 5"},
+      {[&](Options& o) { o.schedule = cosine({.decay_steps = 5, .power = 0}); },
+       "schedule.power is 0: it must be a finite number above 0"},
+      {[&](Options& o) { o.schedule = cosine({.decay_steps = 5, .cycles = 0}); },
+       "schedule.cycles is 0: it must be at least 1"},
       {[](Options& o) { o.data = {.even_batches = true, .drop_last = true}; },
        "data.even_batches is true: data.drop_last leaves out"},
       {[](Options& o) { o.data.samples = {5}; }, "data.samples is set: the task gives them"},

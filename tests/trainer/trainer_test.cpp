@@ -103,6 +103,33 @@ TEST(Trainer, ResumesOnAnotherNumberOfRanks) {
   EXPECT_EQ(rest.next_sample, whole.next_sample);
 }
 
+// An optimizer of the program's own, with its rate as there is no schedule.
+TEST(Trainer, TrainsWithTheOptimizerThatAFunctionMakes) {
+  const optim::LionOptions lion{.lr = 1e-3};
+  const auto losses_with = [](const TrainerOptions& options) {
+    const Drive drive = [](Trainer& trainer, RunResult& result) {
+      while (trainer.position().steps < 5) {
+        const auto metrics = trainer.step();
+        EXPECT_EQ(metrics->lr, 1e-3);
+        result.losses.push_back(metrics->loss);
+      }
+    };
+    return run_of(2, options, drive, true).losses;
+  };
+  TrainerOptions by_name, by_function;
+  by_name.optimizer = lion;
+  by_function.optimizer = [lion](std::vector<nn::NamedParameter> parameters) {
+    return std::make_unique<optim::Lion>(std::move(parameters), lion);
+  };
+  EXPECT_EQ(losses_with(by_function), losses_with(by_name));
+  EXPECT_NE(losses_with(by_name), losses_with({}));
+  by_function.optimizer = [](std::vector<nn::NamedParameter> /*parameters*/) {
+    return std::unique_ptr<optim::Optimizer>();
+  };
+  EXPECT_EQ(testing::misuse_of([&] { (void)losses_with(by_function); }),
+            "the function in TrainerOptions::optimizer returned no optimizer");
+}
+
 TEST(Trainer, ReportsWhatItDoesWithFiles) {
   const testing::TemporaryFolder folder;
   const RunResult first = train_until(2, folder / "run", 2);

@@ -19,6 +19,10 @@ constexpr std::string_view precision = "bf16, fp16 or no";
 constexpr std::string_view zero_stages =
     "ZeRO's stage 1 is SHARD_OPTIMIZER, 2 is SHARD_GRAD_OP, 3 is FULL_SHARD";
 
+constexpr std::string_view wsd_decays =
+    "wsd_linear, wsd_cosine and wsd_1_sqrt are its decays, and train.lr_decay_start is where they "
+    "begin";
+
 constexpr std::string_view strategy_key = "sharding.sharding_strategy";
 constexpr std::string_view precision_key = "sharding.mixed_precision";
 
@@ -240,8 +244,13 @@ constexpr auto words = std::to_array<OtherWord>({
     {"train.optimizer", "adamw_torch", "adamw"},
     {"train.optimizer", "adamw_torch_fused", "adamw"},
     {"train.optimizer", "adamw_hf", "adamw"},
+    {"train.optimizer", "lion_32bit", "lion"},
     {"train.lr_schedule", "constant_with_warmup", "constant"},
     {"train.lr_schedule", "cosine_with_min_lr", "cosine"},
+    {"train.lr_schedule", "cosine_with_hard_restarts", "cosine_with_restarts"},
+    {"train.lr_schedule", "poly", "polynomial"},
+    {"train.lr_schedule", "warmup_stable_decay", "wsd_cosine", wsd_decays},
+    {"train.lr_schedule", "wsd", "wsd_linear", wsd_decays},
     {"train.device", "gpu", "cuda"},
     {"checkpoint.dtype", "float", "fp32"},
 });

@@ -26,7 +26,7 @@
 
 namespace tessera::training {
 
-enum class OptimizerKind : std::uint8_t { adamw, sgd };
+enum class OptimizerKind : std::uint8_t { adamw, lion, sgd };
 enum class TaskKind : std::uint8_t { next_token, sentence_pairs };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 using ShardingStrategy = tessera::Strategy;
@@ -114,9 +114,12 @@ struct TrainRecipe {
   optim::ScheduleKind lr_schedule = optim::ScheduleKind::cosine;
   std::int64_t warmup_steps = 0;
   std::optional<std::int64_t> lr_decay_steps;  // absent: steps
+  std::optional<std::int64_t> lr_decay_start;  // wsd_*
+  std::optional<double> lr_power;              // polynomial
+  std::optional<std::int64_t> lr_cycles;       // cosine_with_restarts
   double min_lr = 0.0;
   double weight_decay = 0.01;
-  std::array<double, 2> betas = {0.9, 0.999};
+  std::optional<std::array<double, 2>> betas;  // absent: those of the optimizer
   double eps = 1.0e-8;
   double momentum = 0.0;
   std::vector<ParameterGroupRecipe> parameter_groups;

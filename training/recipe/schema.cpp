@@ -100,8 +100,15 @@ std::vector<RecipeKey> data_keys() {
   };
 }
 
+std::vector<Choice<optim::ScheduleKind>> schedule_choices() {
+  std::vector<Choice<optim::ScheduleKind>> choices;
+  for (const optim::ScheduleRow& row : optim::schedule_rows()) {
+    choices.push_back({row.name, row.kind});
+  }
+  return choices;
+}
+
 std::vector<RecipeKey> train_keys() {
-  using S = optim::ScheduleKind;
   return {
       choice(
           TESSERA_KEY(train, task),
@@ -111,22 +118,34 @@ std::vector<RecipeKey> train_keys() {
       key(TESSERA_KEY(train, steps), "Optimizer steps.", at_least(0)),
       choice(TESSERA_KEY(train, optimizer),
              std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},
+                                                {"lion", OptimizerKind::lion},
                                                 {"sgd", OptimizerKind::sgd}},
              "The optimizer."),
       key(TESSERA_KEY(train, lr), "The highest learning rate.", at_least(0)),
-      choice(TESSERA_KEY(train, lr_schedule),
-             std::vector<Choice<S>>{
-                 {"cosine", S::cosine}, {"linear", S::linear}, {"constant", S::constant}},
-             "The curve of the learning rate from `lr` to `min_lr` after the warm-up."),
+      choice(TESSERA_KEY(train, lr_schedule), schedule_choices(),
+             "The curve of the learning rate from `lr` to `min_lr` after the warm-up; `wsd_`: "
+             "after a stable phase at `lr`."),
       key(TESSERA_KEY(train, warmup_steps),
           "Steps in which the learning rate rises from 0 to `lr`.", at_least(0)),
       default_is("`steps`",
                  key(TESSERA_KEY(train, lr_decay_steps),
                      "The step at which the learning rate reaches `min_lr`.", at_least(1))),
+      default_is("none",
+                 key(TESSERA_KEY(train, lr_decay_start),
+                     "`wsd_linear`, `wsd_cosine`, `wsd_1_sqrt` need it: the step at which the "
+                     "stable phase ends and the decay begins.",
+                     at_least(0))),
+      default_is("1.0", key(TESSERA_KEY(train, lr_power), "The power of `polynomial`.", above(0))),
+      default_is("1", key(TESSERA_KEY(train, lr_cycles),
+                          "The cycles of `cosine_with_restarts`; each falls from `lr` to `min_lr`.",
+                          at_least(1))),
       key(TESSERA_KEY(train, min_lr), "The last learning rate.", at_least(0)),
       key(TESSERA_KEY(train, weight_decay),
-          "Weight decay of matrices (not of biases and norms), decoupled in AdamW.", at_least(0)),
-      key(TESSERA_KEY(train, betas), "AdamW's two decay rates.", from_up_to(0, 1)),
+          "Weight decay of matrices (not of biases and norms), decoupled in AdamW and Lion.",
+          at_least(0)),
+      default_is(
+          "[0.9,0.999]; lion: [0.9,0.99]",
+          key(TESSERA_KEY(train, betas), "AdamW's and Lion's two decay rates.", from_up_to(0, 1))),
       key(TESSERA_KEY(train, eps), "AdamW's epsilon.", above(0)),
       key(TESSERA_KEY(train, momentum), "SGD's momentum.", from_up_to(0, 1)),
       default_is("none", parameter_groups_key()),

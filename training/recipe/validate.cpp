@@ -100,12 +100,35 @@ void validate_model(const Recipe& recipe) {
         "{} is more than the {} of {}", recipe.model.seq_len, positions.second, positions.first);
 }
 
+void validate_schedule(const Recipe& recipe) {
+  const TrainRecipe& train = recipe.train;
+  const optim::ScheduleRow& row = optim::row_of(train.lr_schedule);
+  check(train.lr_schedule == optim::ScheduleKind::polynomial || !train.lr_power, recipe,
+        "train.lr_power", "belongs to train.lr_schedule: polynomial");
+  check(train.lr_schedule == optim::ScheduleKind::cosine_with_restarts || !train.lr_cycles, recipe,
+        "train.lr_cycles", "belongs to train.lr_schedule: cosine_with_restarts");
+  if (!row.has_stable_phase) {
+    check(!train.lr_decay_start, recipe, "train.lr_decay_start",
+          "belongs to train.lr_schedule: wsd_linear, wsd_cosine and wsd_1_sqrt");
+    return;
+  }
+  check(train.lr_decay_start.has_value(), recipe, "train.lr_schedule",
+        "{} needs train.lr_decay_start, the step at which the decay begins", row.name);
+  const std::int64_t start = *train.lr_decay_start;
+  const std::int64_t end = train.lr_decay_steps.value_or(train.steps);
+  check(start >= train.warmup_steps, recipe, "train.lr_decay_start",
+        "{} is before the end of the warm-up, train.warmup_steps {}", start, train.warmup_steps);
+  check(start < end, recipe, "train.lr_decay_start", "{} is not before the end of the decay, {} {}",
+        start, train.lr_decay_steps ? "train.lr_decay_steps" : "train.steps", end);
+}
+
 void validate_train(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
   check(train.min_lr <= train.lr, recipe, "train.min_lr", "{} is above train.lr {}", train.min_lr,
         train.lr);
   check(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
         "is SGD's; leave it out or set train.optimizer: sgd");
+  validate_schedule(recipe);
 }
 
 void check_divides(const Recipe& recipe, const std::string& key, std::int64_t group,

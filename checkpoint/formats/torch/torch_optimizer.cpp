@@ -2,6 +2,10 @@
 #include "checkpoint/formats/torch/torch_optimizer.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -31,6 +35,31 @@ nlohmann::json sgd_defaults() {
   return {{"lr", 1e-3},         {"momentum", 0.9},         {"dampening", 0},
           {"weight_decay", 0},  {"nesterov", false},       {"maximize", false},
           {"foreach", nullptr}, {"differentiable", false}, {"fused", nullptr}};
+}
+
+// torch has no Lion; these are the keys of its authors' class.
+nlohmann::json lion_defaults() {
+  return {{"lr", 1e-4}, {"betas", {0.9, 0.99}}, {"weight_decay", 0}};
+}
+
+// The optimizers, by a state that those before them in the list do not have.
+struct OptimizerKind {
+  std::string_view state;
+  bool counts_steps;  // has `step` beside its tensors
+  nlohmann::json (*defaults)();
+};
+constexpr OptimizerKind kinds[] = {{"exp_avg_sq", true, adamw_defaults},
+                                   {"momentum_buffer", false, sgd_defaults},
+                                   {"exp_avg", false, lion_defaults}};
+
+// AdamW's groups are those of other optimizers too, which count no steps.
+template <class Tensors>
+OptimizerKind kind_of(const Tensors& tensors) {
+  const auto* const found =
+      std::find_if(std::begin(kinds), std::end(kinds), [&](const OptimizerKind& kind) {
+        return tensors.contains(std::string(kind.state));
+      });
+  return found == std::end(kinds) ? OptimizerKind{"", false, adamw_defaults} : *found;
 }
 
 }  // namespace
@@ -67,7 +96,7 @@ void OptimizerLayout::set_steps(const Contents& contents) {
   const nlohmann::json& scalars = json_of(contents.scalars);
   const auto counts = scalars.find(step_counts_key);
   for (Parameter& parameter : parameters_) {
-    if (!parameter.tensors.contains("exp_avg")) continue;  // SGD counts no steps
+    if (!kind_of(parameter.tensors).counts_steps) continue;
     parameter.has_step = true;
     if (counts != scalars.end() && counts->is_object() && counts->contains(parameter.name)) {
       const nlohmann::json& count = counts->at(parameter.name);
@@ -86,8 +115,7 @@ void OptimizerLayout::set_steps(const Contents& contents) {
 
 void OptimizerLayout::set_groups(const Contents& contents) {
   const nlohmann::json& scalars = json_of(contents.scalars);
-  const nlohmann::json defaults =
-      parameters_.front().tensors.contains("momentum_buffer") ? sgd_defaults() : adamw_defaults();
+  const nlohmann::json defaults = kind_of(parameters_.front().tensors).defaults();
   groups_ = nlohmann::json::array();
   if (const auto kept = scalars.find(param_groups_key); kept != scalars.end() && kept->is_array()) {
     for (const nlohmann::json& group : *kept) {

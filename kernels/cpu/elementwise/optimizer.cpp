@@ -1,4 +1,5 @@
-// AdamW and SGD over flat segments: each element is read and written once, and depends on no other.
+// AdamW, Lion and SGD over flat segments: each element is read and written once, and depends on no
+// other.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/optimizer.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -50,6 +51,32 @@ struct AdamWVectors {
   }
 };
 
+// The scalars of Lion in the parameter's type T, and one vector's step.
+template <class T>
+struct LionVectors {
+  static constexpr hn::ScalableTag<T> d{};
+  Vec<T> grad_scale, decay, beta1, beta2, rest1, rest2, lr;
+
+  HWY_INLINE explicit LionVectors(const LionStep& a)
+      : grad_scale(hn::Set(d, static_cast<T>(a.grad_scale))),
+        decay(hn::Set(d, static_cast<T>(a.lr * a.weight_decay))),
+        beta1(hn::Set(d, static_cast<T>(a.beta1))),
+        beta2(hn::Set(d, static_cast<T>(a.beta2))),
+        rest1(hn::Set(d, static_cast<T>(1.0 - a.beta1))),
+        rest2(hn::Set(d, static_cast<T>(1.0 - a.beta2))),
+        lr(hn::Set(d, static_cast<T>(a.lr))) {}
+
+  HWY_INLINE void Step(Vec<T>& param, Vec<T> grad, Vec<T>& m) const {
+    const auto g = hn::Mul(grad, grad_scale);
+    param = hn::Sub(param, hn::Mul(decay, param));
+    const auto c = hn::Add(hn::Mul(beta1, m), hn::Mul(rest1, g));
+    m = hn::Add(hn::Mul(beta2, m), hn::Mul(rest2, g));
+    // lr * sign(c); where c is 0 or NaN: c.
+    const auto signed_lr = hn::CopySign(lr, c);
+    param = hn::Sub(param, hn::IfThenElse(hn::Gt(hn::Abs(c), hn::Zero(d)), signed_lr, c));
+  }
+};
+
 template <class T>
 struct SgdVectors {
   static constexpr hn::ScalableTag<T> d{};
@@ -87,6 +114,22 @@ HWY_NOINLINE void AdamWTyped(const AdamWStep& a, const Grad* grad, Copy* copy, s
 }
 
 template <class T, class Grad, class Copy>
+HWY_NOINLINE void LionTyped(const LionStep& a, const Grad* grad, Copy* copy, std::int64_t first,
+                            std::int64_t last) {
+  const LionVectors<T> vectors(a);
+  T* param = static_cast<T*>(a.param) + first;
+  T* m = static_cast<T*>(a.m) + first;
+  ForEach<T>(last - first, [&](std::int64_t i, auto access) HWY_ATTR {
+    auto p = access.Load(param + i);
+    auto m_i = access.Load(m + i);
+    vectors.Step(p, access.Load(grad + i), m_i);
+    access.Store(p, param + i);
+    access.Store(m_i, m + i);
+    if constexpr (!std::is_same_v<Copy, NoCopy>) access.Store(p, copy + i);
+  });
+}
+
+template <class T, class Grad, class Copy>
 HWY_NOINLINE void SgdTyped(const SgdStep& a, const Grad* grad, Copy* copy, std::int64_t first,
                            std::int64_t last) {
   const SgdVectors<T> s(a);
@@ -116,6 +159,11 @@ template <class T, class Grad, class Copy>
 HWY_INLINE void StepTyped(const AdamWStep& a, const Grad* grad, Copy* copy, std::int64_t first,
                           std::int64_t last) {
   AdamWTyped<T>(a, grad, copy, first, last);
+}
+template <class T, class Grad, class Copy>
+HWY_INLINE void StepTyped(const LionStep& a, const Grad* grad, Copy* copy, std::int64_t first,
+                          std::int64_t last) {
+  LionTyped<T>(a, grad, copy, first, last);
 }
 template <class T, class Grad, class Copy>
 HWY_INLINE void StepTyped(const SgdStep& a, const Grad* grad, Copy* copy, std::int64_t first,
@@ -208,6 +256,9 @@ void StepRange(const Step& a, std::int64_t first, std::int64_t last) {
 void AdamWRange(const AdamWStep& a, std::int64_t first, std::int64_t last) {
   StepRange(a, first, last);
 }
+void LionRange(const LionStep& a, std::int64_t first, std::int64_t last) {
+  StepRange(a, first, last);
+}
 void SgdRange(const SgdStep& a, std::int64_t first, std::int64_t last) {
   StepRange(a, first, last);
 }
@@ -221,6 +272,7 @@ namespace tessera::kernels {
 namespace {
 
 HWY_EXPORT(AdamWRange);
+HWY_EXPORT(LionRange);
 HWY_EXPORT(SgdRange);
 
 constexpr std::int64_t kGrain = 1 << 14;
@@ -263,6 +315,16 @@ void cpu::adamw_step(const AdamWStep& a, Queue) {
     for_decay_ranges(a, begin, end,
                      [](const AdamWStep& step, std::int64_t first, std::int64_t last) {
                        HWY_DYNAMIC_DISPATCH(AdamWRange)(step, first, last);
+                     });
+  });
+}
+
+void cpu::lion_step(const LionStep& a, Queue) {
+  require_types("lion_step", a);
+  parallel_for(0, a.n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for_decay_ranges(a, begin, end,
+                     [](const LionStep& step, std::int64_t first, std::int64_t last) {
+                       HWY_DYNAMIC_DISPATCH(LionRange)(step, first, last);
                      });
   });
 }

@@ -1,4 +1,4 @@
-// AdamW and SGD over flat segments: one pass, in which each element is read and written once,
+// AdamW, Lion and SGD over flat segments: one pass, in which each element is read and written once,
 // independent of all others. Steps have the CPU kernel's operations in the same order, without
 // fusing, so parameters equal the CPU's bits and a segment may be split anywhere.
 #include <algorithm>
@@ -64,6 +64,15 @@ AdamWStep part_of(AdamWStep a, std::int64_t first, std::int64_t count) {
   return a;
 }
 
+LionStep part_of(LionStep a, std::int64_t first, std::int64_t count) {
+  a.param = at(a.param, first, a.dtype);
+  a.grad = at(a.grad, first, a.grad_dtype);
+  a.m = at(a.m, first, a.dtype);
+  a.copy = at(a.copy, first, a.copy_dtype);
+  a.n = count;
+  return a;
+}
+
 SgdStep part_of(SgdStep a, std::int64_t first, std::int64_t count) {
   a.param = at(a.param, first, a.dtype);
   a.grad = at(a.grad, first, a.grad_dtype);
@@ -119,6 +128,29 @@ struct AdamWScalars {
     v = product(beta2, v) + product(product(rest2, g), g);
     const T denominator = square_root(v) / root_correction2 + eps;
     param = param - product(step, m) / denominator;
+  }
+};
+
+template <class T>
+struct LionScalars {
+  T grad_scale, decay, beta1, beta2, rest1, rest2, lr;
+
+  explicit LionScalars(const LionStep& a)
+      : grad_scale(static_cast<T>(a.grad_scale)),
+        decay(static_cast<T>(a.lr * a.weight_decay)),
+        beta1(static_cast<T>(a.beta1)),
+        beta2(static_cast<T>(a.beta2)),
+        rest1(static_cast<T>(1.0 - a.beta1)),
+        rest2(static_cast<T>(1.0 - a.beta2)),
+        lr(static_cast<T>(a.lr)) {}
+
+  __device__ __forceinline__ void update(T& param, T grad, T& m, T decay_here) const {
+    const T g = product(grad, grad_scale);
+    param = param - product(decay_here, param);
+    const T c = product(beta1, m) + product(rest1, g);
+    m = product(beta2, m) + product(rest2, g);
+    // lr * sign(c); where c is 0 or NaN: c.
+    param = param - (c > 0 ? lr : c < 0 ? -lr : c);
   }
 };
 
@@ -186,6 +218,26 @@ __global__ void adamw_kernel(Layout layout, AdamWScalars<T> scalars, DecayEdges 
     place.store(param, params);
     place.store(m, ms);
     place.store(v, vs);
+    copy.store(place, params);
+  });
+}
+
+// One Lion step. param, m: [n] of T (float or double); grad: [n] of Grad; copy: [n] or none. Reads
+// n*(2*sizeof(T) + sizeof(Grad)) bytes, writes 2n*sizeof(T) and the copy.
+template <class T, class Grad>
+__global__ void lion_kernel(Layout layout, LionScalars<T> scalars, DecayEdges edges, T* param,
+                            const Grad* grad, T* m, ParameterCopy copy) {
+  constexpr int width = width_for<T, Grad>;
+  for_places<width>(layout, [&](const Place<width>& place) {
+    T params[width], grads[width], ms[width], decays[width];
+    edges.choose(place, scalars.decay, decays);
+    place.load(param, params);
+    place.load(grad, grads);
+    place.load(m, ms);
+#pragma unroll
+    for (int k = 0; k < width; ++k) scalars.update(params[k], grads[k], ms[k], decays[k]);
+    place.store(param, params);
+    place.store(m, ms);
     copy.store(place, params);
   });
 }
@@ -261,6 +313,29 @@ void adamw_step(const AdamWStep& whole, Queue queue) {
              configuration_of<width>(layout), adamw_kernel<T, Grad>, layout, AdamWScalars<T>(a),
              edges, static_cast<T*>(a.param), static_cast<const Grad*>(a.grad),
              static_cast<T*>(a.m), static_cast<T*>(a.v), ParameterCopy{a.copy, a.copy_dtype});
+    });
+  });
+}
+
+void lion_step(const LionStep& whole, Queue queue) {
+  for_types("lion_step", whole, [&](auto tag, auto grad_tag) {
+    using T = typename decltype(tag)::type;
+    using Grad = typename decltype(grad_tag)::type;
+    constexpr int width = width_for<T, Grad>;
+    for_parts(whole, [&](const LionStep& a, const DecayEdges& edges) {
+      const auto bytes = a.n * sizeof(T);
+      const Layout layout = layout_of<width>(a.n, {{a.param, sizeof(T)},
+                                                   {a.grad, sizeof(Grad)},
+                                                   {a.m, sizeof(T)},
+                                                   {a.copy, size_of(a.copy_dtype)}});
+      launch(context_of(queue),
+             {"lion_step",
+              {a.n},
+              {reads(a.grad, a.n * sizeof(Grad)), writes(a.param, bytes), writes(a.m, bytes),
+               writes(a.copy, a.n * size_of(a.copy_dtype))}},
+             configuration_of<width>(layout), lion_kernel<T, Grad>, layout, LionScalars<T>(a),
+             edges, static_cast<T*>(a.param), static_cast<const Grad*>(a.grad),
+             static_cast<T*>(a.m), ParameterCopy{a.copy, a.copy_dtype});
     });
   });
 }

@@ -1,4 +1,4 @@
-// AdamW and SGD: the CPU's bits over several steps, for any start of a segment.
+// AdamW, Lion and SGD: the CPU's bits over several steps, for any start of a segment.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -89,6 +89,24 @@ kernels::AdamWStep adamw(Segment& s, bool device, int step) {
   return a;
 }
 
+kernels::LionStep lion(Segment& s, bool device) {
+  kernels::LionStep a{};
+  a.param = device ? s.param.device() : s.param.host();
+  a.grad = device ? s.grad.device() : s.grad.host();
+  a.m = device ? s.m.device() : s.m.host();
+  if (s.types.copy) a.copy = device ? s.copy.device() : s.copy.host();
+  a.n = s.n;
+  a.dtype = s.types.dtype;
+  a.grad_dtype = s.types.grad;
+  a.copy_dtype = s.copy.dtype();
+  a.lr = 3e-3;
+  a.beta1 = 0.9;
+  a.beta2 = 0.97;
+  a.weight_decay = 0.1;
+  a.grad_scale = 0.73f;
+  return a;
+}
+
 struct SgdOptions {
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
@@ -144,6 +162,50 @@ TEST(CudaOptimizer, AdamWLengths) {
   }
 }
 
+TEST(CudaOptimizer, Lion) {
+  for (const Types& types : all_types()) {
+    for (const Offsets& offsets : all_offsets) {
+      Segment segment(types, 77, offsets);
+      TestContext context;
+      for (int step = 0; step < 3; ++step) {
+        kernels::cuda::lion_step(lion(segment, true), context.queue());
+        kernels::cpu::lion_step(lion(segment, false));
+      }
+      segment.expect_same("lion_step");
+    }
+  }
+}
+
+// Directions of 0 and NaN, with the parameter's bits.
+TEST(CudaOptimizer, LionWithoutADirection) {
+  Segment segment({float32, float32, {}}, 41, {0, 0, 0});
+  const std::vector<float> gradient(41, 0.0f), broken(41, std::nanf(""));
+  const DeviceMemory zeros(41 * sizeof(float)), device_gradient(41 * sizeof(float));
+  TestContext context;
+  for (const std::vector<float>& values : {gradient, broken}) {
+    std::vector<float> host_m(41, 0.0f);
+    TESSERA_CUDA(cudaMemset(zeros.data(), 0, zeros.bytes()));
+    TESSERA_CUDA(cudaMemcpy(device_gradient.data(), values.data(), device_gradient.bytes(),
+                            cudaMemcpyHostToDevice));
+    TESSERA_CUDA(cudaDeviceSynchronize());
+    kernels::LionStep on_device = lion(segment, true), on_host = lion(segment, false);
+    on_device.grad = device_gradient.data();
+    on_device.m = zeros.data();
+    on_host.grad = values.data();
+    on_host.m = host_m.data();
+    kernels::cuda::lion_step(on_device, context.queue());
+    kernels::cpu::lion_step(on_host);
+    context.synchronize();
+    const auto* const host = static_cast<const float*>(segment.param.host());
+    std::vector<float> got(41);
+    TESSERA_CUDA(
+        cudaMemcpy(got.data(), segment.param.device(), 41 * sizeof(float), cudaMemcpyDeviceToHost));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(got[i] == host[i] || (std::isnan(got[i]) && std::isnan(host[i]))) << i;
+    }
+  }
+}
+
 // Ranges of weight decay: none, some that cut through vectors, more than one launch takes.
 std::vector<std::vector<std::int64_t>> all_edges(std::int64_t n) {
   std::vector<std::int64_t> many;
@@ -166,12 +228,16 @@ TEST(CudaOptimizer, DecayRanges) {
           step.decay = decay;
           kernels::SgdStep second = sgd(segment, device, 2, {0.9, 0.3, 0.01});
           second.decay = decay;
+          kernels::LionStep third = lion(segment, device);
+          third.decay = decay;
           if (device) {
             kernels::cuda::adamw_step(step, context.queue());
             kernels::cuda::sgd_step(second, context.queue());
+            kernels::cuda::lion_step(third, context.queue());
           } else {
             kernels::cpu::adamw_step(step);
             kernels::cpu::sgd_step(second);
+            kernels::cpu::lion_step(third);
           }
         }
         segment.expect_same("adamw_step");
@@ -262,6 +328,9 @@ TEST(CudaOptimizer, RefusesWhatTheCpuRefuses) {
   step.copy = segment.copy.device();
   step.copy_dtype = float64;
   EXPECT_THROW(kernels::cuda::adamw_step(step, context.queue()), std::logic_error);
+  kernels::LionStep of_lion = lion(segment, true);
+  of_lion.grad_dtype = float64;
+  EXPECT_THROW(kernels::cuda::lion_step(of_lion, context.queue()), std::logic_error);
   kernels::SgdStep without_buffer = sgd(segment, true, 1, {0.9});
   without_buffer.momentum_buffer = nullptr;
   EXPECT_THROW(kernels::cuda::sgd_step(without_buffer, context.queue()), std::logic_error);

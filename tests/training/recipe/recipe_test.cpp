@@ -160,7 +160,7 @@ TEST(Recipe, SetOverrides) {
              "sharding.fsdp_sharding_strategy=NO_SHARD", "log.jsonl=null"});
   EXPECT_EQ(r.train.steps, 9);
   EXPECT_EQ(r.data.train.at(0).files, std::vector<std::string>{"a: b#c"});
-  EXPECT_EQ(r.train.betas[0], 0.8);
+  EXPECT_EQ(r.train.betas.value()[0], 0.8);
   EXPECT_EQ(r.sharding.sharding_strategy, ShardingStrategy::no_shard);
   EXPECT_FALSE(r.log.jsonl);
   EXPECT_EQ(
@@ -292,7 +292,11 @@ TEST(Recipe, WrongValuesAreNamed) {
   EXPECT_EQ(refusal_of("data: {shuffle: maybe}"),
             "r.yaml:1: data.shuffle must be true or false, got maybe");
   EXPECT_EQ(refusal_of("train: {lr_schedule: cosin}"),
-            "r.yaml:1: train.lr_schedule must be one of cosine | linear | constant, got cosin");
+            "r.yaml:1: train.lr_schedule must be one of cosine | linear | constant | "
+            "cosine_with_restarts | polynomial | wsd_linear | wsd_cosine | wsd_1_sqrt, got cosin");
+  EXPECT_TRUE(refusal_of("train: {lr_schedule: wsd}")
+                  .ends_with("; it is wsd_linear here: wsd_linear, wsd_cosine and wsd_1_sqrt are "
+                             "its decays, and train.lr_decay_start is where they begin"));
   EXPECT_EQ(refusal_of("sharding: {sharding_strategy: 6}").substr(0, 50),
             "r.yaml:1: sharding.sharding_strategy must be one o");
   EXPECT_EQ(refusal_of("model: 3"), "r.yaml:1: model must be a group of keys, got 3");
@@ -399,6 +403,23 @@ TEST(Recipe, IncompatibleKeys) {
   // A run may end inside its warm-up.
   EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");
+  const std::string wsd = "train: {steps: 9, warmup_steps: 2, lr_schedule: wsd_linear";
+  EXPECT_EQ(invalid(wsd + ", lr_decay_start: 2}"), "(accepted)");
+  EXPECT_EQ(invalid(wsd + "}"),
+            "r.yaml:2: train.lr_schedule wsd_linear needs train.lr_decay_start, the step at which "
+            "the decay begins");
+  EXPECT_EQ(
+      invalid(wsd + ", lr_decay_start: 1}"),
+      "r.yaml:2: train.lr_decay_start 1 is before the end of the warm-up, train.warmup_steps 2");
+  EXPECT_EQ(invalid(wsd + ", lr_decay_start: 9}"),
+            "r.yaml:2: train.lr_decay_start 9 is not before the end of the decay, train.steps 9");
+  EXPECT_EQ(invalid("train: {lr_decay_start: 1}"),
+            "r.yaml:2: train.lr_decay_start belongs to train.lr_schedule: wsd_linear, wsd_cosine "
+            "and wsd_1_sqrt");
+  EXPECT_EQ(invalid("train: {lr_power: 2}"),
+            "r.yaml:2: train.lr_power belongs to train.lr_schedule: polynomial");
+  EXPECT_EQ(invalid("train: {lr_cycles: 2}"),
+            "r.yaml:2: train.lr_cycles belongs to train.lr_schedule: cosine_with_restarts");
   EXPECT_EQ(invalid("checkpoint: {every: 5}"),
             "r.yaml:2: checkpoint.every needs checkpoint.dir, the folder to save into");
   const std::string split = "data: {train: t, batch_size: 6, split_batches: true}";

@@ -1,0 +1,52 @@
+"""Trains examples/own_optimizer under every strategy, and resumes it, as a reader of docs/cpp-api.md would.
+
+    python3 own_optimizer_test.py TESSERA OWN_OPTIMIZER
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+tessera, own_optimizer = sys.argv[1:3]
+STRATEGIES = ["NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
+
+
+def train(strategy, *more, ranks=2):
+    """The printed steps, in which numbers are exact."""
+    ended = subprocess.run([tessera, "launch", "--nproc-per-node", str(ranks), "--", own_optimizer, strategy,
+                            *map(str, more)], capture_output=True, text=True, timeout=120, check=False,
+                           env=dict(os.environ, OMP_NUM_THREADS="1"))
+    if ended.returncode != 0:
+        raise AssertionError(f"{strategy} ended with {ended.returncode}: {ended.stderr}")
+    return [line for line in ended.stdout.splitlines() if line.startswith("step ")]
+
+
+def loss_of(line):
+    return float.fromhex(re.search(r" loss (\S+)", line).group(1))
+
+
+class OwnOptimizer(unittest.TestCase):
+    def test_has_the_same_bits_under_every_strategy(self):
+        first = train(STRATEGIES[0])
+        self.assertEqual(len(first), 20)
+        self.assertLess(loss_of(first[-1]), 0.5 * loss_of(first[0]))
+        for strategy in STRATEGIES[1:]:
+            self.assertEqual(train(strategy), first, strategy)
+
+    def test_resumes_to_the_bit_and_on_another_world_size(self):
+        straight = train("FULL_SHARD")
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "out"
+            begun = train("FULL_SHARD", out, 8)
+            resumed = train("SHARD_GRAD_OP", out, 20)
+            self.assertEqual(begun + resumed, straight)
+            again = train("FULL_SHARD", out, 30, ranks=4)
+            self.assertTrue(again[0].startswith("step 21 "), again[0])
+            self.assertLess(loss_of(again[-1]), loss_of(straight[-1]))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

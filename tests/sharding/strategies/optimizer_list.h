@@ -1,0 +1,72 @@
+// Every optimizer, and one of a program's own: rows for the tests of what holds for all of them.
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/optim/optimizer.h"
+#include "engine/optim/update_elements.h"
+
+namespace tessera::testing {
+
+// RMSprop, written with the loop for users.
+class OwnRmsProp : public optim::Optimizer {
+ public:
+  OwnRmsProp(std::vector<nn::NamedParameter> parameters, double lr)
+      : Optimizer(std::move(parameters), optim::decay_matrices) {
+    set_learning_rate(lr);
+    make_state_files(OwnRmsProp::state_names());
+  }
+  [[nodiscard]] std::vector<std::string> state_names() const override { return {"square_avg"}; }
+
+ protected:
+  void update(const optim::Update& u) override {
+    const double lr = learning_rate() * u.lr_scale;
+    optim::update_elements<1>(u, 0.1, [lr](auto& p, auto g, auto decay, auto& v) {
+      g += decay * p;
+      v = 0.9 * v + 0.1 * g * g;
+      p -= lr * g / (std::sqrt(v) + 1e-6);
+    });
+  }
+};
+
+struct OptimizerOfList {
+  std::string name;
+  std::size_t states = 1;  // numbers of each parameter's element
+  optim::OptimizerFactory make;
+};
+
+inline const std::vector<OptimizerOfList>& all_optimizers() {
+  using Parameters = std::vector<nn::NamedParameter>;
+  using Made = std::unique_ptr<optim::Optimizer>;
+  static const std::vector<OptimizerOfList> all{
+      {"AdamW", 2,
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::AdamW>(
+             std::move(parameters),
+             optim::AdamWOptions{.lr = 0.01, .decay = optim::decay_matrices});
+       }},
+      {"Lion", 1,
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::Lion>(
+             std::move(parameters),
+             optim::LionOptions{.lr = 0.003, .weight_decay = 0.1, .decay = optim::decay_matrices});
+       }},
+      {"Sgd", 1,
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::Sgd>(
+             std::move(parameters),
+             optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
+       }},
+      {"Own", 1,
+       [](Parameters parameters) -> Made {
+         return std::make_unique<OwnRmsProp>(std::move(parameters), 0.003);
+       }},
+  };
+  return all;
+}
+
+}  // namespace tessera::testing
