@@ -21,6 +21,8 @@ const std::vector<Subcommand>& subcommands() {
        "tessera convert out model --to hf --dtype bf16"},
       {"inspect", "List the tensors and the training state of a checkpoint", describe_inspect,
        "tessera inspect out/step-100"},
+      {"diff", "Compare two checkpoints of any formats, tensor by tensor", describe_diff,
+       "tessera diff out/step-100 model.gguf --tolerance 0.01"},
       {"verify", "Check a checkpoint's checksums and coverage", describe_verify,
        "tessera verify out/step-100"},
       {"tokenize", "Turn a text into tokens, for training or as JSON", describe_tokenize,

@@ -17,6 +17,7 @@ Argument config_file_argument(std::string* target);
 Command describe_train();
 Command describe_plan();
 Command describe_convert();
+Command describe_diff();
 Command describe_inspect();
 Command describe_verify();
 Command describe_generate();

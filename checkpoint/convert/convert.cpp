@@ -103,9 +103,10 @@ std::vector<ConvertedTensor> write_payload(const formats::Format& format, const 
                                            formats::Source& source, const ConversionPlan& plan,
                                            const ConvertOptions& options, std::size_t block_bytes,
                                            std::vector<std::string>& notes) {
-  const auto sink =
-      format.create(payload, plan.contents,
-                    {.world_size = options.world_size, .max_file_size = options.max_file_size});
+  const auto sink = format.create(payload, plan.contents,
+                                  {.world_size = options.world_size,
+                                   .max_file_size = options.max_file_size,
+                                   .type = plan.type});
   std::vector<ConvertedTensor> tensors =
       stream_tensors(source, *sink, plan, options, block_bytes, notes);
   TESSERA_REQUIRE(tensors.size() == plan.contents.tensors.size(), "{} of {} tensors were written",
@@ -114,9 +115,15 @@ std::vector<ConvertedTensor> write_payload(const formats::Format& format, const 
   if (!format.is_file) {
     formats::carry_files(plan.contents, payload);
     sync_folder(payload);
-  } else if (!plan.contents.files.empty()) {
-    std::vector<std::string> names;
-    for (const auto& file : plan.contents.files) names.push_back(file.first);
+    return tensors;
+  }
+  const formats::SinkReport report = sink->report();
+  notes.insert(notes.end(), report.notes.begin(), report.notes.end());
+  std::vector<std::string> names;
+  for (const auto& file : plan.contents.files) {
+    if (!report.files.contains(file.first)) names.push_back(file.first);
+  }
+  if (!names.empty()) {
     notes.push_back(fmt::format("one file has no place for {}", fmt::join(names, ", ")));
   }
   return tensors;
@@ -179,6 +186,10 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
                 options.world_size);
   TESSERA_CHECK(!options.dtype || is_floating(*options.dtype), ErrorCode::usage,
                 "weights cannot be converted to {}", name_of(*options.dtype));
+  TESSERA_CHECK(options.type.empty() || to.encodings != nullptr, ErrorCode::usage,
+                "--type {}: {} stores tensors in dtypes; use --dtype", options.type, to.name);
+  TESSERA_CHECK(!options.dtype || to.encodings == nullptr, ErrorCode::usage,
+                "--dtype: {} has types of its own; use --type", to.name);
   const fs::path adapter = adapter_to_merge(step_of_run(source_path), options);
   const fs::path path =
       adapter.empty() ? step_of_run(source_path) : step_of_run(base_of(adapter, options));

@@ -26,6 +26,7 @@ struct ConvertOptions {
   int world_size = 1;               // number of files, for formats with one file for each rank
   std::uint64_t max_file_size = 0;  // bytes of tensors in a file; 0: no limit
   std::optional<DType> dtype = {};  // of the model's floating tensors
+  std::string type = {};  // of elements, for formats with types of their own (gguf): "q8_0"
   bool weights_only = false;
   // Bytes that the conversion may add to the memory of the process or, with `whole_process`, bytes
   // that the whole process may use. If the list of tensors alone leaves no room, throws
@@ -52,7 +53,7 @@ struct ConvertedTensor {
   const StoredDType* stored = nullptr;
   std::vector<std::int64_t> shape;
   std::uint64_t bytes = 0;
-  std::uint64_t xxh3 = 0;  // of its elements as written, row-major
+  std::uint64_t xxh3 = 0;  // of its elements as the result gives them back, row-major
 };
 
 struct ConvertReport {

@@ -15,7 +15,7 @@ namespace tessera::checkpoint::formats {
 const std::vector<Format>& formats() {
   static const std::vector<Format> list = {
       sharded_format(),      full_format(),  dcp_format(),  deepspeed_format(),
-      hugging_face_format(), torch_format(), llmc_format(),
+      hugging_face_format(), torch_format(), llmc_format(), gguf_format(),
   };
   return list;
 }
@@ -32,9 +32,7 @@ struct OtherFormat {
 
 constexpr const char* from_its_model =
     "convert the Hugging Face folder that it was made from, or save the weights by safetensors";
-constexpr std::array<OtherFormat, 10> other_formats{{
-    {"", "GGUF", "a GGUF file of llama.cpp", from_its_model},
-    {".gguf", "", "a GGUF file of llama.cpp", from_its_model},
+constexpr std::array<OtherFormat, 8> other_formats{{
     {"", "\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes them", from_its_model},
     {"", "\x93NUMPY", "an array of NumPy", "save it with a name by safetensors.numpy.save_file"},
     {".onnx", "", "an ONNX program", from_its_model},

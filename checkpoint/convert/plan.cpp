@@ -52,6 +52,13 @@ std::optional<bool> ties_head(const nlohmann::json& config) {
   return std::nullopt;
 }
 
+// The prefix of all names but the head's, in a whole model of this type; empty: not known.
+std::string prefix_of(const std::string& model_type) {
+  if (model_type == "gpt2") return "transformer.";
+  const bool decoder = model_type == "llama" || model_type == "mistral" || model_type == "qwen2";
+  return decoder ? "model." : "";
+}
+
 // Compares bytes, not values: tied tensors are the same memory.
 bool equal_tensors(formats::Source& source, std::size_t a, std::size_t b) {
   const TensorInfo& first = source.contents().tensors[a];
@@ -108,6 +115,7 @@ class Planner {
     drop_tied_head();
     use_names_of_models();
     convert_dtypes();
+    encode();
     if (options_.weights_only || target_.weights_alone) plan_.contents.scalars = Scalars();
     if (foreign_) add_step_counts();
     order();
@@ -230,11 +238,12 @@ class Planner {
   // Models that were saved without their head have no prefix, and some were saved with masks and
   // tables that are computed. Tessera's own folders use the names of its models.
   void use_names_of_models() {
-    if (target_.name != std::string_view("full") && target_.name != std::string_view("sharded")) {
+    if (target_.name != std::string_view("full") && target_.name != std::string_view("sharded") &&
+        target_.encodings == nullptr) {
       return;
     }
     const std::string type = model_type_of(parse_config(given_));
-    const std::string prefix = type == "gpt2" ? "transformer." : type == "llama" ? "model." : "";
+    const std::string prefix = prefix_of(type);
     if (prefix.empty()) return;
     std::size_t computed = 0;
     for (std::size_t i = plan_.contents.tensors.size(); i-- > 0;) {
@@ -282,6 +291,17 @@ class Planner {
     plan_.contents.texts["config.json"] = config.dump(2) + '\n';
   }
 
+  // Formats with types of their own choose the dtypes.
+  void encode() {
+    if (target_.encodings == nullptr) return;
+    const formats::Encodings encodings = target_.encodings(plan_.contents, options_.type);
+    plan_.type = encodings.type;
+    for (std::size_t i = 0; i < plan_.contents.tensors.size(); ++i) {
+      plan_.contents.tensors[i].stored = encodings.tensors[i].stored;
+      plan_.bytes_written += encodings.tensors[i].bytes;
+    }
+  }
+
   // ts::load requires a step count for every parameter; other programs keep one for all.
   void add_step_counts() {
     const auto& tensors = plan_.contents.tensors;
@@ -317,7 +337,7 @@ class Planner {
       tensors.push_back(std::move(plan_.contents.tensors[i]));
       source_of.push_back(plan_.source_of[i]);
       plan_.bytes_read += bytes_of(given_.tensors[source_of.back()]);
-      plan_.bytes_written += bytes_of(tensors.back());
+      if (target_.encodings == nullptr) plan_.bytes_written += bytes_of(tensors.back());
     }
     plan_.contents.tensors = std::move(tensors);
     plan_.source_of = std::move(source_of);

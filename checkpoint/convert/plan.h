@@ -16,6 +16,7 @@ struct ConversionPlan {
   std::vector<std::size_t> source_of;  // of each tensor: the source's index
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+  std::string type;  // for the sink, of formats with encodings
 };
 
 // Reads from the source only to compare tensors that should be tied. `foreign`: the scalars are not

@@ -240,8 +240,12 @@ class TensorStream {
       const formats::TensorInfo& tensor = plan_.contents.tensors[block.tensor];
       const auto bytes = static_cast<std::size_t>(block.count) * tensor.stored->bits / 8;
       if (block.count > 0) {
-        XXH3_64bits_update(hash.get(), block.memory.data(), bytes);
         sink_.append(block.tensor, block.memory.data(), block.count);
+        if (const auto rounded = sink_.read_back()) {
+          XXH3_64bits_update(hash.get(), rounded->data(), rounded->size());
+        } else {
+          XXH3_64bits_update(hash.get(), block.memory.data(), bytes);
+        }
       }
       done += block.count;
       if (done == elements_of(tensor)) {

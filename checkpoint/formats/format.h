@@ -12,6 +12,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,6 +91,12 @@ class Source {
   }
 };
 
+// What a sink did with the small files of its contents, and what the user should know.
+struct SinkReport {
+  std::set<std::string> files = {};  // names of files whose contents the result has in itself
+  std::vector<std::string> notes = {};
+};
+
 // A checkpoint being written. Files are created in a folder (or as the one file) that the caller
 // owns, fsyncs and renames into place.
 class Sink {
@@ -96,13 +105,28 @@ class Sink {
   // Appends the next elements of the tensor with this index in the contents that the sink was made
   // with. Tensors come in that order, each whole and in row-major order before the next.
   virtual void append(std::size_t tensor, const std::byte* data, std::int64_t count) = 0;
+  // If the format rounds elements: those that the last append() completed, row-major, as a reader
+  // of the result will get them. Valid until the next append(). None: elements stay as they came.
+  [[nodiscard]] virtual std::optional<std::span<const std::byte>> read_back() const { return {}; }
   // Call after the last element. Writes the ends of the files and fsyncs each.
   virtual void finish() = 0;
+  [[nodiscard]] virtual SinkReport report() const { return {}; }
 };
 
 struct WriteOptions {
   int world_size = 1;               // number of files, for formats with one file for each rank
   std::uint64_t max_file_size = 0;  // bytes of tensors in a file of formats that split; 0: no limit
+  std::string type = {};            // of elements, for formats with encodings; empty: the default
+};
+
+// How a format with types of its own stores a tensor.
+struct Encoding {
+  const StoredDType* stored;  // of the elements, for the sink and for a reader of the result
+  std::uint64_t bytes;        // in the result
+};
+struct Encodings {
+  std::string type;               // that was asked for, or the default
+  std::vector<Encoding> tensors;  // of the contents, in their order
 };
 
 struct Format {
@@ -119,6 +143,9 @@ struct Format {
                                   const WriteOptions& options);
   bool weights_alone =
       false;  // cannot hold an optimizer: a conversion leaves it behind and says so
+  // Formats that store elements in types of their own, by the name that WriteOptions has. Null: a
+  // tensor is stored in its dtype.
+  Encodings (*encodings)(const Contents& contents, const std::string& type) = nullptr;
 };
 
 // In the order in which they are tried; the first that recognises a path takes it.

@@ -22,5 +22,7 @@ const Format& dcp_format();
 const Format& deepspeed_format();
 // llm.c's model files: GPT-2's weights in fp32 or bf16, one file.
 const Format& llmc_format();
+// llama.cpp's GGUF files of Llama, Mistral, Qwen2 and GPT-2.
+const Format& gguf_format();
 
 }  // namespace tessera::checkpoint::formats

@@ -38,7 +38,7 @@ std::vector<std::string> written_formats() {
 struct ConvertCommand {
   std::string source, target, to;
   int world_size = 1;
-  std::string max_shard_size, max_memory = "256MB", dtype, json;
+  std::string max_shard_size, max_memory = "256MB", dtype, type, json;
   std::string base;
   bool weights_only = false, merge = false, verify = false, force = false;
 
@@ -77,6 +77,7 @@ struct ConvertCommand {
     options.max_memory = bytes("--max-memory", max_memory);
     options.whole_process = true;
     options.dtype = chosen_dtype();
+    options.type = training::lower_case(type);
     options.weights_only = weights_only;
     options.merge = merge;
     options.base = base;
@@ -185,6 +186,10 @@ Command describe_convert() {
             .target = &options->dtype,
             .help = "The dtype of the model's floating-point tensors (default: unchanged)",
             .type = "fp32|bf16|fp16|fp64"},
+           {.name = "--type",
+            .target = &options->type,
+            .help = "The type of the matrices in a GGUF file (default: as they are stored)",
+            .type = "f32|f16|bf16|q8_0|q4_0"},
            {.name = "--weights-only",
             .target = &options->weights_only,
             .help = "Leave out the optimizer's state and the position"},

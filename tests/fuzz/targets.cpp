@@ -117,6 +117,11 @@ void run_torch_file(std::string_view bytes) {
   read_through(*torch_format().open(file.path()));
 }
 
+void run_gguf(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  read_through(*gguf_format().open(file.path()));
+}
+
 void run_safetensors(std::string_view bytes) {
   const SafetensorsHeader header =
       read_safetensors_header(reader_of(bytes), bytes.size(), "'safetensors'");
@@ -262,6 +267,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"dcp", tolerant<run_dcp>},
       {"deepspeed", tolerant<run_deepspeed>},
       {"torch_file", tolerant<run_torch_file>},
+      {"gguf", tolerant<run_gguf>},
       {"safetensors", tolerant<run_safetensors>},
       {"index", tolerant<run_index>},
       {"manifest", tolerant<run_manifest>},

@@ -18,7 +18,7 @@ ROOMS = {
     "emulator": ("access", "scheduler", "runtime", "cuda", "cublas", "device", "nccl", "include/nvtx3"),
     "sharding": ("policy", "context", "memory", "profiler", "units", "runtime", ".", "plan"),
     "checkpoint": ("state", "io", ".", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
-                   "formats/torch", "formats/dcp", "formats/deepspeed", "formats/llmc", "formats/step_folder",
+                   "formats/torch", "formats/dcp", "formats/deepspeed", "formats/llmc", "formats/gguf", "formats/step_folder",
                    "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),

@@ -1,0 +1,203 @@
+// Both checkpoints are opened as a conversion opens its source. Elements are compared in fp64, a
+// block at a time.
+#include "checkpoint/convert/diff.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/convert/names.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "kernels/registry.h"
+
+namespace tessera::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::int64_t compared_elements = std::int64_t{1} << 17;  // at a time
+
+using TensorKey = std::pair<formats::Part, std::string>;
+
+struct OpenedCheckpoint {
+  fs::path path;
+  const formats::Format* format = nullptr;
+  std::unique_ptr<formats::Source> source;
+  std::map<TensorKey, std::size_t> tensors;  // with names of tied weights, too
+  std::map<TensorKey, TensorKey> aliases;
+
+  [[nodiscard]] const formats::TensorInfo& info(std::size_t tensor) const {
+    return source->contents().tensors[tensor];
+  }
+};
+
+OpenedCheckpoint open_checkpoint(const fs::path& path, bool weights_only) {
+  OpenedCheckpoint opened;
+  opened.path = step_of_run(path);
+  opened.format = &formats::recognise(opened.path);
+  opened.source = opened.format->open(opened.path);
+  const formats::Contents& contents = opened.source->contents();
+  const WrapperNames names(contents);
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const formats::TensorInfo& tensor = contents.tensors[i];
+    if (weights_only && tensor.part != formats::Part::model) continue;
+    TESSERA_CHECK(opened.tensors.emplace(TensorKey{tensor.part, names(tensor.name)}, i).second,
+                  ErrorCode::checkpoint,
+                  "'{}': without the wrappers' prefixes two tensors are named '{}'",
+                  opened.path.string(), names(tensor.name));
+  }
+  for (const auto& [alias, name] : contents.aliases) {
+    opened.aliases[{formats::Part::model, names(alias)}] = {formats::Part::model, names(name)};
+  }
+  return opened;
+}
+
+// A tensor by its name or by that of one that is tied to it.
+std::optional<std::size_t> find_tensor(const OpenedCheckpoint& opened, const TensorKey& key) {
+  auto found = opened.tensors.find(key);
+  if (found == opened.tensors.end()) {
+    const auto alias = opened.aliases.find(key);
+    if (alias != opened.aliases.end()) found = opened.tensors.find(alias->second);
+  }
+  if (found == opened.tensors.end()) return std::nullopt;
+  return found->second;
+}
+
+std::string describe_tensor(const formats::TensorInfo& tensor) {
+  return fmt::format("{} {}", tensor.stored->name, describe_shape(tensor.shape));
+}
+
+double distance(double a, double b) {
+  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
+  const double difference = std::fabs(a - b);
+  return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+}
+
+class Comparison {
+ public:
+  Comparison(OpenedCheckpoint& first, OpenedCheckpoint& second, const DiffOptions& options)
+      : first_(first), second_(second), options_(options) {}
+
+  std::vector<TensorDiff> run() {
+    std::map<TensorKey, bool> keys;
+    for (const OpenedCheckpoint* opened : {&first_, &second_}) {
+      for (const auto& entry : opened->tensors) keys[entry.first] = true;
+    }
+    for (const auto& entry : keys) {
+      const auto a = find_tensor(first_, entry.first);
+      const auto b = find_tensor(second_, entry.first);
+      if (a && b) total_ += bytes_in(first_, *a) + bytes_in(second_, *b);
+    }
+    std::vector<TensorDiff> tensors;
+    for (const auto& entry : keys) tensors.push_back(compare(entry.first));
+    return tensors;
+  }
+
+ private:
+  static std::uint64_t bytes_in(const OpenedCheckpoint& opened, std::size_t tensor) {
+    const formats::TensorInfo& info = opened.info(tensor);
+    return static_cast<std::uint64_t>(element_count(info.shape, info.name)) * info.stored->bits / 8;
+  }
+
+  TensorDiff compare(const TensorKey& key) {
+    TensorDiff result;
+    result.part = key.first;
+    result.name = key.second;
+    const auto a = find_tensor(first_, key);
+    const auto b = find_tensor(second_, key);
+    if (a) result.first = describe_tensor(first_.info(*a));
+    if (b) result.second = describe_tensor(second_.info(*b));
+    if (!a || !b) {
+      result.difference = a ? Difference::only_in_first : Difference::only_in_second;
+    } else if (first_.info(*a).shape != second_.info(*b).shape) {
+      result.difference = Difference::shape;
+    } else {
+      compare_values(*a, *b, result);
+      // Not `largest > tolerance`: a tolerance that is not a number accepts nothing.
+      if (!(result.largest <= options_.tolerance)) result.difference = Difference::values;
+    }
+    return result;
+  }
+
+  void compare_values(std::size_t a, std::size_t b, TensorDiff& result) {
+    const std::int64_t elements = element_count(first_.info(a).shape, result.name);
+    for (std::int64_t first = 0; first < elements; first += compared_elements) {
+      if (options_.stop && options_.stop()) fail(ErrorCode::runtime, "stopped");
+      const std::int64_t count = std::min(compared_elements, elements - first);
+      read_block(first_, a, first, count, left_);
+      read_block(second_, b, first, count, right_);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+        result.first_norm += left_[i] * left_[i];
+        result.second_norm += right_[i] * right_[i];
+        result.largest = std::max(result.largest, distance(left_[i], right_[i]));
+      }
+      if (options_.progress) options_.progress({"comparing", done_, total_});
+    }
+    result.first_norm = std::sqrt(result.first_norm);
+    result.second_norm = std::sqrt(result.second_norm);
+  }
+
+  void read_block(OpenedCheckpoint& opened, std::size_t tensor, std::int64_t first,
+                  std::int64_t count, std::vector<double>& values) {
+    const formats::TensorInfo& info = opened.info(tensor);
+    TESSERA_CHECK(info.stored->dtype.has_value(), ErrorCode::checkpoint,
+                  "'{}': tensor '{}' is {}, whose elements are not compared", opened.path.string(),
+                  info.name, info.stored->name);
+    const DType dtype = *info.stored->dtype;
+    raw_.resize(static_cast<std::size_t>(count) * size_of(dtype));
+    values.resize(static_cast<std::size_t>(count));
+    opened.source->read(tensor, first, count, raw_.data());
+    kernels::cpu::cast({.in = raw_.data(),
+                        .out = values.data(),
+                        .n = count,
+                        .in_dtype = dtype,
+                        .out_dtype = DType::float64});
+    done_ += raw_.size();
+  }
+
+  OpenedCheckpoint& first_;
+  OpenedCheckpoint& second_;
+  const DiffOptions& options_;
+  std::vector<std::byte> raw_;
+  std::vector<double> left_, right_;
+  std::uint64_t done_ = 0, total_ = 0;
+};
+
+}  // namespace
+
+const char* name_of(Difference difference) {
+  switch (difference) {
+    case Difference::none:
+      return "equal";
+    case Difference::only_in_first:
+      return "only in the first";
+    case Difference::only_in_second:
+      return "only in the second";
+    case Difference::shape:
+      return "other shape";
+    case Difference::values:
+      return "other values";
+  }
+  return "unknown";
+}
+
+DiffReport diff(const fs::path& first, const fs::path& second, const DiffOptions& options) {
+  OpenedCheckpoint a = open_checkpoint(first, options.weights_only);
+  OpenedCheckpoint b = open_checkpoint(second, options.weights_only);
+  DiffReport report{a.path.string(), a.format->name, b.path.string(), b.format->name, {}, 0};
+  report.tensors = Comparison(a, b, options).run();
+  for (const TensorDiff& tensor : report.tensors) {
+    report.different += tensor.difference == Difference::none ? 0 : 1;
+  }
+  return report;
+}
+
+}  // namespace tessera::checkpoint

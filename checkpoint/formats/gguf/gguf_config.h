@@ -1,0 +1,39 @@
+// config.json and the settings of a GGUF file, each made from the other.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/formats/gguf/gguf_family.h"
+
+namespace tessera::checkpoint::formats {
+
+// The name of the tensor of llama3's scaled rotary positions: a divisor for each frequency.
+inline constexpr const char* gguf_rope_tensor = "rope_freqs.weight";
+
+struct GgufHeads {
+  std::int64_t query = 1;
+  std::int64_t key = 1;
+};
+
+// What a sink needs of a model's config.json.
+struct GgufModel {
+  const GgufFamily* family = nullptr;
+  GgufHeads heads;
+  std::int64_t vocabulary = 0;
+  std::vector<float> rope;         // the contents of gguf_rope_tensor; empty: there is none
+  std::vector<std::string> notes;  // what llama.cpp computes in another way
+};
+
+// Writes general.architecture and the settings. Error(checkpoint) names a key of config.json that
+// llama.cpp does not compute with.
+GgufModel write_gguf_settings(const nlohmann::json& config, GgufMetadata& metadata);
+
+// The config.json of an opened file. `rope`: the contents of gguf_rope_tensor. Sets `heads`.
+nlohmann::json config_of_gguf(const GgufHeader& header, const GgufFamily& family,
+                              const std::vector<float>& rope, const std::string& file,
+                              GgufHeads& heads);
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,166 @@
+// The table of families.
+#include "checkpoint/formats/gguf/gguf_family.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text/printable.h"
+
+namespace tessera::checkpoint::formats {
+
+namespace {
+
+// Llama and the models of its build. The order of query and key rows depends on how llama.cpp
+// turns pairs: neighbours for "llama", halves of a head for "qwen2".
+std::vector<GgufModule> decoder_modules(bool permuted) {
+  using enum GgufOrder;
+  return {{"model.embed_tokens", "token_embd"},
+          {"model.norm", "output_norm"},
+          {"lm_head", "output"},
+          {"model.layers.{}.input_layernorm", "blk.{}.attn_norm"},
+          {"model.layers.{}.self_attn.q_proj", "blk.{}.attn_q", permuted ? query_heads : same},
+          {"model.layers.{}.self_attn.k_proj", "blk.{}.attn_k", permuted ? key_heads : same},
+          {"model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"},
+          {"model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"},
+          {"model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"},
+          {"model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"},
+          {"model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"},
+          {"model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"}};
+}
+
+std::vector<GgufModule> gpt2_modules() {
+  using enum GgufOrder;
+  return {{"transformer.wte", "token_embd"},
+          {"transformer.wpe", "position_embd", same, true},
+          {"transformer.ln_f", "output_norm"},
+          {"lm_head", "output"},
+          {"transformer.h.{}.ln_1", "blk.{}.attn_norm"},
+          {"transformer.h.{}.attn.c_attn", "blk.{}.attn_qkv", transposed},
+          {"transformer.h.{}.attn.c_proj", "blk.{}.attn_output", transposed},
+          {"transformer.h.{}.ln_2", "blk.{}.ffn_norm"},
+          {"transformer.h.{}.mlp.c_fc", "blk.{}.ffn_up", transposed},
+          {"transformer.h.{}.mlp.c_proj", "blk.{}.ffn_down", transposed}};
+}
+
+std::vector<GgufSetting> decoder_settings() {
+  return {{"max_position_embeddings", "context_length"},
+          {"hidden_size", "embedding_length"},
+          {"num_hidden_layers", "block_count"},
+          {"intermediate_size", "feed_forward_length"},
+          {"num_attention_heads", "attention.head_count"},
+          {"num_key_value_heads", "attention.head_count_kv"},
+          {"rms_norm_eps", "attention.layer_norm_rms_epsilon", true}};
+}
+
+std::vector<GgufSetting> gpt2_settings() {
+  return {{"n_positions", "context_length"},
+          {"n_embd", "embedding_length"},
+          {"n_layer", "block_count"},
+          {"n_inner", "feed_forward_length"},
+          {"n_head", "attention.head_count"},
+          {"layer_norm_epsilon", "attention.layer_norm_epsilon", true}};
+}
+
+const std::vector<GgufFamily>& gguf_families() {
+  static const std::vector<GgufFamily> families{
+      {"llama",
+       {"llama", "mistral"},
+       "LlamaForCausalLM",
+       "model.",
+       decoder_modules(true),
+       decoder_settings(),
+       true},
+      {"qwen2",
+       {"qwen2"},
+       "Qwen2ForCausalLM",
+       "model.",
+       decoder_modules(false),
+       decoder_settings(),
+       true},
+      {"gpt2", {"gpt2"}, "GPT2LMHeadModel", "transformer.", gpt2_modules(), gpt2_settings(), false},
+  };
+  return families;
+}
+
+// `text` in place of `to`, where it matches `from`; both may have one "{}" for a number.
+std::optional<std::string> translate(std::string_view text, std::string_view from,
+                                     std::string_view to) {
+  constexpr std::string_view hole = "{}";
+  const std::size_t at = from.find(hole);
+  if (at == std::string_view::npos) {
+    if (text != from) return std::nullopt;
+    return std::string(to);
+  }
+  const std::string_view before = from.substr(0, at);
+  const std::string_view after = from.substr(at + hole.size());
+  if (text.size() <= before.size() + after.size() || !text.starts_with(before) ||
+      !text.ends_with(after)) {
+    return std::nullopt;
+  }
+  const std::string_view number =
+      text.substr(before.size(), text.size() - before.size() - after.size());
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (!std::all_of(number.begin(), number.end(), is_digit) ||
+      (number.size() > 1 && number[0] == '0')) {
+    return std::nullopt;
+  }
+  std::string result(to);
+  return result.replace(to.find(hole), hole.size(), number);
+}
+
+std::optional<GgufName> find_name(const GgufFamily& family, std::string_view name,
+                                  const char* GgufModule::*from, const char* GgufModule::*to) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::string_view ending = name.substr(dot);
+  if (ending != ".weight" && ending != ".bias") return std::nullopt;
+  for (const GgufModule& module : family.modules) {
+    std::optional<std::string> found = translate(name.substr(0, dot), module.*from, module.*to);
+    if (found) {
+      return GgufName{found->append(ending), &module, ending == ".weight"};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+const GgufFamily& gguf_family_of_config(const nlohmann::json& config) {
+  const bool given =
+      config.is_object() && config.contains("model_type") && config["model_type"].is_string();
+  const std::string type = given ? config["model_type"].get<std::string>() : std::string();
+  std::vector<std::string> known;
+  for (const GgufFamily& family : gguf_families()) {
+    for (const char* model_type : family.model_types) {
+      if (type == model_type) return family;
+      known.emplace_back(model_type);
+    }
+  }
+  fail(ErrorCode::checkpoint,
+       "config.json has model_type '{}'; GGUF files are written for {} (--to hf and llama.cpp's "
+       "own converter may help with others)",
+       printable(type), fmt::join(known, ", "));
+}
+
+const GgufFamily& gguf_family_of_architecture(const std::string& architecture,
+                                              const std::string& file) {
+  std::vector<std::string> known;
+  for (const GgufFamily& family : gguf_families()) {
+    if (architecture == family.architecture) return family;
+    known.emplace_back(family.architecture);
+  }
+  fail(ErrorCode::checkpoint, "'{}' holds a model of architecture '{}'; GGUF files are read for {}",
+       file, printable(architecture), fmt::join(known, ", "));
+}
+
+std::optional<GgufName> gguf_name(const GgufFamily& family, std::string_view hugging_face) {
+  return find_name(family, hugging_face, &GgufModule::hugging_face, &GgufModule::gguf);
+}
+
+std::optional<GgufName> hugging_face_name(const GgufFamily& family, std::string_view gguf) {
+  return find_name(family, gguf, &GgufModule::gguf, &GgufModule::hugging_face);
+}
+
+}  // namespace tessera::checkpoint::formats
