@@ -70,9 +70,8 @@ void train(const std::string& strategy, const std::string& folder, std::int64_t 
   const ts::Context context = ts::init();
   ts::manual_seed(7);
   Net net;
-  ts::ShardingOptions sharding{.wrap = ts::WrapPolicy::list({"fc1"}),
-                               .group_size = context.world_size(),
-                               .param_dtype = ts::bfloat16};
+  ts::ShardingOptions sharding{.wrap = ts::WrapPolicy::list({"fc1"}), .param_dtype = ts::bfloat16};
+  sharding.group_size = context.world_size();
   for (const ts::StrategyRow& row : ts::strategy_table) {
     if (row.name == strategy) sharding.strategy = row.strategy;
   }

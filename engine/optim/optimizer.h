@@ -107,9 +107,13 @@ class Optimizer {
   [[nodiscard]] std::size_t state_bytes() const;
 
  protected:
+  // Updates elements with the same settings; states begin as zeros. Several calls make a step, in
+  // any order, each with its own elements: an update that treats every element alone has the same
+  // bits under every strategy. The memory is on update.device, in the order of its current queue;
+  // on `meta` and `planned` devices it must not be read. engine/optim/update_elements.h has the
+  // loop for the CPU. Constructors of derived classes call set_learning_rate(), which is 0 before.
   virtual void update(const Update& update) = 0;
 
- protected:
   // Makes the state files, so that a folder without room is refused before the first step. The
   // constructors of optimizers call it because they know the names of the states. Otherwise the
   // first step makes them.

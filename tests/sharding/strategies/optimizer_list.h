@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,7 @@ struct OptimizerOfList {
   std::string name;
   std::size_t states = 1;  // numbers of each parameter's element
   optim::OptimizerFactory make;
+  friend void PrintTo(const OptimizerOfList& one, std::ostream* out) { *out << one.name; }
 };
 
 inline const std::vector<OptimizerOfList>& all_optimizers() {
