@@ -94,18 +94,36 @@ class HeadProducts {
   }
 };
 
+// A row of attention: as many tokens as in other rows, in samples of another length.
+struct AttentionRow {
+  const char* name;
+  float dropout = 0;
+  std::int64_t positions = length;
+  std::int64_t window = 0;
+
+  [[nodiscard]] std::int64_t samples() const { return batch * length / positions; }
+  // The operations of one product of the scores that are not masked.
+  [[nodiscard]] double flops() const {
+    const auto rows = static_cast<double>(positions);
+    const double seen =
+        window == 0 ? rows * rows * 0.5
+                    : static_cast<double>(window) * (rows - static_cast<double>(window) * 0.5);
+    return 2.0 * static_cast<double>(samples() * heads * head_dim) * seen;
+  }
+};
+
 struct AttentionMemory {
   AttentionShape shape;
   std::uint8_t *qkv, *gradient;
   void *out, *dout, *log_sum_exp;
 
-  AttentionMemory(DType dtype, float dropout, Memory& memory)
-      : shape{.batch = batch,
+  AttentionMemory(DType dtype, const AttentionRow& row, Memory& memory)
+      : shape{.batch = row.samples(),
               .heads = heads,
               .key_heads = heads,
               .head_dim = head_dim,
-              .query_length = length,
-              .key_length = length,
+              .query_length = row.positions,
+              .key_length = row.positions,
               .q_stride = 3 * model,
               .k_stride = 3 * model,
               .v_stride = 3 * model,
@@ -113,10 +131,11 @@ struct AttentionMemory {
               .scale = 0.125f,
               .causal = true,
               .key_mask = nullptr,
-              .dropout = dropout,
+              .dropout = row.dropout,
               .key = {1, 2},
               .first_sample = 0,
-              .dtype = dtype},
+              .dtype = dtype,
+              .window = row.window},
         qkv(static_cast<std::uint8_t*>(memory.random(batch * length * 3 * model, dtype))),
         gradient(static_cast<std::uint8_t*>(memory.random(batch * length * 3 * model, dtype))),
         out(memory.random(batch * length * model, dtype)),
@@ -148,17 +167,20 @@ struct AttentionMemory {
   }
 };
 
-// The operations of one product of the lower triangle.
-constexpr double causal_flops = 2.0 * batch * heads * length * length * head_dim * 0.5;
-
-// Rows without and with dropout for each dtype. oneDNN's products of whole heads are halved.
+// Rows for each dtype: without and with dropout, and long samples without and with windows, whose
+// times grow with the window. oneDNN's products of whole heads are halved.
+constexpr AttentionRow attention_rows[] = {
+    {.name = "causal"},
+    {.name = "causal_dropout", .dropout = 0.1f},
+    {.name = "causal_2048", .positions = 2048},
+    {.name = "window_256_of_2048", .positions = 2048, .window = 256},
+    {.name = "window_64_of_2048", .positions = 2048, .window = 64}};
 template <class Make>
 void add_attention(Rows& to, const Make& make) {
   for (const DType dtype : {float32, bfloat16}) {
-    for (const float dropout : {0.0f, 0.1f}) {
-      const std::string name = dropout > 0 ? "causal_dropout/" : "causal/";
-      to.add(name + std::string(name_of(dtype)),
-             [=](Memory& memory) { return make(memory, dtype, dropout); });
+    for (const AttentionRow& row : attention_rows) {
+      to.add(fmt::format("{}/{}", row.name, name_of(dtype)),
+             [=](Memory& memory) { return make(memory, dtype, row); });
     }
   }
 }
@@ -255,34 +277,36 @@ void rows_of_gemv(Rows& to) {
 }
 
 void rows_of_attention_forward(Rows& to) {
-  add_attention(to, [](Memory& memory, DType dtype, float dropout) {
-    const AttentionForward call = AttentionMemory(dtype, dropout, memory).forward();
+  add_attention(to, [](Memory& memory, DType dtype, const AttentionRow& row) {
+    const AttentionForward call = AttentionMemory(dtype, row, memory).forward();
+    Work work{.run = [=] { cpu::attention_forward(call); },
+              .bytes = 4 * stored(batch * length * model, dtype),
+              .flops = 2 * row.flops(),
+              .products = dtype};
+    if (row.positions != length) return work;
     const auto& bare = memory.keep(HeadProducts(dtype, memory));
-    return Work{.run = [=] { cpu::attention_forward(call); },
-                .bytes = 4 * stored(batch * length * model, dtype),
-                .flops = 2 * causal_flops,
-                .products = dtype,
-                .onednn = [&bare] { bare.score(), bare.value(); },
-                .onednn_share = 0.5};
+    work.onednn = [&bare] { bare.score(), bare.value(); };
+    work.onednn_share = 0.5;
+    return work;
   });
 }
 
 void rows_of_attention_backward(Rows& to) {
-  add_attention(to, [](Memory& memory, DType dtype, float dropout) {
-    const AttentionMemory attention(dtype, dropout, memory);
+  add_attention(to, [](Memory& memory, DType dtype, const AttentionRow& row) {
+    const AttentionMemory attention(dtype, row, memory);
     cpu::attention_forward(attention.forward());
     const AttentionBackward call = attention.backward();
+    Work work{.run = [=] { cpu::attention_backward(call); },
+              .bytes = 8 * stored(batch * length * model, dtype),
+              .flops = 5 * row.flops(),
+              .products = dtype};
+    if (row.positions != length) return work;
     const auto& bare = memory.keep(HeadProducts(dtype, memory));
-    return Work{.run = [=] { cpu::attention_backward(call); },
-                .bytes = 8 * stored(batch * length * model, dtype),
-                .flops = 5 * causal_flops,
-                .products = dtype,
-                .onednn =
-                    [&bare] {
-                      bare.score(), bare.score(), bare.value(), bare.transposed(),
-                          bare.transposed();
-                    },
-                .onednn_share = 0.5};
+    work.onednn = [&bare] {
+      bare.score(), bare.score(), bare.value(), bare.transposed(), bare.transposed();
+    };
+    work.onednn_share = 0.5;
+    return work;
   });
 }
 

@@ -10,10 +10,6 @@
 #include "engine/random.h"
 
 namespace tessera {
-
-using ops::check_variants;
-using ops::set_variants;
-
 namespace {
 
 // The memory of q, k and v: three tensors, or one tensor with element offsets.
@@ -43,7 +39,7 @@ kernels::AttentionShape attention_shape(const AttentionOptions& options, std::in
   shape.scale = static_cast<float>(
       options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
   shape.causal = options.causal;
-  set_variants(shape, options);
+  ops::set_variants(shape, options);
   shape.dropout = static_cast<float>(options.dropout);
   if (shape.dropout > 0) {
     shape.key = next_dropout_key();
@@ -157,7 +153,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                   key_heads);
   ops::require_same_device("attention", q, k, v);
   check_mask(q, options, q.size(0), k.size(1));
-  check_variants("attention", q, options, q.size(1), k.size(1));
+  ops::check_variants("attention", q, options, q.size(1), k.size(1));
   auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1), q.size(2) / options.heads,
                                q.dtype());
   shape.q_stride = q.size(2);
@@ -190,7 +186,7 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
                   "packed_attention: qkv of shape {} with {} heads and {} key heads",
                   qkv.shape().to_string(), options.heads, key_heads);
   check_mask(qkv, options, qkv.size(0), qkv.size(1));
-  check_variants("packed_attention", qkv, options, qkv.size(1), qkv.size(1));
+  ops::check_variants("packed_attention", qkv, options, qkv.size(1), qkv.size(1));
   const std::int64_t head_dim = qkv.size(2) / (options.heads + 2 * key_heads);
   auto shape =
       attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, qkv.dtype());

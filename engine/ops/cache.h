@@ -21,7 +21,7 @@ struct CachedRows {
 
 // Causal attention of a sequence's last tokens, whose keys and values are already in the cache. q
 // is [1, T, row]; the first heads * head_dim elements of a row are queries. Returns [1, T, heads *
-// head_dim].
+// head_dim]. Dropout has no effect; a key mask and documents are refused.
 Tensor cached_attention(const Tensor& q, std::int64_t head_dim, const CachedRows& cache,
                         const AttentionOptions& options);
 

@@ -63,6 +63,10 @@ Tensor cached_attention(const Tensor& q, std::int64_t head_dim, const CachedRows
                   q.shape().to_string(), cache.length, cache.keys.shape().to_string(),
                   options.heads, head_dim, key_heads);
   ops::require_same_device("cached_attention", q, cache.keys, cache.values);
+  TESSERA_REQUIRE(!options.key_mask.defined() && !options.document_starts.defined(),
+                  "cached_attention: q {} with a key mask or documents; a cache has one text, all "
+                  "of which is seen",
+                  q.shape().to_string());
   ops::check_variants("cached_attention", q, options, q.size(1), cache.length);
   kernels::AttentionShape shape{};
   shape.batch = 1;

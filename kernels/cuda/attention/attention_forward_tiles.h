@@ -88,7 +88,7 @@ struct AttentionForwardWarp {
   __device__ __forceinline__ void load_bounds() {
     bounds = KeyBounds::of<variants>(arguments.shape, tile, query());
   }
-  // Of the scores that softmax_step() takes.
+  // The scale of the scores that softmax_step() takes.
   __device__ __forceinline__ float scale() const {
     return variants ? scale_after_cap(arguments.shape) : arguments.shape.scale;
   }

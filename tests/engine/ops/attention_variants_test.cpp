@@ -19,13 +19,13 @@ namespace {
 
 using testing::values;
 
-void expect_near(const Tensor& got, const Tensor& expected, double tolerance) {
+void expect_near_tensor(const Tensor& got, const Tensor& expected, double tolerance) {
   ASSERT_EQ(got.shape(), expected.shape());
   const std::vector<double> x = got.to_vector(), y = expected.to_vector();
   for (std::size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], tolerance) << i;
 }
 
-Tensor ids_of(const std::vector<std::int64_t>& ids) {
+Tensor document_ids(const std::vector<std::int64_t>& ids) {
   return Tensor::from(ids, {1, static_cast<std::int64_t>(ids.size())});
 }
 
@@ -37,7 +37,9 @@ TEST(DocumentStarts, AreTheFirstPositions) {
 }
 
 TEST(DocumentStarts, RefusesWrongIds) {
-  const std::string falls = testing::misuse_of([] { (void)document_starts(ids_of({1, 1, 0})); });
+  const std::string falls = testing::misuse_of([] {
+    (void)document_starts(document_ids({1, 1, 0}));
+  });
   EXPECT_NE(falls.find("document 0 at position 2 of row 0"), std::string::npos) << falls;
   EXPECT_NE(falls.find("must not decrease"), std::string::npos) << falls;
   const std::string flat = testing::misuse_of([] {
@@ -53,7 +55,7 @@ TEST(AttentionVariants, PackedDocumentsAreSeparate) {
   const Tensor q = values({1, 9, 8}, 1), k = values({1, 9, 8}, 2), v = values({1, 9, 8}, 3);
   AttentionOptions options{.heads = 2, .causal = true, .window = 3};
   AttentionOptions packed = options;
-  packed.document_starts = document_starts(ids_of({0, 0, 0, 0, 1, 2, 2, 2, 2}));
+  packed.document_starts = document_starts(document_ids({0, 0, 0, 0, 1, 2, 2, 2, 2}));
   const Tensor together = attention(q, k, v, packed);
   std::vector<Tensor> alone;
   for (const auto& [first, last] :
@@ -63,7 +65,7 @@ TEST(AttentionVariants, PackedDocumentsAreSeparate) {
     };
     alone.push_back(attention(part(q), part(k), part(v), options));
   }
-  expect_near(together, concatenate(alone, 1), 1e-14);
+  expect_near_tensor(together, concatenate(alone, 1), 1e-14);
 }
 
 // Decoding with a cache gives the last rows of attention over the whole text.
@@ -76,7 +78,7 @@ TEST(AttentionVariants, CachedAttentionIsTheEndOfAttention) {
   const CachedRows cache{.keys = reshape(k, {20, 8}), .values = reshape(v, {20, 8}), .length = 20};
   for (const std::int64_t tokens : {1, 3, 20}) {
     const Tensor last = cached_attention(slice(q, 1, 20 - tokens, 20), 4, cache, options);
-    expect_near(last, slice(whole, 1, 20 - tokens, 20), 1e-14);
+    expect_near_tensor(last, slice(whole, 1, 20 - tokens, 20), 1e-14);
   }
 }
 
@@ -115,6 +117,18 @@ TEST(AttentionVariants, WrongOptionsAreRefused) {
   const std::string late =
       refusal({.causal = true, .document_starts = Tensor::full({2, 4}, 3, int32)}, x);
   EXPECT_NE(late.find("document_starts must not decrease"), std::string::npos) << late;
+}
+
+TEST(AttentionVariants, CachedAttentionRefusesDocuments) {
+  const NoGradGuard no_grad;
+  const Tensor x = values({1, 4, 6}, 1), rows = values({4, 6}, 2);
+  const std::string message = testing::misuse_of([&] {
+    (void)cached_attention(x, 3, {.keys = rows, .values = rows, .length = 4},
+                           {.heads = 2,
+                            .causal = true,
+                            .document_starts = document_starts(document_ids({0, 0, 1, 1}))});
+  });
+  EXPECT_NE(message.find("a key mask or documents"), std::string::npos) << message;
 }
 
 // Query t of 10 sees min(t + 1, 4) keys: 34 scores instead of 55.
