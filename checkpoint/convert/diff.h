@@ -30,7 +30,7 @@ struct TensorDiff {
   Difference difference = Difference::none;
   // "BF16 [2, 3]"; empty where the checkpoint does not have the tensor.
   std::string first, second;
-  // Of tensors of one shape, in fp64. The largest difference of two elements is infinite if one of
+  // For tensors of one shape, in fp64. The largest difference of two elements is infinite if one of
   // them alone is not a number, or infinite.
   double first_norm = 0, second_norm = 0;
   double largest = 0;

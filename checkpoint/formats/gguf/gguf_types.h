@@ -27,7 +27,7 @@ struct GgufType {
   void (*decode)(const std::byte* in, float* values, std::int64_t blocks) = nullptr;
 
   [[nodiscard]] bool is_quantised() const { return encode != nullptr; }
-  // Of elements that begin and end at blocks.
+  // The bytes of elements that begin and end at blocks.
   [[nodiscard]] std::uint64_t bytes_of(std::int64_t elements) const {
     return static_cast<std::uint64_t>(elements / block) * bytes;
   }

@@ -62,7 +62,7 @@ TEST(GgufTokenizer, SentencePieceAsBpeHasScoresByTheOrderOfMerges) {
   EXPECT_EQ(found.model, "llama");
   EXPECT_EQ(found.kinds, (std::vector<std::int32_t>{2, 3, 6, 1, 1, 1, 1}));
   EXPECT_GT(found.scores[5], found.scores[6]);  // the earlier merge
-  EXPECT_GT(found.scores[6], found.scores[3]);  // a character is no merge
+  EXPECT_GT(found.scores[6], found.scores[3]);  // a character is not merged
 }
 
 // One field of protobuf with a length.
