@@ -97,7 +97,7 @@ TEST(MemoryStep, APlacedStepHasNoPageFault) {
   for (int step = 0; step < 4; ++step) take_step(pool, layers);
   const long before = faults_of_thread();
   take_step(pool, layers);
-  if (!address_sanitizer) {  // whose own memory has faults, too
+  if (!testing::address_sanitizer) {  // whose own memory has faults, too
     EXPECT_EQ(faults_of_thread() - before, 0);
   }
 }

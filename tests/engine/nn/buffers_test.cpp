@@ -18,9 +18,9 @@ namespace {
 using Values = std::vector<double>;
 
 // Counts its calls, and adds a table that it shares with the others.
-class CountingImpl : public nn::Module {
+class CountingLayerImpl : public nn::Module {
  public:
-  explicit CountingImpl(const Tensor& table) {
+  explicit CountingLayerImpl(const Tensor& table) {
     register_parameter("weight", nn::make_parameter({2}, nn::constant(3)));
     register_buffer("calls", nn::make_buffer({1}, nn::constant(0)));
     register_buffer("table", table, false);
@@ -33,17 +33,17 @@ class CountingImpl : public nn::Module {
   using nn::Module::register_buffer;
   using nn::Module::set_buffer;
 };
-TESSERA_MODULE(Counting);
+TESSERA_MODULE(CountingLayer);
 
-struct Net : nn::Module {
-  Net() {
+struct CountedNet : nn::Module {
+  CountedNet() {
     const Tensor table = Tensor::from({1.f, 2.f}, {2});
-    std::vector<Counting> list;
+    std::vector<CountingLayer> list;
     for (int i = 0; i < 2; ++i) list.emplace_back(table);
-    parts = register_module("parts", nn::ModuleList<Counting>(std::move(list)));
+    parts = register_module("parts", nn::ModuleList<CountingLayer>(std::move(list)));
   }
   Tensor forward(const Tensor& x) const { return (*parts)[1]((*parts)[0](x)); }
-  nn::ModuleList<Counting> parts;
+  nn::ModuleList<CountingLayer> parts;
 };
 
 bool has(const std::string& text, const std::string& part) {
@@ -51,7 +51,7 @@ bool has(const std::string& text, const std::string& part) {
 }
 
 TEST(Buffers, HaveNamesInOrderAndEachTensorOnce) {
-  const Net net;
+  const CountedNet net;
   const std::vector<nn::NamedBuffer> buffers = net.named_buffers();
   ASSERT_EQ(buffers.size(), 3u);
   EXPECT_EQ(buffers[0].name, "parts.0.calls");
@@ -63,8 +63,8 @@ TEST(Buffers, HaveNamesInOrderAndEachTensorOnce) {
 }
 
 TEST(Buffers, GetNewValuesInTheSameMemoryAndOutsideTheGraph) {
-  const Net net;
-  const Counting part = (*net.parts)[0];
+  const CountedNet net;
+  const CountingLayer part = (*net.parts)[0];
   const std::byte* const memory = part->buffer("calls").raw_data();
   const Tensor x = Tensor::from({1.f, 1.f}, {2}).set_requires_grad(true);
   (void)net.forward(x);
@@ -79,8 +79,8 @@ TEST(Buffers, GetNewValuesInTheSameMemoryAndOutsideTheGraph) {
 }
 
 TEST(Buffers, AreUpdatedOnceByARecomputedForward) {
-  const Net net;
-  const Counting part = (*net.parts)[0];
+  const CountedNet net;
+  const CountingLayer part = (*net.parts)[0];
   part->set_recompute(RecomputeOptions{});
   const Tensor x = Tensor::from({1.f, 1.f}, {2}).set_requires_grad(true);
   sum(net.forward(x)).backward();
@@ -90,7 +90,7 @@ TEST(Buffers, AreUpdatedOnceByARecomputedForward) {
 
 // The product's gradient needs the values that the forward read.
 TEST(Buffers, AWriteBeforeTheBackwardThatNeedsThemIsFound) {
-  const Counting part(Tensor::from({1.f, 2.f}, {2}));
+  const CountingLayer part(Tensor::from({1.f, 2.f}, {2}));
   const Tensor x = Tensor::from({1.f, 1.f}, {2}).set_requires_grad(true);
   const Tensor read = sum(x * part->buffer("table"));
   const Tensor copied = sum(x * part->buffer("table").clone());
@@ -101,24 +101,26 @@ TEST(Buffers, AWriteBeforeTheBackwardThatNeedsThemIsFound) {
 }
 
 TEST(Buffers, BadRegistrationsAndValuesAreRefused) {
-  const Counting part(Tensor::from({1.f, 2.f}, {2}));
+  const CountingLayer part(Tensor::from({1.f, 2.f}, {2}));
   const Tensor one = Tensor::zeros({1});
   const auto registered = [&](const std::string& name, const Tensor& tensor) {
     return testing::misuse_of([&] { part->register_buffer(name, tensor); });
   };
-  EXPECT_TRUE(has(registered("", one), "buffer name \"\" of Counting is empty or has a dot"));
-  EXPECT_TRUE(has(registered("a.b", one), "buffer name \"a.b\" of Counting is empty or has a dot"));
+  EXPECT_TRUE(has(registered("", one), "buffer name \"\" of CountingLayer is empty or has a dot"));
   EXPECT_TRUE(
-      has(registered("weight", one), "Counting has a parameter or a buffer weight already"));
-  EXPECT_TRUE(has(registered("calls", one), "Counting has a parameter or a buffer calls already"));
-  EXPECT_TRUE(has(registered("new", {}), "buffer new of Counting is undefined"));
+      has(registered("a.b", one), "buffer name \"a.b\" of CountingLayer is empty or has a dot"));
+  EXPECT_TRUE(
+      has(registered("weight", one), "CountingLayer has a parameter or a buffer weight already"));
+  EXPECT_TRUE(
+      has(registered("calls", one), "CountingLayer has a parameter or a buffer calls already"));
+  EXPECT_TRUE(has(registered("new", {}), "buffer new of CountingLayer is undefined"));
   EXPECT_TRUE(has(registered("new", Tensor::zeros({1}).set_requires_grad(true)),
-                  "buffer new of Counting requires a gradient"));
+                  "buffer new of CountingLayer requires a gradient"));
   EXPECT_TRUE(has(testing::misuse_of([&] { part->set_buffer("calls", Tensor::zeros({2})); }),
-                  "buffer calls of Counting has the shape [1], and the new value [2]"));
+                  "buffer calls of CountingLayer has the shape [1], and the new value [2]"));
   EXPECT_TRUE(has(testing::misuse_of([&] { part->set_buffer("calls", {}); }), "is undefined"));
   EXPECT_TRUE(has(testing::misuse_of([&] { (void)part->buffer("nothing"); }),
-                  "Counting has no buffer nothing"));
+                  "CountingLayer has no buffer nothing"));
   EXPECT_EQ(part->own_buffers().size(), 2u);
 }
 
