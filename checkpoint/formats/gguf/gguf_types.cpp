@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -41,17 +42,23 @@ float get_scale(const std::byte* in) {
   return to_float(half);
 }
 
+// The bits of the largest magnitude of a block; compared as integers, which is the same order.
+std::int32_t largest_bits(const float* values) {
+  std::int32_t largest = 0;
+  for (std::int64_t i = 0; i < quant_block; ++i) {
+    largest = std::max(largest, std::bit_cast<std::int32_t>(values[i]) & 0x7fffffff);
+  }
+  return largest;
+}
+
+constexpr std::int32_t bits_of_infinity = 0x7f800000;  // more: not a number
+
 // The largest magnitude has the integer 127. Rounds halves away from zero.
 bool encode_q8_block(const float* values, std::byte* out) {
-  float largest = 0.0f;
-  bool finite = true;
-  for (std::int64_t i = 0; i < quant_block; ++i) {
-    const float magnitude = std::fabs(values[i]);
-    finite = finite && magnitude <= std::numeric_limits<float>::max();
-    largest = std::max(largest, magnitude);
-  }
+  const std::int32_t bits = largest_bits(values);
+  const auto largest = std::bit_cast<float>(bits);
   const float scale = largest / 127.0f;
-  if (!finite || scale > largest_half) return false;
+  if (bits >= bits_of_infinity || scale > largest_half) return false;
   const float inverse = inverse_of(scale);
   put_scale(scale, out);
   std::array<std::int8_t, quant_block> integers{};
@@ -90,19 +97,13 @@ void decode_q8(const std::byte* in, float* values, std::int64_t blocks) {
 // The first element of the largest magnitude has the integer 0, which stands for -8. Byte i holds
 // element i in its low and element i + 16 in its high half.
 bool encode_q4_block(const float* values, std::byte* out) {
-  float largest = 0.0f;
-  float extreme = 0.0f;
-  bool finite = true;
-  for (std::int64_t i = 0; i < quant_block; ++i) {
-    const float magnitude = std::fabs(values[i]);
-    finite = finite && magnitude <= std::numeric_limits<float>::max();
-    if (magnitude > largest) {
-      largest = magnitude;
-      extreme = values[i];
-    }
-  }
+  const std::int32_t bits = largest_bits(values);
+  if (bits >= bits_of_infinity) return false;
+  std::int64_t first = 0;
+  while ((std::bit_cast<std::int32_t>(values[first]) & 0x7fffffff) != bits) ++first;
+  const float extreme = values[first];
   const float scale = extreme / -8.0f;
-  if (!finite || std::fabs(scale) > largest_half) return false;
+  if (std::fabs(scale) > largest_half) return false;
   const float inverse = inverse_of(scale);
   put_scale(scale, out);
   std::array<std::int32_t, quant_block> integers{};
