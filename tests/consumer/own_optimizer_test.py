@@ -37,15 +37,17 @@ class OwnOptimizer(unittest.TestCase):
             self.assertEqual(train(strategy), first, strategy)
 
     def test_resumes_to_the_bit_and_on_another_world_size(self):
-        straight = train("FULL_SHARD")
+        straight = train("FULL_SHARD", "", 30)
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "out"
             begun = train("FULL_SHARD", out, 8)
             resumed = train("SHARD_GRAD_OP", out, 20)
-            self.assertEqual(begun + resumed, straight)
+            self.assertEqual(begun + resumed, straight[:20])
             again = train("FULL_SHARD", out, 30, ranks=4)
-            self.assertTrue(again[0].startswith("step 21 "), again[0])
-            self.assertLess(loss_of(again[-1]), loss_of(straight[-1]))
+            self.assertEqual(len(again), 10)
+            for line, wanted in zip(again, straight[20:]):  # sums of four ranks are rounded differently
+                self.assertEqual(line.split()[:2], wanted.split()[:2])
+                self.assertAlmostEqual(loss_of(line), loss_of(wanted), delta=0.05 * loss_of(wanted))
 
 
 if __name__ == "__main__":
