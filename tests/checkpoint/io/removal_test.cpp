@@ -97,7 +97,7 @@ TEST_F(RemovalTest, RemovesFilesFoldersAndLinks) {
 }
 
 TEST_F(RemovalTest, TheFirstFileIsTheOneThatIsNamed) {
-  class Names final : public SystemCalls {
+  class NamesSeen final : public SystemCalls {
    public:
     int unlinkat(int folder, const char* name, int flags) override {
       names.emplace_back(name);

@@ -12,7 +12,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-using Values = std::vector<double>;
+using BufferValues = std::vector<double>;
 
 struct Counted : nn::Module {
   explicit Counted(bool with_extra = false) : in(register_module("in", nn::Linear(6, 5))) {
@@ -28,7 +28,7 @@ struct Counted : nn::Module {
     set_buffer("count", Tensor::from({std::int64_t{7} + rank}, {1}));
     set_buffer("scratch", Tensor::full({4}, 9));
   }
-  [[nodiscard]] Values values(const char* name) const { return buffer(name).to_vector(); }
+  [[nodiscard]] BufferValues values(const char* name) const { return buffer(name).to_vector(); }
   nn::Linear in;
 };
 
@@ -55,9 +55,9 @@ TEST(BuffersInCheckpoints, AreRankZerosOnEveryRankOfAnyWorld) {
         ShardedModel model = fully_shard(net, context);
         optim::AdamW optimizer(model.parameters(), {});
         (void)tessera::load(context, folder.path() / "step-1", model, optimizer);
-        EXPECT_EQ(net.values("mean"), (Values{0, 1, 2, 3, 4, 5}));
-        EXPECT_EQ(net.values("count"), Values{7});
-        EXPECT_EQ(net.values("scratch"), Values(4, 0));
+        EXPECT_EQ(net.values("mean"), (BufferValues{0, 1, 2, 3, 4, 5}));
+        EXPECT_EQ(net.values("count"), BufferValues{7});
+        EXPECT_EQ(net.values("scratch"), BufferValues(4, 0));
       });
     }
   }
@@ -83,9 +83,9 @@ TEST(BuffersInCheckpoints, OneThatIsMissingIsNamedOrKeepsItsValue) {
     const LoadResult result = tessera::load(context, step, model, options);
     EXPECT_EQ(result.model.missing, std::vector<std::string>{"extra"});
     EXPECT_EQ(result.model.unexpected, std::vector<std::string>{"mean"});
-    EXPECT_EQ(net.values("extra"), Values{8});
-    EXPECT_EQ(net.values("mean"), Values(6, 0));
-    EXPECT_EQ(net.values("count"), Values{7});
+    EXPECT_EQ(net.values("extra"), BufferValues{8});
+    EXPECT_EQ(net.values("mean"), BufferValues(6, 0));
+    EXPECT_EQ(net.values("count"), BufferValues{7});
   });
 }
 

@@ -54,7 +54,8 @@ Tensor inputs(int rank, int step) {
   return Tensor::from(x, {4, 6});
 }
 
-Values after_training(const ShardingOptions& options) {
+Values after_training(ShardingOptions options) {
+  options.wrap = WrapPolicy::transformer({"Centre"});
   std::vector<Values> means(2);
   launch(2, [&](Context& context) {
     const OneThread one_thread;
