@@ -22,13 +22,13 @@ using testing::Whole;
 
 using Body = std::function<void(Context&, Classifier&, ShardedModel&, optim::Optimizer&)>;
 
-struct Values {
+struct StateValues {
   std::map<std::string, std::vector<double>> values;
   std::map<std::string, std::int64_t> counts;
 };
 
 // The values of model and optimizer after `body` on a new model.
-Values values_after(int world, const OptimizerOfList& optimizer, const Body& body) {
+StateValues values_after(int world, const OptimizerOfList& optimizer, const Body& body) {
   Whole whole;
   launch(world, [&](Context& context) {
     const tessera::testing::OneThread one_thread;
@@ -50,19 +50,19 @@ TEST_P(OptimizerState, GoesOnOnOtherWorldsAndWithTheSameBits) {
   for (const StateDictType type : {StateDictType::full, StateDictType::sharded}) {
     const testing::TemporaryFolder folder;
     const std::string dir = folder.path().string();
-    const Values straight = values_after(
+    const StateValues straight = values_after(
         2, GetParam(), [](Context&, Classifier& net, ShardedModel&, optim::Optimizer& optimizer) {
           testing::train(net, optimizer, 3);
           testing::train(net, optimizer, 2);
         });
-    const Values saved = values_after(
+    const StateValues saved = values_after(
         2, GetParam(),
         [&](Context& context, Classifier& net, ShardedModel& model, optim::Optimizer& optimizer) {
           testing::train(net, optimizer, 3);
           (void)save(context, dir, model, optimizer, {.type = type});
         });
     for (const int world : {1, 2, 3}) {
-      const Values loaded = values_after(
+      const StateValues loaded = values_after(
           world, GetParam(),
           [&](Context& context, Classifier&, ShardedModel& model, optim::Optimizer& optimizer) {
             (void)load(context, dir + "/step-3", model, optimizer);
@@ -70,7 +70,7 @@ TEST_P(OptimizerState, GoesOnOnOtherWorldsAndWithTheSameBits) {
       EXPECT_EQ(loaded.values, saved.values) << world;
       EXPECT_EQ(loaded.counts, saved.counts) << world;
     }
-    const Values resumed = values_after(
+    const StateValues resumed = values_after(
         2, GetParam(),
         [&](Context& context, Classifier& net, ShardedModel& model, optim::Optimizer& optimizer) {
           (void)load(context, dir + "/step-3", model, optimizer);
