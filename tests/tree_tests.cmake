@@ -96,6 +96,10 @@ if(TESSERA_EXAMPLES)
   set_tests_properties(consumer/own_program_error PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/own_encoder_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_encoder)
+  add_test(NAME consumer/buffers_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/buffers
+                   ${CMAKE_BINARY_DIR}/buffers)
+  set_tests_properties(consumer/buffers_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/own_optimizer_example
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/own_optimizer_test.py
                    ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/own_optimizer)

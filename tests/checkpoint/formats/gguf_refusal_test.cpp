@@ -141,7 +141,7 @@ TEST_F(GgufModelRefusal, ModelsWithoutAMapping) {
                     c["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 2.0}};
                   }),
                   "rope_type is \"yarn\""));
-  EXPECT_TRUE(has(refusal([](auto& c) { c["num_attention_heads"] = 3; }), "divide"));
+  EXPECT_TRUE(has(refusal([](auto& c) { c["num_attention_heads"] = 3; }), "head_dim is 21"));
   EXPECT_TRUE(has(refusal([](auto& c) { c["vocab_size"] = 41; }), "token table"));
   EXPECT_TRUE(has(refusal([](auto& c) { c["num_hidden_layers"] = 3; }), "blk.2.attn_norm.weight"));
   EXPECT_TRUE(has(refusal([](auto& c) { c["hidden_size"] = -1; }), "hidden_size is -1"));
