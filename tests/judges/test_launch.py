@@ -15,7 +15,7 @@ dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
 # One write: with PYTHONUNBUFFERED, print() writes each argument by itself, and ranks share this stdout.
-sys.stdout.write(f"{dist.get_rank()} {dist.get_world_size()} {total.item()}\n")
+sys.stdout.write(f"{dist.get_rank()} {dist.get_world_size()} {total.item()}\\n")
 dist.destroy_process_group()
 """
 

