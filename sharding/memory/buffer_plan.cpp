@@ -62,7 +62,8 @@ class Planner {
         shards_(shards_of(options, world.size)) {}
 
   BufferPlan plan(std::size_t ignored_bytes) {
-    add(BufferUse::ignored, MemoryKind::parameters, -1, "ignored modules and buffers", ignored_bytes);
+    add(BufferUse::ignored, MemoryKind::parameters, -1, "ignored modules and buffers",
+        ignored_bytes);
     for (std::size_t i = 0; i < units_.size(); ++i) add_unit(static_cast<int>(i));
     add_windows();
     add_host_transfers();

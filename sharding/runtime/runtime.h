@@ -30,8 +30,8 @@
 #include "sharding/runtime/whole_parameters.h"
 #include "sharding/units/activation_checkpointing.h"
 #include "sharding/units/ignored_parameters.h"
-#include "sharding/units/module_buffers.h"
 #include "sharding/units/kept_precision.h"
+#include "sharding/units/module_buffers.h"
 #include "sharding/units/structure.h"
 #include "sharding/units/unit.h"
 

@@ -55,10 +55,9 @@ constexpr OptimizerKind kinds[] = {{"exp_avg_sq", true, adamw_defaults},
 // AdamW's groups are those of other optimizers too, which count no steps.
 template <class Tensors>
 OptimizerKind kind_of(const Tensors& tensors) {
-  const auto* const found =
-      std::find_if(std::begin(kinds), std::end(kinds), [&](const OptimizerKind& kind) {
-        return tensors.contains(std::string(kind.state));
-      });
+  const auto* const found = std::find_if(
+      std::begin(kinds), std::end(kinds),
+      [&](const OptimizerKind& kind) { return tensors.contains(std::string(kind.state)); });
   return found == std::end(kinds) ? OptimizerKind{"", false, adamw_defaults} : *found;
 }
 
