@@ -69,9 +69,10 @@ std::vector<bool> rotary_layers(const ConfigReader& reader, const nlohmann::json
                    "no_rope_layers", "must be a list of 0 or 1 for each of {} layers", count);
   std::vector<bool> with_positions;
   for (const nlohmann::json& layer : layers) {
-    reader.check_key(layer == 0 || layer == 1, "no_rope_layers", "has {}; it must have 0 or 1",
+    const bool has_positions = layer == 1;
+    reader.check_key(has_positions || layer == 0, "no_rope_layers", "has {}; it must have 0 or 1",
                      layer.dump());
-    with_positions.push_back(layer == 1);
+    with_positions.push_back(has_positions);
   }
   return with_positions;
 }
