@@ -164,11 +164,10 @@ class ShardedModel {
   std::shared_ptr<Runtime> runtime_;
 };
 
-// Collective: every rank passes a module of the same structure with the same values, of parameters
-// and of buffers; modules made
-// with the same seed, or on `meta`, agree. Throws Error(configuration) that names a parameter in
-// which they differ, unless ShardingOptions::sync_module_states. From here on nothing can be
-// registered in the module.
+// Collective: every rank passes a module of the same structure with the same values of parameters
+// and of buffers; modules made with the same seed, or on `meta`, agree. Throws Error(configuration)
+// that names a parameter or a buffer in which they differ, unless
+// ShardingOptions::sync_module_states. From here on nothing can be registered in the module.
 inline ShardedModel fully_shard(nn::Module& module, const Context& context,
                                 const ShardingOptions& options = {}) {
   return {module, context, options};

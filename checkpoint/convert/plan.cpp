@@ -55,8 +55,11 @@ std::optional<bool> ties_head(const nlohmann::json& config) {
 // The prefix of all names but the head's, in a whole model of this type; empty: not known.
 std::string prefix_of(const std::string& model_type) {
   if (model_type == "gpt2") return "transformer.";
-  const bool decoder = model_type == "llama" || model_type == "mistral" || model_type == "qwen2";
-  return decoder ? "model." : "";
+  for (const char* const decoder :
+       {"llama", "mistral", "qwen2", "qwen3", "olmo2", "smollm3", "phi3"}) {
+    if (model_type == decoder) return "model.";
+  }
+  return "";
 }
 
 // Compares bytes, not values: tied tensors are the same memory.

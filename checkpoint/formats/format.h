@@ -91,7 +91,7 @@ class Source {
   }
 };
 
-// What a sink did with the small files of its contents, and what the user should know.
+// The small files that a sink stored in its result, and notes for the user.
 struct SinkReport {
   std::set<std::string> files = {};  // names of files whose contents the result has in itself
   std::vector<std::string> notes = {};

@@ -1,4 +1,4 @@
-// Progress in bytes, and JSON files.
+// Progress in bytes, JSON files, and the end by a signal.
 #include "cli/commands/checkpoint_output.h"
 
 #include <fmt/format.h>
@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "base/text/byte_size.h"
 #include "base/text/print.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
 #include "logs/progress.h"
+#include "training/interruption.h"
 
 namespace tessera::cli {
 namespace {
@@ -67,6 +69,23 @@ void JsonReport::write(const nlohmann::ordered_json& json) const {
   report.update(json);
   write_output(what_, path_,
                report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+bool was_interrupted() {
+  return training::InterruptionWatch::signal() != 0;
+}
+
+int run_interruptibly(const std::function<int()>& work) {
+  const training::SignalThread signals;
+  const training::InterruptionWatch watch;
+  try {
+    return work();
+  } catch (const Error& error) {
+    const int signal = training::InterruptionWatch::signal();
+    if (signal == 0) throw;
+    print_err("tessera: stopped by signal {}: {}\n", signal, error.what());
+    return 128 + signal;
+  }
 }
 
 std::string part_name(checkpoint::formats::Part part) {

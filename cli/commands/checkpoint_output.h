@@ -1,8 +1,10 @@
-// Shared by convert, inspect and verify: the progress line, the JSON, and the text for a tensor.
+// Shared by convert, diff, inspect and verify: the progress line, the JSON, and the text for a
+// tensor.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -44,6 +46,11 @@ class JsonReport {
  private:
   std::string what_, path_, kind_;
 };
+
+// Runs `work`, which returns an exit code, while a signal only sets a flag: was_interrupted() tells
+// the work to stop by an Error. Such an Error becomes one line and the signal's exit code.
+int run_interruptibly(const std::function<int()>& work);
+bool was_interrupted();
 
 std::string part_name(checkpoint::formats::Part part);
 std::string hexadecimal(std::uint64_t value);

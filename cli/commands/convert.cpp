@@ -16,7 +16,6 @@
 #include "cli/commands/dtype_option.h"
 #include "cli/subcommands.h"
 #include "models/load/adapter.h"
-#include "training/interruption.h"
 #include "training/recipe/values.h"
 
 namespace tessera::cli {
@@ -45,10 +44,8 @@ struct ConvertCommand {
   [[nodiscard]] int run() const {
     ConvertOptions options = convert_options();
     const JsonReport output(json, "tessera-convert", {source, target, base});
-    const training::SignalThread signals;
-    const training::InterruptionWatch watch;
-    options.stop = [] { return training::InterruptionWatch::signal() != 0; };
-    try {
+    options.stop = was_interrupted;
+    return run_interruptibly([&] {
       ConvertReport report;
       {
         ByteProgress progress;
@@ -60,12 +57,7 @@ struct ConvertCommand {
       print(report);
       output.write(to_json(report));
       return 0;
-    } catch (const Error& error) {
-      const int signal = training::InterruptionWatch::signal();
-      if (signal == 0) throw;
-      print_err("tessera: stopped by signal {}: {}\n", signal, error.what());
-      return 128 + signal;
-    }
+    });
   }
 
  private:

@@ -13,7 +13,6 @@
 #include "checkpoint/convert/diff.h"
 #include "cli/commands/checkpoint_output.h"
 #include "cli/subcommands.h"
-#include "training/interruption.h"
 
 namespace tessera::cli {
 namespace {
@@ -30,13 +29,11 @@ struct DiffCommand {
 
   [[nodiscard]] int run() const {
     const JsonReport output(json, "tessera-diff", {first, second});
-    const training::SignalThread signals;
-    const training::InterruptionWatch watch;
     checkpoint::DiffOptions options;
     options.tolerance = tolerance;
     options.weights_only = weights_only;
-    options.stop = [] { return training::InterruptionWatch::signal() != 0; };
-    try {
+    options.stop = was_interrupted;
+    return run_interruptibly([&] {
       DiffReport report;
       {
         ByteProgress progress;
@@ -48,12 +45,7 @@ struct DiffCommand {
       print(report);
       output.write(to_json(report));
       return report.different == 0 ? 0 : exit_different;
-    } catch (const Error& error) {
-      const int signal = training::InterruptionWatch::signal();
-      if (signal == 0) throw;
-      print_err("tessera: stopped by signal {}: {}\n", signal, error.what());
-      return 128 + signal;
-    }
+    });
   }
 
  private:

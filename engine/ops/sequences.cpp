@@ -112,7 +112,7 @@ Tensor document_starts(const Tensor& ids, Device device) {
           ids.device() == Device::cpu(),
       "document_starts: ids of {} {} on {}; int32 or int64 [batch, positions] on the CPU required",
       name_of(ids.dtype()), ids.shape().to_string(), ids.device().to_string());
-  Tensor starts = Tensor::empty(ids.shape(), int32);
+  Tensor starts = Tensor::empty(ids.shape(), int32, Device::cpu());
   if (ids.dtype() == int32) {
     write_document_starts<std::int32_t>(ids, starts);
   } else {

@@ -19,26 +19,25 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
 
 void AdamW::update(const Update& u) {
   const auto steps = static_cast<double>(u.step);
-  TESSERA_LAUNCH(
-      u.device, adamw_step,
-      {.param = u.parameter,
-       .grad = u.gradient,
-       .m = u.states[0],
-       .v = u.states[1],
-       .copy = nullptr,
-       .n = u.count,
-       .dtype = u.dtype,
-       .grad_dtype = u.gradient_dtype,
-       .copy_dtype = u.dtype,
-       .lr = learning_rate() * u.lr_scale,
-       .beta1 = options_.beta1,
-       .beta2 = options_.beta2,
-       .eps = options_.eps,
-       .weight_decay = u.decay_edges.empty() ? 0.0 : u.weight_decay.value_or(options_.weight_decay),
-       .correction1 = 1.0 - std::pow(options_.beta1, steps),
-       .correction2 = 1.0 - std::pow(options_.beta2, steps),
-       .grad_scale = u.gradient_scale,
-       .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
+  TESSERA_LAUNCH(u.device, adamw_step,
+                 {.param = u.parameter,
+                  .grad = u.gradient,
+                  .m = u.states[0],
+                  .v = u.states[1],
+                  .copy = nullptr,
+                  .n = u.count,
+                  .dtype = u.dtype,
+                  .grad_dtype = u.gradient_dtype,
+                  .copy_dtype = u.dtype,
+                  .lr = learning_rate() * u.lr_scale,
+                  .beta1 = options_.beta1,
+                  .beta2 = options_.beta2,
+                  .eps = options_.eps,
+                  .weight_decay = u.decay_or(options_.weight_decay),
+                  .correction1 = 1.0 - std::pow(options_.beta1, steps),
+                  .correction2 = 1.0 - std::pow(options_.beta2, steps),
+                  .grad_scale = u.gradient_scale,
+                  .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
 }
 
 }  // namespace tessera::optim

@@ -16,22 +16,21 @@ Lion::Lion(std::vector<nn::NamedParameter> parameters, const LionOptions& option
 }
 
 void Lion::update(const Update& u) {
-  TESSERA_LAUNCH(
-      u.device, lion_step,
-      {.param = u.parameter,
-       .grad = u.gradient,
-       .m = u.states[0],
-       .copy = nullptr,
-       .n = u.count,
-       .dtype = u.dtype,
-       .grad_dtype = u.gradient_dtype,
-       .copy_dtype = u.dtype,
-       .lr = learning_rate() * u.lr_scale,
-       .beta1 = options_.beta1,
-       .beta2 = options_.beta2,
-       .weight_decay = u.decay_edges.empty() ? 0.0 : u.weight_decay.value_or(options_.weight_decay),
-       .grad_scale = u.gradient_scale,
-       .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
+  TESSERA_LAUNCH(u.device, lion_step,
+                 {.param = u.parameter,
+                  .grad = u.gradient,
+                  .m = u.states[0],
+                  .copy = nullptr,
+                  .n = u.count,
+                  .dtype = u.dtype,
+                  .grad_dtype = u.gradient_dtype,
+                  .copy_dtype = u.dtype,
+                  .lr = learning_rate() * u.lr_scale,
+                  .beta1 = options_.beta1,
+                  .beta2 = options_.beta2,
+                  .weight_decay = u.decay_or(options_.weight_decay),
+                  .grad_scale = u.gradient_scale,
+                  .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
 }
 
 }  // namespace tessera::optim

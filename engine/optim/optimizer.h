@@ -50,6 +50,11 @@ struct Update {
   std::optional<double> weight_decay;  // instead of the optimizer's
   // The elements whose weights decay: [edges[0], edges[1]), [edges[2], edges[3]) ...
   std::span<const std::int64_t> decay_edges;
+
+  // The decay of those elements; `usual` is the optimizer's. 0 where none decays.
+  [[nodiscard]] double decay_or(double usual) const {
+    return decay_edges.empty() ? 0.0 : weight_decay.value_or(usual);
+  }
 };
 
 class Optimizer {

@@ -21,24 +21,23 @@ std::vector<std::string> Sgd::state_names() const {
 }
 
 void Sgd::update(const Update& u) {
-  TESSERA_LAUNCH(
-      u.device, sgd_step,
-      {.param = u.parameter,
-       .grad = u.gradient,
-       .momentum_buffer = u.states.empty() ? nullptr : u.states[0],
-       .copy = nullptr,
-       .n = u.count,
-       .dtype = u.dtype,
-       .grad_dtype = u.gradient_dtype,
-       .copy_dtype = u.dtype,
-       .lr = learning_rate() * u.lr_scale,
-       .momentum = options_.momentum,
-       .dampening = options_.dampening,
-       .weight_decay = u.decay_edges.empty() ? 0.0 : u.weight_decay.value_or(options_.weight_decay),
-       .nesterov = options_.nesterov,
-       .first_step = u.step == 1,
-       .grad_scale = u.gradient_scale,
-       .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
+  TESSERA_LAUNCH(u.device, sgd_step,
+                 {.param = u.parameter,
+                  .grad = u.gradient,
+                  .momentum_buffer = u.states.empty() ? nullptr : u.states[0],
+                  .copy = nullptr,
+                  .n = u.count,
+                  .dtype = u.dtype,
+                  .grad_dtype = u.gradient_dtype,
+                  .copy_dtype = u.dtype,
+                  .lr = learning_rate() * u.lr_scale,
+                  .momentum = options_.momentum,
+                  .dampening = options_.dampening,
+                  .weight_decay = u.decay_or(options_.weight_decay),
+                  .nesterov = options_.nesterov,
+                  .first_step = u.step == 1,
+                  .grad_scale = u.gradient_scale,
+                  .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
 }
 
 }  // namespace tessera::optim

@@ -46,7 +46,7 @@ void update_typed(const optim::Update& u, double weight_decay, const Step& step,
   };
   parallel_for(0, u.count, std::int64_t{1} << 14, [&](std::int64_t begin, std::int64_t end) {
     for_decay_parts(u, begin, end, [&](std::int64_t first, std::int64_t last, bool decays) {
-      const T decay = decays ? static_cast<T>(u.weight_decay.value_or(weight_decay)) : T{0};
+      const T decay = decays ? static_cast<T>(u.decay_or(weight_decay)) : T{0};
       for (std::int64_t n = first; n < last; ++n) {
         step(parameter[n], static_cast<T>(widened(gradient[n]) * scale), decay, states[i][n]...);
       }

@@ -19,7 +19,7 @@ struct RopeTables {
 // The angle of pair i between one position and the next; `dim` elements of a head are rotated.
 std::vector<float> rope_frequencies(std::int64_t dim, double theta, const RopeScaling& scaling);
 
-// What cosines and sines are multiplied by: 1, or the attention factor of YaRN (Peng et al. 2023,
+// The factor of cosines and sines: 1, or the attention factor of YaRN (Peng et al. 2023,
 // "YaRN: Efficient Context Window Extension of Large Language Models").
 double rope_attention_factor(const RopeScaling& scaling);
 

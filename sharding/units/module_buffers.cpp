@@ -40,11 +40,11 @@ void require_equal(comm::Communicator& world, const std::vector<nn::NamedBuffer>
 
 ModuleBuffers::ModuleBuffers(nn::Module& root, comm::Communicator& world, bool sync)
     : list_(root.named_buffers()) {
+  const auto modules = root.named_modules();
   for (nn::NamedBuffer& buffer : list_) {
     const Tensor tensor =
         whole_on(world.device(), buffer.tensor, "buffer " + buffer.name, "nn::make_buffer");
-    for (const auto& [name, module] : root.named_modules())
-      module->replace_own_buffer(buffer.tensor, tensor);
+    for (const auto& [name, module] : modules) module->replace_own_buffer(buffer.tensor, tensor);
     buffer.tensor = tensor;
   }
   if (list_.empty() || world.size() == 1 || world.device().is_planned()) return;

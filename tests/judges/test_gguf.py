@@ -2,14 +2,13 @@
 quantised weights, and Tessera reads what the package wrote."""
 import json
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from models import LLAMA3_ROPE, assert_close, gpt2, llama, logits_of, mistral, prompt, qwen2
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 

@@ -80,8 +80,9 @@ def test_follows_its_formula_and_writes_pytorch_s_state(tessera, tmp_path, text,
     assert len(ours) == STEPS
     assert theirs[-1] < 0.8 * theirs[0], "the loss should have fallen"
     # A gradient that is nearly 0 has either sign, so that the curves part slowly.
-    assert ours[:20] == pytest.approx(theirs[:20], rel=1e-4)
-    assert ours == pytest.approx(theirs, rel=1e-2)
+    # Measured: 7e-7 over 20 steps, 2e-4 over 200, and 0.8 % of the means of gradients.
+    assert ours[:20] == pytest.approx(theirs[:20], rel=1e-5)
+    assert ours == pytest.approx(theirs, rel=1e-3)
 
     tessera.run("convert", tmp_path / "out", tmp_path / "torch.pt", "--to", "torch")
     saved = torch.load(tmp_path / "torch.pt", weights_only=True)
@@ -90,6 +91,7 @@ def test_follows_its_formula_and_writes_pytorch_s_state(tessera, tmp_path, text,
     for name, mean in means.items():
         assert set(state[name]) == {"exp_avg"}, name
         assert state[name]["exp_avg"].shape == mean.shape, name
+        assert (state[name]["exp_avg"] - mean).norm() < 0.03 * mean.norm(), name
     (group,) = saved["optimizer"]["param_groups"]
     assert group["betas"] == (0.9, 0.99)  # the defaults: a checkpoint does not have the recipe's
     assert set(group["params"]) == set(means)

@@ -1,4 +1,4 @@
-// What the reader and the writer of GGUF files share.
+// Functions that the reader and the writer of GGUF files share.
 #pragma once
 
 #include <cstdint>

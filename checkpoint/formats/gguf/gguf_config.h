@@ -18,7 +18,7 @@ struct GgufHeads {
   std::int64_t key = 1;
 };
 
-// What a sink needs of a model's config.json.
+// The parts of a model's config.json that the writer needs.
 struct GgufModel {
   const GgufFamily* family = nullptr;
   GgufHeads heads;

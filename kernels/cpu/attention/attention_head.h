@@ -62,7 +62,7 @@ class AttentionPlan {
   // The same rows in the operands' type: in place, or widened into `buffer`.
   [[nodiscard]] HeadRows widened(HeadRows rows, std::int64_t count, ScratchBuffer& buffer) const;
 
-  // The keys that queries see because of a window and of documents.
+  // The queries, with the keys that they see.
   [[nodiscard]] QueryBlock block(std::int64_t batch, std::int64_t first_query,
                                  std::int64_t rows) const;
 

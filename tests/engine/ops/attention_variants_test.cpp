@@ -146,5 +146,14 @@ TEST(AttentionVariants, APlanCountsTheWindowsScores) {
   EXPECT_EQ(work_of(call).operations, 2 * 2 * 12);
 }
 
+// The documents are made on the CPU, whatever device new tensors have by default.
+TEST(AttentionVariants, DocumentsAreMadeUnderAnotherDefaultDevice) {
+  const Tensor ids = Tensor::from({3, 3, 8, 8, 8}, {1, 5});
+  const DeviceGuard meta(Device::meta());
+  const Tensor starts = document_starts(ids);
+  EXPECT_EQ(starts.device(), Device::cpu());
+  EXPECT_EQ(starts.to_vector(), (std::vector<double>{0, 0, 2, 2, 2}));
+}
+
 }  // namespace
 }  // namespace tessera
