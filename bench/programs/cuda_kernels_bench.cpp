@@ -72,6 +72,7 @@ void bench_reductions(Meter& meter, DType dtype) {
   const Tensor x(meter, count, dtype), sums(meter, dim, dtype);
   const DeviceMemory exact(sizeof(ExactSum));
   TESSERA_CUDA(cudaMemset(exact.data(), 0, sizeof(ExactSum)));
+  TESSERA_CUDA(cudaDeviceSynchronize());
   const Queue queue = meter.context().queue();
   const double tensor = bytes_of(count, dtype);
   meter.memory("sum_rows", dtype, tensor, [&] {

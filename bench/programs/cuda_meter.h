@@ -287,6 +287,7 @@ class Tensor {
     Tensor tensor(numbers.size() * sizeof(std::int64_t));
     TESSERA_CUDA(cudaMemcpy(tensor.data(), numbers.data(), numbers.size() * sizeof(std::int64_t),
                             cudaMemcpyHostToDevice));
+    TESSERA_CUDA(cudaDeviceSynchronize());  // no other stream waits for the copy
     return tensor;
   }
   [[nodiscard]] void* data() const { return memory_.data(); }

@@ -135,6 +135,9 @@ DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
 DeviceMemory::DeviceMemory(const std::vector<std::byte>& contents) : DeviceMemory(contents.size()) {
   if (contents.empty()) return;
   TESSERA_CUDA(cudaMemcpy(data(), contents.data(), contents.size(), cudaMemcpyHostToDevice));
+  // A copy from pageable memory may return before its last bytes are on the device, and streams
+  // that do not block, such as those of a TestContext, do not wait for it.
+  TESSERA_CUDA(cudaDeviceSynchronize());
 }
 
 std::vector<std::byte> DeviceMemory::read() const {

@@ -81,6 +81,7 @@ TEST(FreeRanges, NeverHandsOutAByteTwice) {
 
 class SettingsTest : public ::testing::Test {
  protected:
+  void SetUp() override { unsetenv("TESSERA_CUDA_MEMORY"); }
   void TearDown() override { unsetenv("TESSERA_CUDA_MEMORY"); }
   static Settings read(const char* text) {
     setenv("TESSERA_CUDA_MEMORY", text, 1);
