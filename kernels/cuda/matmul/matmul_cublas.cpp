@@ -68,12 +68,19 @@ Description description_of(const Matmul& p) {
           p.out_dtype};
 }
 
-// The product for which the algorithm of `d` is chosen; it does not depend on the number of rows of
-// d.
-Description with_fixed_rows(Description d) {
+// A weight's gradient: its rows are the weight's, not samples, and k counts the samples. The shape
+// fixes all of its bits, so its algorithm may depend on all of the shape, and k may be split: the
+// result often has fewer tiles than the device has multiprocessors.
+bool is_weight_gradient(const Description& d) {
+  return d.transpose_a;
+}
+
+// The product for which the algorithm of `d` is chosen. Except for a weight's gradient it does not
+// depend on the number of rows of d.
+Description chosen_for(Description d) {
+  if (is_weight_gradient(d)) return d;
   d.m = rows_for_choice;
-  if (d.transpose_a) d.lda = rows_for_choice;
-  if (d.stride_a != 0) d.stride_a = (d.transpose_a ? d.k : d.m) * d.lda;
+  if (d.stride_a != 0) d.stride_a = d.m * d.lda;
   if (d.stride_c != 0) d.stride_c = d.m * d.ldc;
   return d;
 }
@@ -252,12 +259,10 @@ class ThreadPlans {
   }
 
   Algorithm algorithm_of(const Description& d, const void* bias) {
-    const Description chosen_for = with_fixed_rows(d);
-    if (const auto known = algorithms_.find(chosen_for); known != algorithms_.end()) {
-      return known->second;
-    }
+    const Description key = chosen_for(d);
+    if (const auto known = algorithms_.find(key); known != algorithms_.end()) return known->second;
     if (algorithms_.size() >= most_cached) algorithms_.clear();
-    return algorithms_.emplace(chosen_for, choose(chosen_for, bias)).first->second;
+    return algorithms_.emplace(key, choose(key, bias)).first->second;
   }
 
   Algorithm choose(const Description& d, const void* bias) const {
@@ -288,9 +293,11 @@ class ThreadPlans {
                  "cublasLtMatmulPreferenceSetAttribute", d);
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace_bytes);
-    // k is not split: the split would depend on the sizes, and so would the order of every sum.
+    // Otherwise k is not split: the split would depend on the number of rows, and so would the
+    // order of every sum. Partial sums are fp32, in the workspace.
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+        static_cast<std::uint32_t>(is_weight_gradient(d) ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                                         : CUBLASLT_REDUCTION_SCHEME_NONE));
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
