@@ -34,6 +34,26 @@ __device__ __forceinline__ float flushed_exp2(float x) {
   return result < std::numeric_limits<float>::min() ? 0.0f : result;
 #endif
 }
+
+// e^x and a / b in fp32 for values that are stored in T: of a 16-bit T by single instructions,
+// whose relative errors (2^-22, and |x| 2^-24 of e^x) disappear in the rounding. Results below
+// 2^-126 and quotients by more than 2^126 may be 0.
+template <class T, class C>
+__device__ __forceinline__ C exponential_for(C x) {
+  if constexpr (sizeof(T) == 2) {
+    return flushed_exp2(x * 1.4426950408889634f);
+  } else {
+    return exponential(x);
+  }
+}
+template <class T, class C>
+__device__ __forceinline__ C quotient_for(C a, C b) {
+#if defined(__CUDACC__)
+  if constexpr (sizeof(T) == 2) return __fdividef(a, b);
+#endif
+  return a / b;
+}
+
 __device__ __forceinline__ float power(float x, float y) {
   return powf(x, y);
 }

@@ -109,6 +109,11 @@ template <int threads, int registers, class C = float>
 inline constexpr int resident_blocks =
     std::min(16, (64 << 10) / (registers * static_cast<int>(sizeof(C) / sizeof(float))) / threads);
 
+// Rows that a block handles at once, one a thread in y: a multiprocessor holds at most 16 to 32
+// blocks, so blocks of one warp would leave it half empty.
+template <int threads>
+inline constexpr int rows_of_block = threads == warp_size ? 4 : 1;
+
 template <int count>
 struct ThreadCount {
   static constexpr int value = count;

@@ -31,7 +31,7 @@ __global__ void bias_gelu_kernel(Layout layout, const T* x, const T* bias, T* ou
     Compute<T> values[width];
     load_biased(place, x, bias, dim, values);
 #pragma unroll
-    for (int k = 0; k < width; ++k) values[k] = gelu<exact>(values[k]);
+    for (int k = 0; k < width; ++k) values[k] = gelu<exact, T>(values[k]);
     place.store(out, values);
   });
 }
@@ -49,11 +49,11 @@ __global__ void bias_gelu_backward_kernel(Layout layout, const T* dout, const T*
     load_biased(place, x, bias, dim, inputs);
     place.load(dout, gradients);
 #pragma unroll
-    for (int k = 0; k < width; ++k) gradients[k] *= gelu_derivative<exact>(inputs[k]);
+    for (int k = 0; k < width; ++k) gradients[k] *= gelu_derivative<exact, T>(inputs[k]);
     place.store(dx, gradients);
     if (out == nullptr) return;
 #pragma unroll
-    for (int k = 0; k < width; ++k) inputs[k] = gelu<exact>(inputs[k]);
+    for (int k = 0; k < width; ++k) inputs[k] = gelu<exact, T>(inputs[k]);
     place.store(out, inputs);
   });
 }
@@ -78,7 +78,7 @@ __global__ void swiglu_kernel(Layout layout, const T* gate, const T* up, T* out,
     place.gather(gate, gate_offset, gates);
     place.gather(up, up_offset, ups);
 #pragma unroll
-    for (int k = 0; k < width; ++k) gates[k] = silu(gates[k]) * ups[k];
+    for (int k = 0; k < width; ++k) gates[k] = silu<T>(gates[k]) * ups[k];
     place.store(out, gates);
   });
 }
@@ -106,11 +106,11 @@ __global__ void swiglu_backward_kernel(Layout layout, SwiGluPointers<T> pointers
     place.gather(pointers.up, up_offset, ups);
     place.load(pointers.dout, douts);
 #pragma unroll
-    for (int k = 0; k < width; ++k) results[k] = douts[k] * ups[k] * silu_derivative(gates[k]);
+    for (int k = 0; k < width; ++k) results[k] = douts[k] * ups[k] * silu_derivative<T>(gates[k]);
     place.scatter(pointers.dgate, gate_offset, results);
 #pragma unroll
     for (int k = 0; k < width; ++k) {
-      gates[k] = silu(gates[k]);
+      gates[k] = silu<T>(gates[k]);
       results[k] = douts[k] * gates[k];
     }
     place.scatter(pointers.dup, up_offset, results);

@@ -45,15 +45,19 @@ __device__ __forceinline__ Vector<T> normalized(const GroupAccess<T>& access,
 
 // Shapes and dtypes as in NormForward: x, residual, sum, out [rows, dim] of T, gamma and beta [dim]
 // of T, mean and rstd [rows] of Compute<T>. Bytes: read x and residual, write sum and out.
-template <class T, int threads>
-__global__ void __launch_bounds__(threads, resident_blocks<threads, 96>)
+template <class T, int threads, bool vectors>
+__global__ void __launch_bounds__(
+    threads* rows_of_block<threads>,
+    resident_blocks<threads * rows_of_block<threads>, vectors && sizeof(T) < 8 ? 72 : 96>)
     norm_forward_kernel(NormForward a, GroupAccess<T> access) {
   using C = Compute<T>;
+  access.vectors = vectors;  // a constant: the other way takes registers
   constexpr int width = Vector<T>::size;
   const auto* gamma = static_cast<const T*>(a.gamma);
   const auto* beta = static_cast<const T*>(a.beta);
   const auto n = static_cast<C>(a.dim);
-  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+  constexpr int rows = rows_of_block<threads>;
+  for (std::int64_t row = blockIdx.x * rows + threadIdx.y; row < a.rows; row += gridDim.x * rows) {
     const std::int64_t start = row * a.dim;
     const T* x = static_cast<const T*>(a.x) + start;
     const bool adds = a.residual != nullptr;
@@ -123,7 +127,10 @@ void norm_forward(const NormForward& a, Queue queue) {
               {reads(a.x, bytes), reads(a.residual, bytes), reads(a.gamma, row_bytes),
                reads(a.beta, row_bytes), writes(a.sum, bytes), writes(a.out, bytes),
                writes(a.rms ? nullptr : a.mean, statistics), writes(a.rstd, statistics)}},
-             {blocks_for(a.rows, 1), threads}, norm_forward_kernel<T, threads>, a, access);
+             {blocks_for(a.rows, rows_of_block<threads>), dim3(threads, rows_of_block<threads>)},
+             access.vectors ? norm_forward_kernel<T, threads, true>
+                            : norm_forward_kernel<T, threads, false>,
+             a, access);
     });
   });
 }

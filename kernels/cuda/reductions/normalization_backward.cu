@@ -1,5 +1,6 @@
 // LayerNorm and RMSNorm backward: dgamma and dbeta as sums over rows, then dx with one block per
 // row. The sums come first, because dx may overwrite dout.
+#include "kernels/cuda/device/arithmetic.h"
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/registry.h"
@@ -39,14 +40,17 @@ struct ParameterTerms {
 // dx = rstd * (inner - mean(inner) - normalized * mean(inner * normalized)) + dresidual, where
 // inner is dout * gamma and mean(inner) is left out for RMS. Shapes and dtypes as in NormBackward.
 // Bytes: read dout, x and dresidual, write dx.
-template <class T, int threads>
-__global__ void __launch_bounds__(threads, resident_blocks<threads, 128>)
+template <class T, int threads, bool vectors>
+__global__ void __launch_bounds__(threads* rows_of_block<threads>,
+                                  resident_blocks<threads * rows_of_block<threads>, 128>)
     norm_backward_kernel(NormBackward a, GroupAccess<T> access) {
   using C = Compute<T>;
+  access.vectors = vectors;  // a constant: the other way takes registers
   constexpr int width = Vector<T>::size;
   const auto* gamma = static_cast<const T*>(a.gamma);
   const auto n = static_cast<C>(a.dim);
-  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+  constexpr int rows = rows_of_block<threads>;
+  for (std::int64_t row = blockIdx.x * rows + threadIdx.y; row < a.rows; row += gridDim.x * rows) {
     const std::int64_t start = row * a.dim;
     const T* dout = static_cast<const T*>(a.dout) + start;
     const T* x = static_cast<const T*>(a.x) + start;
@@ -58,7 +62,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 128>)
     Vector<T> kept_x[kept_groups];
 
     C total = 0;
-    C product = 0;
+    C projection = 0;
     for_groups<threads, T>(a.dim, [&](int slot, std::int64_t first) {
       const Vector<T> gradients = access.load(dout, first);
       const Vector<T> values = access.load(x, first);
@@ -70,13 +74,13 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 128>)
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         C inner = to_compute(gradients.value[k]);
-        if (gamma != nullptr) inner *= to_compute(scale.value[k]);
+        if (gamma != nullptr) inner = product(inner, to_compute(scale.value[k]));
         total += inner;
-        product += inner * ((to_compute(values.value[k]) - mean) * rstd);
+        projection += inner * ((to_compute(values.value[k]) - mean) * rstd);
       }
     });
     const C mean_inner = a.rms ? C{0} : block_sum<threads>(total) / n;
-    const C mean_product = block_sum<threads>(product) / n;
+    const C mean_projection = block_sum<threads>(projection) / n;
 
     for_groups<threads, T>(a.dim, [&](int slot, std::int64_t first) {
       const bool kept = slot < kept_groups;
@@ -89,9 +93,9 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 128>)
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         C inner = to_compute(gradients.value[k]);
-        if (gamma != nullptr) inner *= to_compute(scale.value[k]);
+        if (gamma != nullptr) inner = product(inner, to_compute(scale.value[k]));
         const C normalized = (to_compute(values.value[k]) - mean) * rstd;
-        C gradient = rstd * ((inner - mean_inner) - normalized * mean_product);
+        C gradient = rstd * ((inner - mean_inner) - normalized * mean_projection);
         if (dresidual != nullptr) gradient += to_compute(addend.value[k]);
         result.value[k] = from_compute<T>(gradient);
       }
@@ -144,7 +148,10 @@ void input_gradient(const NormBackward& a, Context& context) {
             {reads(a.dout, bytes), reads(a.dresidual, bytes), reads(a.x, bytes),
              reads(a.gamma, row_bytes), reads(a.rms ? nullptr : a.mean, statistics),
              reads(a.rstd, statistics), writes(a.dx, bytes)}},
-           {blocks_for(a.rows, 1), threads}, norm_backward_kernel<T, threads>, a, access);
+           {blocks_for(a.rows, rows_of_block<threads>), dim3(threads, rows_of_block<threads>)},
+           access.vectors ? norm_backward_kernel<T, threads, true>
+                          : norm_backward_kernel<T, threads, false>,
+           a, access);
   });
 }
 
