@@ -203,13 +203,13 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t i
 
 struct LinearCrossEntropyOptions {
   std::int64_t ignore = -100;
-  // Rows whose logits exist at once, rounded up to whole blocks of rows; 0: as many as fit the
-  // device's budget. It does not change any bit of the result.
+  // Rows whose logits exist at once; 0: as many as fit the device's budget. On a CPU it is rounded
+  // up to whole blocks and changes no bit; on a GPU it orders the sums of the weight's gradient.
   std::int64_t chunk_rows = 0;
 };
 // cross_entropy(linear(x, weight), targets) for a language model's head: x [..., in], weight
 // [vocabulary, in], targets [...]. Neither the logits nor their gradient ever exist as a whole, and
-// 16-bit types have their logits in fp32 (engine/ops/linear_cross_entropy.cpp).
+// 16-bit types have their logits in fp32 (engine/ops/head/tiles.cpp, rows.cpp).
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const LinearCrossEntropyOptions& options = {});
 
