@@ -10,7 +10,7 @@ namespace tessera::kernels {
 // dtypes: a and b share `dtype` (fp32, bf16, fp16, fp64); c has `out_dtype` (the same, or fp32 for
 // the 16-bit types). Products accumulate in fp32 (fp64 for fp64). A 16-bit result is rounded once,
 // after alpha, accumulation and bias. Rows of the result do not depend on the number of rows in the
-// call. Flops: 2*m*n*k*batch.
+// call, unless a is transposed: then the shape fixes the bits. Flops: 2*m*n*k*batch.
 struct Matmul {
   const void* a;  // [m,k], or [k,m] when transpose_a
   const void* b;  // [k,n], or [n,k] when transpose_b

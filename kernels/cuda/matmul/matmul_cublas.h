@@ -19,7 +19,8 @@ namespace tessera::kernels::cuda {
 //
 // This keeps the guarantee of kernels/matmul.h about rows: the algorithm is chosen for the product
 // with a fixed number of rows, among those that do not split k, and then used for every number of
-// rows.
+// rows. A product with a transposed a is a weight's gradient: its rows are the weight's, and its
+// algorithm is chosen for its own shape, among all that add partial sums in one order.
 //
 // The library adds biases (CUBLASLT_EPILOGUE_BIAS) before it rounds. Its GELU epilogue is not used:
 // it approximates tanh, and applies it before rounding, whereas BiasGelu promises the exact form or

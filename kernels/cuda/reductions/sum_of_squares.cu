@@ -28,10 +28,34 @@ __device__ __forceinline__ double square(T value, float scale) {
   return product(scaled, scaled);
 }
 
-// The sum over elements [first, first + 32); elements past the end count as zeroes.
+// The blocks of a warp's lanes on their way from memory, which neighbouring lanes read together, to
+// the lane that sums them. Padded by a vector: no bank conflicts.
 template <class T>
-__device__ __forceinline__ double sum_of_block(const T* x, std::int64_t first, std::int64_t n,
-                                               float scale) {
+struct Staged {
+  static constexpr int stride = square_block + Vector<T>::size;
+  struct alignas(16) Warp {
+    T value[warp_size * stride];
+  };
+  Warp warp[square_threads / warp_size];
+};
+
+// Copies elements [first, first + 32 * 32) of x, [n]; elements past the end are zeroes. All lanes
+// call it with the same `first`.
+template <class T>
+__device__ __forceinline__ void stage(const T* x, std::int64_t first, std::int64_t n, int lane,
+                                      typename Staged<T>::Warp& staged) {
+  constexpr int width = Vector<T>::size;
+#pragma unroll
+  for (int i = 0; i < square_block / width; ++i) {
+    const int element = (i * warp_size + lane) * width;
+    store_vector(staged.value + element / square_block * Staged<T>::stride + element % square_block,
+                 load_of_row(x, first + element, n, Compute<T>{0}));
+  }
+}
+
+// The sum over a block of 32 elements.
+template <class T>
+__device__ __forceinline__ double sum_of_block(const T* block, float scale) {
   constexpr int width = Vector<T>::size;
   static_assert(square_columns % width == 0);
   double sums[square_columns];
@@ -40,7 +64,7 @@ __device__ __forceinline__ double sum_of_block(const T* x, std::int64_t first, s
     Vector<T> quarters[4];
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      quarters[quarter] = load_of_row(x, first + quarter * square_columns + c, n, Compute<T>{0});
+      quarters[quarter] = load_vector(block + quarter * square_columns + c);
     }
 #pragma unroll
     for (int k = 0; k < width; ++k) {
@@ -141,10 +165,17 @@ __global__ void __launch_bounds__(square_threads, 4)
   if (thread == 0) sum.non_finite = 0;
   __syncthreads();
   Gatherer gatherer(sum);
+  const int lane = thread % warp_size;
+  auto& staged = shared_memory<Staged<T>>().warp[thread / warp_size];
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * square_threads * square_block;
   std::int64_t first =
-      (static_cast<std::int64_t>(blockIdx.x) * square_threads + thread) * square_block;
-  for (; first < n; first += step) gatherer.add(sum_of_block(x, first, n, scale));
+      (static_cast<std::int64_t>(blockIdx.x) * square_threads + thread - lane) * square_block;
+  for (; first < n; first += step) {
+    stage(x, first, n, lane, staged);
+    __syncwarp();
+    gatherer.add(sum_of_block(staged.value + lane * Staged<T>::stride, scale));
+    __syncwarp();
+  }
   gatherer.flush();
   __syncthreads();
   // Limits the growth of the limbs in global memory to less than 2^32 per block.

@@ -153,7 +153,21 @@ TEST_F(CudaMatmulLibrary, ChecksOncePerShapeAndChoosesOncePerRowShape) {
   EXPECT_EQ(record.choices, 3);
 }
 
-TEST_F(CudaMatmulLibrary, NeverSplitsSums) {
+// All bits of a weight's gradient follow from its shape, so its algorithm may, and k may be split.
+TEST_F(CudaMatmulLibrary, ChoosesForTheShapeOfAWeightGradient) {
+  Product product(bfloat16, bfloat16, 64, 16, 8, true);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(run(product.arguments));
+  EXPECT_EQ(record.choices, 1);
+  EXPECT_EQ(record.rows_of_choices.back(), 64);
+  EXPECT_EQ(record.preference.at(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK),
+            static_cast<std::uint64_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  product.arguments.m = 32;
+  EXPECT_TRUE(run(product.arguments));
+  EXPECT_EQ(record.choices, 2);
+  EXPECT_EQ(record.rows_of_choices.back(), 32);
+}
+
+TEST_F(CudaMatmulLibrary, NeverSplitsTheSumsOfRows) {
   const Product product(float16, float16, 8, 8, 8);
   EXPECT_TRUE(run(product.arguments));
   EXPECT_EQ(record.preference.at(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK),
