@@ -40,6 +40,12 @@ constexpr bool has_variants(const AttentionShape& shape) {
   return shape.window > 0 || shape.document_starts != nullptr || shape.soft_cap > 0;
 }
 
+// Calls of attention that a queue was given, forward and backward, by what computed them.
+struct AttentionCounts {
+  std::int64_t own = 0;
+  std::int64_t library = 0;  // cuDNN
+};
+
 struct AttentionForward {
   AttentionShape shape;
   const void* q;

@@ -126,6 +126,7 @@ Json environment_report() {
        fmt::format("local, shm, shm+tcp, shm+mpi{}", nccl.available ? ", nccl" : "")},
       {"CUDA", part(cuda.in_build(), cuda.unavailable_reason())},
       {"cuBLASLt", part(cuda.in_build(), cuda.matrix_products())},
+      {"cuDNN", part(cuda.in_build(), cuda.attention())},
       {"NCCL", part(nccl.in_build, nccl.text)},
       {"MPI", part(true, "loaded with TESSERA_BACKEND=shm+mpi or TESSERA_BOOTSTRAP=mpi")},
       {"encryption", part(true, "between hosts over shm+tcp, with TESSERA_ENCRYPT=1")}};

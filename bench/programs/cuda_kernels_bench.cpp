@@ -10,9 +10,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "bench/programs/cuda_meter.h"
 #include "bench/programs/options.h"
+#include "kernels/cuda/attention/attention_way.h"
 
 namespace {
 
@@ -306,20 +308,30 @@ void bench_attention(Meter& meter, DType dtype, const Heads& s) {
                              .key = {1, 2},
                              .first_sample = 0,
                              .dtype = dtype};
-  const Queue queue = meter.context().queue();
-  const std::string size = fmt::format("head {} x {} tokens", s.head_dim, s.length);
+  const std::string size =
+      fmt::format("{} x {} heads of {}, {} tokens,", s.batch, s.heads, s.head_dim, s.length);
   // One product of the causal half; two in the forward, five in the backward.
   const double product = static_cast<double>(s.batch * s.heads * s.head_dim) *
                          static_cast<double>(s.length) * static_cast<double>(s.length);
-  meter.products("attention_forward " + size, dtype, 2 * product, [&] {
-    cuda::attention_forward({shape, q.data(), k.data(), v.data(), out.data(), log_sum_exp.data()},
-                            queue);
-  });
-  meter.products("attention_backward " + size, dtype, 5 * product, [&] {
-    cuda::attention_backward({shape, dout.data(), q.data(), k.data(), v.data(), out.data(),
-                              log_sum_exp.data(), dq.data(), dk.data(), dv.data()},
-                             queue);
-  });
+  const auto& library = cuda::cudnn_library();
+  for (const auto& [way, name] :
+       {std::pair{cuda::AttentionWay::own, "own"}, {cuda::AttentionWay::cudnn, "cuDNN"}}) {
+    if (way == cuda::AttentionWay::cudnn &&
+        (library.functions == nullptr || size_of(dtype) != 2 || s.head_dim > 128)) {
+      continue;
+    }
+    meter.products(fmt::format("attention_forward {} {}", size, name), dtype, 2 * product, [&] {
+      cuda::attention_forward_by(
+          way, {shape, q.data(), k.data(), v.data(), out.data(), log_sum_exp.data()},
+          meter.context(), library);
+    });
+    meter.products(fmt::format("attention_backward {} {}", size, name), dtype, 5 * product, [&] {
+      cuda::attention_backward_by(way,
+                                  {shape, dout.data(), q.data(), k.data(), v.data(), out.data(),
+                                   log_sum_exp.data(), dq.data(), dk.data(), dv.data()},
+                                  meter.context(), library);
+    });
+  }
 }
 
 Options options_from(int argc, char** argv) {
@@ -337,6 +349,7 @@ void run_all(const Options& options) {
   Meter meter(options);
   bench_products_of_gpt2(meter);
   bench_attention(meter, bfloat16, shape_of_gpt2);
+  bench_attention(meter, bfloat16, {.batch = 32, .heads = 12, .length = 1024, .head_dim = 64});
   for (const DType dtype : {bfloat16, float32}) {
     bench_elementwise(meter, dtype);
     bench_reductions(meter, dtype);

@@ -69,6 +69,7 @@ struct Result {
   double tokens_per_second = 0, mfu = 0, causal_mfu = 0, exposed_share = 0;
   std::size_t peak_bytes = 0;
   kernels::ProductCounts products{};
+  kernels::AttentionCounts attention{};
 };
 
 bool set_strategies(Options& options, const std::string& name) {
@@ -162,12 +163,13 @@ ShardingOptions sharding_of(const Options& options, Strategy strategy, const std
 constexpr int warm_up_steps = 2;  // they allocate, load libraries and choose kernels
 
 // A rank's measurements, without the warm-up steps: the seconds of every step, those exposed to
-// collectives, the last loss and norm; and the products of all steps.
+// collectives, the last loss and norm; and the products and attention calls of all steps.
 struct Run {
   std::vector<double> seconds;
   double exposed_seconds = 0;
   double loss = 0, norm = 0;
   kernels::ProductCounts products;
+  kernels::AttentionCounts attention;
 };
 
 // Forward and backward of one pass of a step; the loss is that of the last pass only.
@@ -211,6 +213,7 @@ Run run_rank(const Options& options, Context& context, models::LanguageModel& mo
   }
   run.exposed_seconds = sharded.communication().exposed_seconds - exposed_before;
   run.products = current_queue(options.device).products();
+  run.attention = current_queue(options.device).attention();
   return run;
 }
 
@@ -239,6 +242,7 @@ Result train(const Options& options, Strategy strategy) {
         result.exposed_share =
             run.exposed_seconds / std::accumulate(run.seconds.begin(), run.seconds.end(), 0.0);
         result.products = run.products;
+        result.attention = run.attention;
         result.peak_bytes = MemoryPool::current(options.device)->stats().peak_in_use +
                             sharded.communication().buffer_bytes;
       },
@@ -246,13 +250,17 @@ Result train(const Options& options, Strategy strategy) {
   return result;
 }
 
-nlohmann::json row_of(const Options& options, const Result& result, const std::string& products) {
+nlohmann::json row_of(const Options& options, const Result& result) {
+  const Backend& backend = backend_of(options.device.type);
   return {{"strategy", result.strategy},
           {"model", options.size.name},
-          {"device", backend_of(options.device.type).describe().front().name},
-          {"matrix_products", products},
+          {"device", backend.describe().front().name},
+          {"matrix_products", backend.matrix_products()},
           {"products_by_own_kernels", result.products.own},
           {"products_by_library", result.products.library},
+          {"attention_by", backend.attention()},
+          {"attention_by_own_kernels", result.attention.own},
+          {"attention_by_library", result.attention.library},
           {"ranks", options.ranks},
           {"batch", options.batch},
           {"passes", options.passes},
@@ -283,18 +291,19 @@ int run(const Options& options) {
   require_device(options.device);
   std::ofstream report;
   if (!options.json.empty()) report.open(options.json);
-  const std::string products = backend_of(options.device.type).matrix_products();
+  const Backend& backend = backend_of(options.device.type);
   fmt::print(
-      "GPT-2 {} on {}, {} ranks x batch {} x {} tokens, {} passes a step, {}; products by {}\n",
+      "GPT-2 {} on {}, {} ranks x batch {} x {} tokens, {} passes a step, {}; products by {}; "
+      "attention by {}\n",
       options.size.name, options.device.to_string(), options.ranks, options.batch, options.length,
-      options.passes, name_of(options.dtype), products);
+      options.passes, name_of(options.dtype), backend.matrix_products(), backend.attention());
   std::optional<Result> first;
   bool equal = true;
   for (const Strategy strategy : options.strategies) {
     const Result result = train(options, strategy);
     print(result);
     if (!options.json.empty()) {
-      report << row_of(options, result, products).dump() << std::endl;
+      report << row_of(options, result).dump() << std::endl;
       TESSERA_CHECK(report.good(), ErrorCode::runtime, "cannot write {}", options.json);
     }
     if (!first) first = result;

@@ -12,6 +12,7 @@ class AbsentBackend final : public Backend {
   [[nodiscard]] bool installed() const override { return false; }
   [[nodiscard]] std::vector<DeviceDescription> describe() const override { return {}; }
   [[nodiscard]] std::string matrix_products() const override { return unavailable_reason(); }
+  [[nodiscard]] std::string attention() const override { return unavailable_reason(); }
 
   [[nodiscard]] const kernels::KernelTable& kernels() const override { refuse(); }
   [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device, std::string_view,

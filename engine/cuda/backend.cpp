@@ -8,6 +8,7 @@
 #include "engine/cuda/pinned.h"
 #include "engine/cuda/queue.h"
 #include "engine/device/cuda_backend.h"
+#include "kernels/cuda/attention/attention_way.h"
 #include "kernels/cuda/device/registry.h"
 #include "kernels/cuda/matmul/matmul_way.h"
 
@@ -40,6 +41,10 @@ class CudaBackend final : public Backend {
   [[nodiscard]] std::string matrix_products() const override {
     return kernels::cuda::describe_products(kernels::cuda::matmul_way(),
                                             kernels::cuda::cublas_lt_library());
+  }
+  [[nodiscard]] std::string attention() const override {
+    return kernels::cuda::describe_attention(kernels::cuda::attention_way(),
+                                             kernels::cuda::cudnn_library());
   }
   [[nodiscard]] const kernels::KernelTable& kernels() const override {
     return kernels::cuda_kernels();

@@ -27,6 +27,7 @@ class Queue final : public DeviceQueue {
   void enqueue_copy_from_pinned(void* to, const void* from, std::size_t bytes) override;
   void enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) override;
   [[nodiscard]] kernels::ProductCounts products() const override { return context_.products; }
+  [[nodiscard]] kernels::AttentionCounts attention() const override { return context_.attention; }
 
  private:
   void enqueue_copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);

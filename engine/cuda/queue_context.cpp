@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "engine/cuda/device.h"
+#include "kernels/cuda/attention/attention_way.h"
 #include "kernels/cuda/device/error.h"
 #include "kernels/cuda/matmul/matmul_way.h"
 
@@ -21,6 +22,7 @@ QueueContext::QueueContext(int device_index, const std::string& name, QueuePrior
     : arena_(std::move(arena)), faults_(std::make_shared<FaultRecord>()) {
   bind_thread(device_index);
   kernels::cuda::load_products();
+  kernels::cuda::load_attention();
   const cudaDeviceProp& description = properties(device_index);
   device = device_index;
   multiprocessors = description.multiProcessorCount;

@@ -40,6 +40,9 @@ class Backend {
   // The implementation of matrix products: "oneDNN 2.6.2", "cuBLASLt 13.1.0 (its file)", or "our
   // own kernels" with the reason.
   [[nodiscard]] virtual std::string matrix_products() const = 0;
+  // The implementation of attention: "cuDNN 9.19.0 (its file)", or "our own kernels", on a GPU with
+  // the reason.
+  [[nodiscard]] virtual std::string attention() const { return "our own kernels"; }
 
   [[nodiscard]] virtual const kernels::KernelTable& kernels() const = 0;
   [[nodiscard]] virtual std::unique_ptr<DeviceQueue> make_queue(Device device,

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "engine/device/device.h"
+#include "kernels/attention.h"
 #include "kernels/matmul.h"
 #include "kernels/registry.h"
 
@@ -60,6 +61,8 @@ class DeviceQueue {
 
   // The matrix products that were enqueued so far. Only a GPU's queue counts them.
   [[nodiscard]] virtual kernels::ProductCounts products() const { return {}; }
+  // The calls of attention, forward and backward, that were enqueued so far. Counted as products.
+  [[nodiscard]] virtual kernels::AttentionCounts attention() const { return {}; }
 };
 
 // A device with free resources begins work of high priority first. Collectives have it: their

@@ -1,10 +1,9 @@
-// Attention backward: first the products of the output's rows with their gradients, which every
+// Attention backward with our own kernels: first the products of the output's rows with their gradients, which every
 // later kernel reads, and then the kernels on tensor cores or the general ones. Keys' and queries'
 // gradients have a kernel each, and both recompute the probabilities. Every sum therefore has one
 // owner and one order, without atomic additions.
 #include "kernels/cuda/attention/attention_tiles.h"
 #include "kernels/cuda/device/block_reduce.h"
-#include "kernels/cuda/device/registry.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -57,15 +56,8 @@ Compute<T>* make_row_products(const AttentionBackward& a, Context& context) {
 
 }  // namespace
 
-void attention_backward(const AttentionBackward& arguments, Queue queue) {
-  constexpr const char* name = "attention_backward";
-  check_attention(arguments.shape, name);
-  if (arguments.log_sum_exp == nullptr) {
-    misuse_of(name, "the forward's log_sum_exp is needed; heads without one",
-              arguments.shape.heads);
-  }
-  Context& context = context_of(queue);
-  for_floating(arguments.shape.dtype, name, [&]<class T>(TypeTag<T>) {
+void attention_backward_own(const AttentionBackward& arguments, Context& context) {
+  for_floating(arguments.shape.dtype, "attention_backward", [&]<class T>(TypeTag<T>) {
     const Compute<T>* const row_products = make_row_products<T>(arguments, context);
     if (!takes_tensor_cores(context, arguments)) {
       attention_backward_general(arguments, row_products, context);

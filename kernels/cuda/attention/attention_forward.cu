@@ -1,13 +1,9 @@
-// Attention forward: the checks, and the choice between the kernels on tensor cores and the general
-// ones.
+// Attention forward with our own kernels: on tensor cores, or the general ones.
 #include "kernels/cuda/attention/attention_plan.h"
-#include "kernels/cuda/device/registry.h"
 
 namespace tessera::kernels::cuda {
 
-void attention_forward(const AttentionForward& arguments, Queue queue) {
-  check_attention(arguments.shape, "attention_forward");
-  Context& context = context_of(queue);
+void attention_forward_own(const AttentionForward& arguments, Context& context) {
   if (!takes_tensor_cores(context, arguments)) {
     attention_forward_general(arguments, context);
   } else if (arguments.shape.dtype == bfloat16) {

@@ -40,6 +40,10 @@ std::size_t statistic_bytes(const AttentionShape& shape);
 unsigned attention_blocks(const AttentionShape& shape, std::int64_t heads, std::int64_t length,
                           std::int64_t rows, std::int64_t blocks_of_a_tile = 1);
 
+// Our own kernels. The arguments are checked.
+void attention_forward_own(const AttentionForward& arguments, Context& context);
+void attention_backward_own(const AttentionBackward& arguments, Context& context);
+
 // Kernels by path. All take checked arguments; row_products is [batch, heads, query_length], the
 // products of the output's rows with their gradients.
 void attention_forward_bfloat16(const AttentionForward& arguments, Context& context);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/attention.h"
 #include "kernels/matmul.h"
 #include "kernels/registry.h"
 
@@ -39,6 +40,7 @@ class Context {
   int compute_capability = 0;                       // 90 for 9.0
   std::size_t shared_memory_of_a_block = 48 << 10;  // the most that a block may request
   ProductCounts products;
+  AttentionCounts attention;
   Fault* fault = nullptr;  // page-locked host or device memory: kernels can write either
 };
 

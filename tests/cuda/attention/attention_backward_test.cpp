@@ -12,26 +12,31 @@ namespace tessera::testing {
 namespace {
 
 using Arrays = std::vector<std::vector<double>>;
+using kernels::cuda::AttentionWay;
 
-Arrays gradients_of(const AttentionProblem& problem) {
-  return run_on_device(problem, AttentionRun::backward).gradients;
+Arrays gradients_of(const AttentionProblem& problem, AttentionWay way = AttentionWay::own) {
+  return run_on_device(problem, AttentionRun::backward, way).gradients;
 }
 
-void expect_backward(const AttentionProblem& problem) {
-  SCOPED_TRACE(problem.text());
+void expect_backward_by(AttentionWay way, const AttentionProblem& problem) {
+  SCOPED_TRACE(problem.text() + (way == AttentionWay::own ? ", own" : ", cuDNN"));
   const DType dtype = problem.dtype();
   const Arrays exact = problem.formula(float64, float64, true).gradients;
   const Arrays low =
       size_of(dtype) == 2
           ? problem.formula(dtype, problem.rounds_operands() ? dtype : float64, true).gradients
           : run_on_cpu(problem, AttentionRun::backward).gradients;
-  const Arrays device = gradients_of(problem);
+  const Arrays device = gradients_of(problem, way);
   const std::vector<std::string> names = device.size() == 1
                                              ? std::vector<std::string>{"dqkv"}
                                              : std::vector<std::string>{"dq", "dk", "dv"};
   for (std::size_t i = 0; i < device.size(); ++i) {
     expect_within_bound("attention_backward", names[i], dtype, device[i], low[i], exact[i]);
   }
+}
+
+void expect_backward(const AttentionProblem& problem) {
+  for (const AttentionWay way : attention_ways()) expect_backward_by(way, problem);
 }
 
 class AttentionBackwardTest : public ::testing::TestWithParam<DType> {};

@@ -11,16 +11,18 @@
 namespace tessera::testing {
 namespace {
 
-AttentionResults forward(const AttentionProblem& problem) {
-  return run_on_device(problem, AttentionRun::forward);
+using kernels::cuda::AttentionWay;
+
+AttentionResults forward(const AttentionProblem& problem, AttentionWay way = AttentionWay::own) {
+  return run_on_device(problem, AttentionRun::forward, way);
 }
 
-void expect_forward(const AttentionProblem& problem) {
-  SCOPED_TRACE(problem.text());
+void expect_forward_by(AttentionWay way, const AttentionProblem& problem) {
+  SCOPED_TRACE(problem.text() + (way == AttentionWay::own ? ", own" : ", cuDNN"));
   const DType dtype = problem.dtype();
   const AttentionResults exact = problem.formula(float64, float64, false);
   const AttentionResults cpu = run_on_cpu(problem, AttentionRun::forward);
-  const AttentionResults device = forward(problem);
+  const AttentionResults device = forward(problem, way);
   const std::vector<double> low =
       size_of(dtype) == 2
           ? problem.formula(dtype, problem.rounds_operands() ? dtype : float64, false).out
@@ -28,6 +30,10 @@ void expect_forward(const AttentionProblem& problem) {
   expect_within_bound("attention_forward", "out", dtype, device.out, low, exact.out);
   expect_within_bound("attention_forward", "log_sum_exp", problem.statistic(), device.log_sum_exp,
                       cpu.log_sum_exp, exact.log_sum_exp);
+}
+
+void expect_forward(const AttentionProblem& problem) {
+  for (const AttentionWay way : attention_ways()) expect_forward_by(way, problem);
 }
 
 class AttentionForwardTest : public ::testing::TestWithParam<DType> {};

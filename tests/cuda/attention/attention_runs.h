@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/attention/attention_testing.h"
+#include "kernels/cuda/attention/attention_way.h"
 #include "kernels/registry.h"
 
 namespace tessera::testing {
@@ -53,8 +54,19 @@ inline kernels::AttentionBackward backward_arguments(const AttentionProblem& pro
 
 enum class AttentionRun { forward, forward_without_log_sum_exp, backward };
 
+// The implementations on this machine: the own kernels; cuDNN where it is installed.
+inline std::vector<kernels::cuda::AttentionWay> attention_ways() {
+  std::vector<kernels::cuda::AttentionWay> all{kernels::cuda::AttentionWay::own};
+  if (kernels::cuda::cudnn_library().functions != nullptr) {
+    all.push_back(kernels::cuda::AttentionWay::automatic);
+  }
+  return all;
+}
+
 // Results are first filled with AttentionProblem::untouched.
-inline AttentionResults run_on_device(const AttentionProblem& problem, AttentionRun run) {
+inline AttentionResults run_on_device(
+    const AttentionProblem& problem, AttentionRun run,
+    kernels::cuda::AttentionWay way = kernels::cuda::AttentionWay::own) {
   const DType dtype = problem.dtype();
   const auto unwritten = [](std::size_t size, DType type) {
     return DeviceMemory(std::vector<double>(size, AttentionProblem::untouched), type);
@@ -77,9 +89,11 @@ inline AttentionResults run_on_device(const AttentionProblem& problem, Attention
     places.gradients.push_back(gradients.back().data());
   }
   if (run == AttentionRun::forward_without_log_sum_exp) places.log_sum_exp = nullptr;
-  kernels::cuda::attention_forward(forward_arguments(problem, places), context.queue());
+  const auto& library = kernels::cuda::cudnn_library();
+  kernels::cuda::attention_forward_by(way, forward_arguments(problem, places), context, library);
   if (run == AttentionRun::backward) {
-    kernels::cuda::attention_backward(backward_arguments(problem, places), context.queue());
+    kernels::cuda::attention_backward_by(way, backward_arguments(problem, places), context,
+                                         library);
   }
   context.synchronize();
   AttentionResults results{out.read(dtype), log_sum_exp.read(problem.statistic()), {}};
