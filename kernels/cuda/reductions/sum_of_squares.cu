@@ -45,11 +45,25 @@ template <class T>
 __device__ __forceinline__ void stage(const T* x, std::int64_t first, std::int64_t n, int lane,
                                       typename Staged<T>::Warp& staged) {
   constexpr int width = Vector<T>::size;
+  constexpr int vectors = square_block / width;
+  // All loads before the first store, and without conditions between them: they are in flight
+  // together.
+  Vector<T> held[vectors];
+  if (reinterpret_cast<std::uintptr_t>(x) % 16 == 0 && first + warp_size * square_block <= n) {
 #pragma unroll
-  for (int i = 0; i < square_block / width; ++i) {
+    for (int i = 0; i < vectors; ++i)
+      held[i] = load_vector(x + first + (i * warp_size + lane) * width);
+  } else {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      held[i] = load_of_row(x, first + (i * warp_size + lane) * width, n, Compute<T>{0});
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
     const int element = (i * warp_size + lane) * width;
     store_vector(staged.value + element / square_block * Staged<T>::stride + element % square_block,
-                 load_of_row(x, first + element, n, Compute<T>{0}));
+                 held[i]);
   }
 }
 
