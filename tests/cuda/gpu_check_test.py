@@ -198,8 +198,9 @@ class GpuCheckTest(unittest.TestCase):
             result = self.perform(self.check(), ("sanitizers", 60, parts.sanitizers))["sanitizers"]
         self.assertEqual(result["verdict"], PASSED)
         self.assertEqual(result["rows"][0]["row"].split()[0], "racecheck")
-        for environment in self.environments("CUDA_MODULE_LOADING", "TESSERA_CUDA_MATMUL"):
-            self.assertEqual(environment, {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own"})
+        for environment in self.environments("CUDA_MODULE_LOADING", "TESSERA_CUDA_MATMUL", "TESSERA_CUDA_ATTENTION"):
+            self.assertEqual(environment, {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own",
+                                           "TESSERA_CUDA_ATTENTION": "own"})
 
     def test_a_build_without_the_program_of_gpu_tests_says_what_makes_it(self):
         self.program("build/tessera", "")

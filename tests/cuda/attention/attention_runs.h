@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/attention/attention_testing.h"
-#include "kernels/cuda/attention/attention_way.h"
+#include "kernels/cuda/cudnn/attention_way.h"
 #include "kernels/registry.h"
 
 namespace tessera::testing {
