@@ -14,7 +14,7 @@
 
 #include "bench/programs/cuda_meter.h"
 #include "bench/programs/options.h"
-#include "kernels/cuda/attention/attention_way.h"
+#include "kernels/cuda/cudnn/attention_way.h"
 
 namespace {
 

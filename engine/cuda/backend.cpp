@@ -8,7 +8,7 @@
 #include "engine/cuda/pinned.h"
 #include "engine/cuda/queue.h"
 #include "engine/device/cuda_backend.h"
-#include "kernels/cuda/attention/attention_way.h"
+#include "kernels/cuda/cudnn/attention_way.h"
 #include "kernels/cuda/device/registry.h"
 #include "kernels/cuda/matmul/matmul_way.h"
 

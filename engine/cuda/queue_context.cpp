@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "engine/cuda/device.h"
-#include "kernels/cuda/attention/attention_way.h"
+#include "kernels/cuda/cudnn/attention_way.h"
 #include "kernels/cuda/device/error.h"
 #include "kernels/cuda/matmul/matmul_way.h"
 

@@ -128,6 +128,9 @@ class Check:
             return
         problem = self.installation.problem_with_products(figure.get("matrix_products"),
                                                           figure.get("products_by_own_kernels", 0))
+        # cuDNN has no attention of wider types.
+        own = figure.get("attention_by_own_kernels", 0) if figure.get("dtype") in ("bfloat16", "float16") else 0
+        problem = problem or self.installation.problem_with_attention(figure.get("attention_by"), own)
         self.row(name, FAILED if problem else PASSED, problem, **figure)
 
     def together(self, calls, workers):

@@ -18,11 +18,12 @@ class Unusable(Exception):
 class Installation:
     """Where the programs are and how they are started."""
 
-    def __init__(self, folders, *, emulated, products, library_folders=(), head=None, data=None):
+    def __init__(self, folders, *, emulated, products, attention="cudnn", library_folders=(), head=None, data=None):
         self.folders = folders  # with programs
         self.emulated = emulated
         self.tests = "cuda_tests" if emulated else "gpu_tests"
         self.products = products  # computes matrix products: "cublas" or "own"
+        self.attention = attention  # computes attention: "cudnn" or "own"
         self.head = head or {}
         self.data = data  # a folder with files beside the programs: peers
         self.found = {} if emulated else libraries.on_this_machine()
@@ -33,9 +34,11 @@ class Installation:
                           "CUDA_MODULE_LOADING": "EAGER", "PYTHONUNBUFFERED": "1"}
         if not emulated:
             self.variables["TESSERA_CUDA_MATMUL"] = products
+            # Calls that cuDNN does not cover use our own kernels.
+            self.variables["TESSERA_CUDA_ATTENTION"] = "auto" if attention == "cudnn" else attention
 
     @classmethod
-    def of_pack(cls, folder, *, emulated, products):
+    def of_pack(cls, folder, *, emulated, products, attention="cudnn"):
         try:
             with open(os.path.join(folder, "manifest.json"), encoding="utf-8") as file:
                 manifest = json.load(file)
@@ -47,7 +50,7 @@ class Installation:
             raise Unusable(f"{folder} is {kind}")
         folders = [os.path.join(folder, "lib")]
         for more in ([], [os.path.join(folder, COMPILER_FOLDER)]):
-            made = cls([os.path.join(folder, "bin")], emulated=emulated, products=products,
+            made = cls([os.path.join(folder, "bin")], emulated=emulated, products=products, attention=attention,
                        library_folders=folders + more, data=folder,
                        head={"commit": manifest["commit"], "architecture": manifest["architecture"]})
             problem = made.why_it_does_not_start()
@@ -56,11 +59,11 @@ class Installation:
         raise Unusable(f"the programs of {folder} do not start here: {problem}")
 
     @classmethod
-    def of_build(cls, root, *, emulated, products):
+    def of_build(cls, root, *, emulated, products, attention="cudnn"):
         build = os.path.join(root, "build")
         folders = ["emulated", "tests"] if emulated else ["", "tests", "bench"]
         made = cls([os.path.join(build, folder) for folder in folders], emulated=emulated, products=products,
-                   data=os.path.join(root, "bench"), head={"commit": commit_of(root)})
+                   attention=attention, data=os.path.join(root, "bench"), head={"commit": commit_of(root)})
         problem = made.why_it_does_not_start()
         if problem:
             raise Unusable(f"no build to check was found ({problem}): run scripts/test first, or scripts/gpu-pack")
@@ -91,6 +94,16 @@ class Installation:
         if not computed_by.startswith(wanted):
             return f"products by {computed_by} instead of {wanted}"
         return f"our own kernels computed {own} products that {wanted} refused" if own and wanted == "cuBLASLt" else ""
+
+    def problem_with_attention(self, computed_by, own=0):
+        """The same for attention, forward and backward, of 16-bit types."""
+        if computed_by is None:
+            return ""
+        wanted = "our own kernels" if self.emulated or self.attention == "own" else "cuDNN"
+        if not computed_by.startswith(wanted):
+            return f"attention by {computed_by} instead of {wanted}"
+        refused = own and wanted == "cuDNN"
+        return f"our own kernels computed {own} calls of attention that {wanted} refused" if refused else ""
 
 
 def commit_of(root):

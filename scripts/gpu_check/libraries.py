@@ -1,4 +1,4 @@
-"""Finds CUDA's libraries on this machine: cuBLASLt and NCCL are too large for a pack."""
+"""Finds CUDA's libraries on this machine: cuBLASLt, cuDNN and NCCL are too large for a pack."""
 import glob
 import os
 import re
@@ -9,7 +9,8 @@ import sys
 import sysconfig
 
 NAMED = "LD_LIBRARY_PATH"
-SONAMES = {"cuBLASLt": ("libcublasLt.so.13", "libcublasLt.so.12"), "NCCL": ("libnccl.so.2",)}
+SONAMES = {"cuBLASLt": ("libcublasLt.so.13", "libcublasLt.so.12"), "cuDNN": ("libcudnn.so.9",),
+           "NCCL": ("libnccl.so.2",)}
 
 
 def loader_cache():
@@ -55,7 +56,7 @@ def places():
 
 
 def find(cache, folders):
-    """{"cuBLASLt": {"path", "by"}, "NCCL": ...} from the loader's cache and from (how, folder) in their order; a
+    """{"cuBLASLt": {"path", "by"}, "cuDNN": ...} from the loader's cache and from (how, folder) in their order; a
     library that is not found is left out. Folders of LD_LIBRARY_PATH come before the loader's own."""
     found = {}
     for library, sonames in SONAMES.items():

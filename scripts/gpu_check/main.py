@@ -19,8 +19,8 @@ def parse(arguments, home):
     listing = "\n".join(f"  {part.name:12} {part.seconds:4} s  {part.purpose}" for part in PARTS)
     parser = argparse.ArgumentParser(
         prog="gpu-check", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Checks and measures Tessera on a machine with a GPU. Needs Python 3.10, the driver, cuBLASLt and "
-                    "NCCL; a pack contains everything else.",
+        description="Checks and measures Tessera on a machine with a GPU. Needs Python 3.10, the driver, cuBLASLt, "
+                    "cuDNN and NCCL; a pack contains everything else.",
         epilog=f"parts, the most important first, with the time limit of each:\n{listing}\n\n"
                "Exit 0: nothing failed or ran out of time. A machine without a GPU fails `environment`.")
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all of them")
@@ -32,6 +32,8 @@ def parse(arguments, home):
     parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS, help="time limit of the whole run (default: %(default)s)")
     parser.add_argument("--products", choices=("cublas", "own"), default="cublas",
                         help="compute matrix products by cuBLASLt, or by our own kernels (default: %(default)s)")
+    parser.add_argument("--attention", choices=("cudnn", "own"), default="cudnn",
+                        help="compute attention by cuDNN, or by our own kernels (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="the report, written again after every row (default: "
                                                        "gpu-check.json in the pack, or in bench/results)")
     chosen = parser.parse_args(arguments)
@@ -69,7 +71,7 @@ def main(arguments, home):
     try:
         make = Installation.of_pack if chosen.pack else Installation.of_build
         installation = make(os.path.abspath(chosen.pack or root), emulated=chosen.on_emulator,
-                            products=chosen.products)
+                            products=chosen.products, attention=chosen.attention)
     except Unusable as problem:
         print(f"gpu-check: {problem}", file=sys.stderr)
         return USAGE_EXIT

@@ -14,7 +14,8 @@ SANITIZED = ("fill_test", "sum_of_squares_test", "softmax_test", "normalization_
 # The first ones find what no test on the emulator finds; time may end before the last ones.
 SANITIZER_TOOLS = ("racecheck", "synccheck", "memcheck", "initcheck")
 # The tools change the code of every kernel that is loaded, also of libraries: only our own kernels, at their first use.
-SANITIZER_VARIABLES = {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own"}
+SANITIZER_VARIABLES = {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own",
+                       "TESSERA_CUDA_ATTENTION": "own"}
 
 
 def environment(check):
@@ -36,6 +37,9 @@ def environment(check):
     problem = check.installation.problem_with_products(products)
     check.row("cuBLASLt", FAILED if problem else PASSED, problem or products,
               **check.installation.found.get("cuBLASLt", {}))
+    attention = described["parts"]["cuDNN"]["note"]
+    problem = check.installation.problem_with_attention(attention)
+    check.row("cuDNN", FAILED if problem else PASSED, problem or attention, **check.installation.found.get("cuDNN", {}))
     nccl_note = described["parts"]["NCCL"]["note"]
     if check.installation.emulated:
         check.row("NCCL", NOT_RUN, "the emulator has its own")
@@ -149,9 +153,9 @@ def part(function, seconds, beyond=""):
 
 
 PARTS = (
-    part(environment, 30, "the driver, cuBLASLt, NCCL's own library"),
+    part(environment, 30, "the driver, cuBLASLt, cuDNN, NCCL's own library"),
     part(smoke, 90, "lazy loading, implicit synchronisation, the last bits of __expf, the tensor cores' truncation"),
-    part(training, 115, "speed; products by cuBLASLt"),
+    part(training, 115, "speed; products by cuBLASLt, attention by cuDNN"),
     part(kernels, 80, "all of it: rates"),
     part(device, 60, "events and memory of a real driver"),
     part(strategies, 50, "ranks' queues that really run at the same time"),

@@ -40,6 +40,7 @@ time.sleep(600)
 """
 ENVIRONMENT = {"gpus": {"cuda:0": "a GPU"},
                "parts": {"CUDA": {"note": ""}, "cuBLASLt": {"note": "cuBLASLt 13.0.0 (/lib/libcublasLt.so.13)"},
+                         "cuDNN": {"note": "cuDNN 9.19.0 (/lib/libcudnn.so.9)"},
                          "NCCL": {"note": "2.28.9 (/lib/libnccl.so.2)"}}}
 
 
@@ -67,9 +68,9 @@ class GpuCheckTest(unittest.TestCase):
         os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
         return path
 
-    def check(self, seconds=60, products="cublas"):
+    def check(self, seconds=60, products="cublas", attention="cudnn"):
         with mock.patch.object(libraries, "on_this_machine", return_value={}):
-            installation = Installation([self.folder], emulated=False, products=products)
+            installation = Installation([self.folder], emulated=False, products=products, attention=attention)
         return Check(installation, Commands(dict(os.environ)), Report(self.path, {}), seconds, show=lambda text: None)
 
     def perform(self, check, *run):
@@ -119,6 +120,16 @@ class GpuCheckTest(unittest.TestCase):
                          r"^cuBLASLt: products by our own kernels \(no cuBLASLt: libcublasLt.so.13: cannot open.*"
                          r"instead of cuBLASLt$")
 
+    def test_a_cudnn_that_cannot_be_loaded_fails_unless_our_own_attention_is_requested(self):
+        described = json.loads(json.dumps(ENVIRONMENT))
+        described["parts"]["cuDNN"]["note"] = "our own kernels (no cuDNN: libcudnn.so.9: cannot open shared object file)"
+        self.program("tessera", f"print({json.dumps(json.dumps(described))})")
+        result = self.perform(self.check(), ("environment", 20, parts.environment))["environment"]
+        self.assertEqual(result["verdict"], FAILED)
+        self.assertRegex(result["note"], r"^cuDNN: attention by our own kernels \(no cuDNN: .* instead of cuDNN$")
+        result = self.perform(self.check(attention="own"), ("environment", 20, parts.environment))["environment"]
+        self.assertEqual(result["verdict"], PASSED)
+
     def test_the_environment_of_a_machine_with_everything_passes(self):
         self.program("tessera", f"print({json.dumps(json.dumps(ENVIRONMENT))})")
         result = self.perform(self.check(), ("environment", 20, parts.environment))
@@ -150,6 +161,15 @@ class GpuCheckTest(unittest.TestCase):
             self.assertEqual("our own kernels computed 3 products" in result["note"], refused == 3)
             os.remove(os.path.join(self.folder, "rows"))
 
+    def test_a_figure_with_attention_that_cudnn_refused_fails_for_16_bit_types(self):
+        for dtype, own, verdict in (("bfloat16", 0, PASSED), ("bfloat16", 2, FAILED), ("float32", 2, PASSED)):
+            rows = [{"tokens_per_s": 1.0, "attention_by": "cuDNN 9.19.0", "attention_by_own_kernels": own, "dtype": dtype}]
+            check = self.check()
+            result = self.perform(check, ("training", 20, lambda check, rows=rows: self.figures(check, rows)))["training"]
+            self.assertEqual(result["verdict"], verdict, (dtype, own))
+            self.assertEqual("computed 2 calls of attention" in result["note"], verdict == FAILED)
+            os.remove(os.path.join(self.folder, "rows"))
+
     def environments(self, *names):
         """What the commands of a test were given: a list of {name: value}."""
         path = os.path.join(self.folder, "environments")
@@ -178,8 +198,9 @@ class GpuCheckTest(unittest.TestCase):
             result = self.perform(self.check(), ("sanitizers", 60, parts.sanitizers))["sanitizers"]
         self.assertEqual(result["verdict"], PASSED)
         self.assertEqual(result["rows"][0]["row"].split()[0], "racecheck")
-        for environment in self.environments("CUDA_MODULE_LOADING", "TESSERA_CUDA_MATMUL"):
-            self.assertEqual(environment, {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own"})
+        for environment in self.environments("CUDA_MODULE_LOADING", "TESSERA_CUDA_MATMUL", "TESSERA_CUDA_ATTENTION"):
+            self.assertEqual(environment, {"CUDA_MODULE_LOADING": "LAZY", "TESSERA_CUDA_MATMUL": "own",
+                                           "TESSERA_CUDA_ATTENTION": "own"})
 
     def test_a_build_without_the_program_of_gpu_tests_says_what_makes_it(self):
         self.program("build/tessera", "")

@@ -129,6 +129,7 @@ class GpuPackTest(unittest.TestCase):
         # Every figure with matrix products names the library that computed them.
         for row in (row for part in parts.values() for row in part["rows"] if "tokens_per_s" in row):
             self.assertRegex(row["matrix_products"], "^our own kernels ")
+            self.assertRegex(row["attention_by"], "^our own kernels ")
         self.assertIn("not checked, because it needs a GPU:", done.stdout)
         for name in NEEDS_A_GPU:
             self.assertRegex(done.stdout, rf"(?m)^  {name} +all of it")

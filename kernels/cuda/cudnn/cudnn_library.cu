@@ -62,10 +62,22 @@ std::string version_text(std::size_t version) {
 std::string file_of(const Cudnn& cudnn) {
   Dl_info place{};
   if (dladdr(reinterpret_cast<void*>(cudnn.cudnnCreate), &place) == 0) return {};
-  return " (" + std::string(place.dli_fname) + ')';
+  return place.dli_fname;
 }
 
 }  // namespace
+
+CudnnLibrary cudnn_library_of(const Cudnn& functions, const std::string& file) {
+  CudnnLibrary library;
+  const std::size_t version = functions.cudnnGetVersion();
+  library.name = "cuDNN " + version_text(version) + " (" + file + ')';
+  if (version < oldest_cudnn) {
+    library.problem = library.name + " is older than " + version_text(oldest_cudnn);
+  } else {
+    library.functions = std::make_shared<const Cudnn>(functions);
+  }
+  return library;
+}
 
 CudnnLibrary load_cudnn(std::initializer_list<const char*> names) {
   CudnnLibrary library;
@@ -75,19 +87,12 @@ CudnnLibrary load_cudnn(std::initializer_list<const char*> names) {
       note_cudnn_problem(library.problem, name);
       continue;
     }
-    auto cudnn = std::make_shared<Cudnn>();
-    if (!find_functions(object, *cudnn, library.problem)) continue;
-    const std::size_t version = cudnn->cudnnGetVersion();
-    if (version < oldest_cudnn) {
-      if (!library.problem.empty()) library.problem += "; ";
-      library.problem += "cuDNN " + version_text(version) + file_of(*cudnn) + " is older than " +
-                         version_text(oldest_cudnn);
-      continue;
-    }
-    library.problem.clear();
-    library.name = "cuDNN " + version_text(version) + file_of(*cudnn);
-    library.functions = std::move(cudnn);
-    return library;
+    Cudnn cudnn;
+    if (!find_functions(object, cudnn, library.problem)) continue;
+    CudnnLibrary found = cudnn_library_of(cudnn, file_of(cudnn));
+    if (found.functions != nullptr) return found;
+    if (!library.problem.empty()) library.problem += "; ";
+    library.problem += found.problem;
   }
   return library;
 }

@@ -48,6 +48,10 @@ struct CudnnLibrary {
   std::string name = "cuDNN";              // with its version and file: "cuDNN 9.19.0 (...)"
 };
 
+// The library of a table of functions that are in this file; without functions if the version is
+// older than oldest_cudnn.
+CudnnLibrary cudnn_library_of(const Cudnn& functions, const std::string& file);
+
 // Tries these shared objects in turn; if all fail, or are older than oldest_cudnn, returns the
 // reasons. A loaded library stays loaded.
 CudnnLibrary load_cudnn(std::initializer_list<const char*> names);

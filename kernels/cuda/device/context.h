@@ -40,8 +40,8 @@ class Context {
   int compute_capability = 0;                       // 90 for 9.0
   std::size_t shared_memory_of_a_block = 48 << 10;  // the most that a block may request
   ProductCounts products;
-  AttentionCounts attention;
   Fault* fault = nullptr;  // page-locked host or device memory: kernels can write either
+  AttentionCounts attention;
 };
 
 inline Context& context_of(Queue queue) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/attention/attention_testing.h"
-#include "kernels/cuda/attention/attention_way.h"
+#include "kernels/cuda/cudnn/attention_way.h"
 #include "kernels/registry.h"
 
 namespace tessera::testing {
@@ -101,7 +101,10 @@ inline AttentionResults run_on_device(
   return results;
 }
 
-inline AttentionResults run_on_cpu(const AttentionProblem& problem, AttentionRun run) {
+// The same in the host's memory, with the given functions of forward and backward.
+template <class Forward, class Backward>
+AttentionResults run_on_host(const AttentionProblem& problem, AttentionRun run,
+                             const Forward& forward, const Backward& backward) {
   const DType dtype = problem.dtype();
   const auto unwritten = [](std::size_t size, DType type) {
     return encode(std::vector<double>(size, AttentionProblem::untouched), type);
@@ -121,13 +124,18 @@ inline AttentionResults run_on_cpu(const AttentionProblem& problem, AttentionRun
   }
   for (auto& bytes : inputs) places.inputs.push_back(bytes.data());
   for (auto& bytes : gradients) places.gradients.push_back(bytes.data());
-  kernels::cpu::attention_forward(forward_arguments(problem, places));
-  if (run == AttentionRun::backward) {
-    kernels::cpu::attention_backward(backward_arguments(problem, places));
-  }
+  if (run == AttentionRun::forward_without_log_sum_exp) places.log_sum_exp = nullptr;
+  forward(forward_arguments(problem, places));
+  if (run == AttentionRun::backward) backward(backward_arguments(problem, places));
   AttentionResults results{decode(out, dtype), decode(log_sum_exp, problem.statistic()), {}};
   for (const auto& bytes : gradients) results.gradients.push_back(decode(bytes, dtype));
   return results;
+}
+
+inline AttentionResults run_on_cpu(const AttentionProblem& problem, AttentionRun run) {
+  return run_on_host(
+      problem, run, [](const kernels::AttentionForward& a) { kernels::cpu::attention_forward(a); },
+      [](const kernels::AttentionBackward& a) { kernels::cpu::attention_backward(a); });
 }
 
 }  // namespace tessera::testing

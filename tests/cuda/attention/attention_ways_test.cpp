@@ -1,12 +1,9 @@
 // Attention by cuDNN on a real GPU, compared with the own kernels: every kind of call that cuDNN
-// covers, the same bits each time, and the same bits for every division of the work. Without cuDNN
-// the tests are skipped.
-#include <cmath>
-
+// covers, and the same bits each time. Without cuDNN the tests are skipped.
 #include "base/error.h"
+#include "cuda/attention/attention_near.h"
 #include "cuda/attention/attention_runs.h"
 #include "cuda/attention/attention_testing.h"
-#include "kernels/cuda/cudnn/cudnn_attention.h"
 
 namespace tessera::testing {
 namespace {
@@ -47,32 +44,12 @@ bool have_cudnn() {
   return cudnn_library().functions != nullptr;
 }
 
-// The root of the mean square of the difference, divided by that of the expected values.
-double relative_error(const std::vector<double>& got, const std::vector<double>& expected) {
-  double difference = 0, square = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (expected[i] == AttentionProblem::untouched) {
-      EXPECT_EQ(got[i], AttentionProblem::untouched) << "written between rows, element " << i;
-      continue;
-    }
-    difference += (got[i] - expected[i]) * (got[i] - expected[i]);
-    square += expected[i] * expected[i];
-  }
-  return std::sqrt(difference / square);
-}
-
 void expect_near_own(const AttentionProblem& problem) {
   SCOPED_TRACE(problem.text());
-  const double bound = problem.dtype() == bfloat16 ? 1e-2 : 2e-3;
   const AttentionResults own = run_on_device(problem, AttentionRun::backward);
   try {
-    const AttentionResults got =
-        run_on_device(problem, AttentionRun::backward, AttentionWay::cudnn);
-    EXPECT_LT(relative_error(got.out, own.out), bound);
-    EXPECT_LT(relative_error(got.log_sum_exp, own.log_sum_exp), 1e-5);
-    for (std::size_t i = 0; i < own.gradients.size(); ++i) {
-      EXPECT_LT(relative_error(got.gradients[i], own.gradients[i]), bound) << "gradient " << i;
-    }
+    expect_near(problem.dtype(),
+                run_on_device(problem, AttentionRun::backward, AttentionWay::cudnn), own);
   } catch (const Error& error) {
     ADD_FAILURE() << error.what();
   }

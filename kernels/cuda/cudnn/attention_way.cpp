@@ -1,5 +1,5 @@
 // Attention on a GPU: the choice of the implementation.
-#include "kernels/cuda/attention/attention_way.h"
+#include "kernels/cuda/cudnn/attention_way.h"
 
 #include <cstdlib>
 #include <string_view>
