@@ -92,7 +92,8 @@ Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
   const ExpertsConfig& experts = config_.experts;
   if (!experts.output_router_logits)
     return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
-  const auto [x, routing] = model_(ids, no_routing(experts.num_experts, ids.device()));
+  const Device device = model_->token_table().device();
+  const auto [x, routing] = model_(ids, no_routing(experts.num_experts, device));
   const Tensor loss = loss_of_head(x, lm_head_, model_->token_table(), targets);
   const Tensor balance = load_balance_loss(routing, ids.elements() * config_.layers_with_experts());
   return loss + cast(balance * experts.router_aux_loss_coef, loss.dtype());

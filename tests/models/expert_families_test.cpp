@@ -104,7 +104,7 @@ TEST(Qwen3Moe, SomeLayersHaveNoExperts) {
     }
     return layers;
   };
-  EXPECT_EQ(with_experts({}), (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(with_experts(json::object()), (std::vector<int>{0, 1, 2, 3}));
   EXPECT_EQ(with_experts({{"decoder_sparse_step", 2}}), (std::vector<int>{1, 3}));
   EXPECT_EQ(with_experts({{"mlp_only_layers", {0, 2, 9}}}), (std::vector<int>{1, 3}));
   EXPECT_EQ(with_experts({{"decoder_sparse_step", 2}, {"mlp_only_layers", {3}}}),
