@@ -25,6 +25,9 @@ namespace tessera {
   X(linear)                           \
   X(bias_gelu_linear)                 \
   X(swiglu_linear)                    \
+  X(grouped_linear)                   \
+  X(grouped_swiglu_linear)            \
+  X(combine_rows)                     \
   X(embedding)                        \
   X(norm)                             \
   X(add_norm)                         \

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -93,13 +94,22 @@ struct SizeKeys {
   const char* layers;
   const char* width;
   const char* inner;
-  const char* positions;  // null: they have no parameters
+  const char* positions;          // null: they have no parameters
+  const char* experts = nullptr;  // null: it has none
 };
 
 SizeKeys keys_of(const nlohmann::json& config) {
   const auto type = config.find("model_type");
   if (type != config.end() && *type == "gpt2")
     return {"n_layer", "n_embd", "n_inner", "n_positions"};
+  // Layers without experts may have `intermediate_size`, and the model may have no such layer.
+  if (type != config.end() && *type == "qwen3_moe") {
+    const char* experts = config.contains("num_experts") ? "num_experts" : "num_local_experts";
+    return {"num_hidden_layers", "hidden_size", "moe_intermediate_size", nullptr, experts};
+  }
+  if (type != config.end() && *type == "mixtral") {
+    return {"num_hidden_layers", "hidden_size", "intermediate_size", nullptr, "num_local_experts"};
+  }
   const bool has_positions = type != config.end() && (*type == "bert" || *type == "mpnet");
   return {"num_hidden_layers", "hidden_size", "intermediate_size",
           has_positions ? "max_position_embeddings" : nullptr};
@@ -112,8 +122,16 @@ double least_parameters(const nlohmann::json& config, const SizeKeys& keys) {
   };
   const double width = number(keys.width);
   const double attention = std::max(width, number("num_attention_heads") * number("head_dim"));
+  double inner = number(keys.layers) * number(keys.inner);
+  if (keys.experts != nullptr) {
+    const auto dense = config.find("mlp_only_layers");
+    const double without = dense != config.end() ? static_cast<double>(dense->size()) : 0;
+    const double step = std::max(1.0, number("decoder_sparse_step"));
+    const double sparse = std::max(0.0, std::floor(number(keys.layers) / step) - without);
+    inner = sparse * number(keys.experts) * number(keys.inner);
+  }
   return width * (number("vocab_size") + number(keys.positions) +
-                  2 * number(keys.layers) * (attention + number(keys.inner)));
+                  2 * (number(keys.layers) * attention + inner));
 }
 
 // Whether a file of so many bytes can hold so many elements. A few more do no harm, and then the
@@ -136,7 +154,7 @@ void check_weights_bound(const fs::path& folder, const nlohmann::json& config) {
   TESSERA_CHECK(layers <= bound->layers, ErrorCode::checkpoint,
                 "{}: {} is {}, but the weights there have {}; they do not belong together", source,
                 keys.layers, layers, counted(bound->layers, "layer"));
-  for (const char* key : {keys.width, keys.inner, keys.positions, "vocab_size"}) {
+  for (const char* key : {keys.width, keys.inner, keys.positions, keys.experts, "vocab_size"}) {
     const std::int64_t value = key == nullptr ? 0 : whole_at(config, key).value_or(0);
     TESSERA_CHECK(value <= bound->widest, ErrorCode::checkpoint,
                   "{}: {} is {}, but the largest dimension of the weights there is {}; they do not "

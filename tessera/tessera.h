@@ -18,6 +18,7 @@
 #include "engine/nn/module_list.h"
 #include "engine/nn/sequential.h"
 #include "engine/ops.h"
+#include "engine/ops/products/grouped.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "engine/optim/update_elements.h"

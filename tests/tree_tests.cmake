@@ -101,9 +101,13 @@ if(TESSERA_EXAMPLES)
                    ${CMAKE_BINARY_DIR}/buffers)
   set_tests_properties(consumer/buffers_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/own_optimizer_example
-           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/own_optimizer_test.py
-                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/own_optimizer)
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/example_bits_test.py
+                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/own_optimizer 4)
   set_tests_properties(consumer/own_optimizer_example PROPERTIES LABELS "consumer;quick" TIMEOUT 240 PROCESSORS 2)
+  add_test(NAME consumer/mixture_of_experts_example
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/example_bits_test.py
+                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/mixture_of_experts 3)
+  set_tests_properties(consumer/mixture_of_experts_example PROPERTIES LABELS "consumer;quick" TIMEOUT 240 PROCESSORS 2)
   add_test(NAME consumer/own_adapter_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_adapter
                    ${CMAKE_BINARY_DIR}/own-adapter)

@@ -1,5 +1,5 @@
-// Every CPU kernel, the head, the collectives and checkpoint files, compared with their bounds, as
-// one Google Benchmark program.
+// Every CPU kernel, the head, grouped products, the collectives and checkpoint files, compared with
+// their bounds, as one Google Benchmark program.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -20,10 +20,11 @@ using namespace tessera;
 constexpr std::string_view help = R"(usage: kernels_bench [OPTION=VALUE ...] [--benchmark_...]
 
 Times every CPU kernel on one thread, in processor time, in turns with what bounds it: memcpy of the bytes that it
-must move and oneDNN's best rate for the operations of its products; a language model's head; collectives against
-memcpy; saving and loading against plain writing and reading. A row's counters: bytes_per_second, flops_per_second,
-of_bound (1: as fast as the bound), of_onednn (against bare products of the same shapes), peak_bytes. Medians of
-the rounds; time and CPU of a row are Google Benchmark's means.
+must move and oneDNN's best rate for the operations of its products; a language model's head; the grouped products of
+a mixture of experts, whose of_onednn is against one dense product of the same work; collectives against memcpy; saving
+and loading against plain writing and reading. A row's counters: bytes_per_second, flops_per_second, of_bound (1: as
+fast as the bound), of_onednn (against bare products of the same shapes), peak_bytes. Medians of the rounds; time and
+CPU of a row are Google Benchmark's means.
 
   --rounds=15      rounds of a row (a third of them where a round is long)
   --ranks=2        ranks of collectives and checkpoints
@@ -131,6 +132,7 @@ int main(int count, char** arguments) {
   add_context();
   if (!add_kernel_rows(options.rounds)) return 1;
   bench::add_head_rows(options);
+  bench::add_grouped_rows(options);
   bench::add_collective_rows(options);
   bench::add_checkpoint_rows(options);
   benchmark::RunSpecifiedBenchmarks();

@@ -97,6 +97,7 @@ struct WholeOptions {
   std::int64_t state_mib = 256;
 };
 void add_head_rows(const WholeOptions& options);
+void add_grouped_rows(const WholeOptions& options);
 void add_collective_rows(const WholeOptions& options);
 void add_checkpoint_rows(const WholeOptions& options);
 

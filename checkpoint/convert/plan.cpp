@@ -56,7 +56,7 @@ std::optional<bool> ties_head(const nlohmann::json& config) {
 std::string prefix_of(const std::string& model_type) {
   if (model_type == "gpt2") return "transformer.";
   for (const char* const decoder :
-       {"llama", "mistral", "qwen2", "qwen3", "olmo2", "smollm3", "phi3"}) {
+       {"llama", "mistral", "qwen2", "qwen3", "olmo2", "smollm3", "phi3", "mixtral", "qwen3_moe"}) {
     if (model_type == decoder) return "model.";
   }
   return "";

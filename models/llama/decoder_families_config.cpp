@@ -2,6 +2,7 @@
 #include "models/llama/decoder_families_config.h"
 
 #include "models/config/config_table.h"
+#include "models/llama/experts_config.h"
 
 namespace tessera::models {
 namespace {
@@ -72,6 +73,38 @@ void add_phi3_rows(ConfigTable<LlamaConfig>& table) {
   table.add("partial_rotary_factor", &LlamaConfig::partial_rotary_factor,
             "The part of a head that rotary positions turn.",
             {.low = 0, .high = 1, .low_excluded = true});
+}
+
+LlamaConfig mixtral_defaults() {
+  LlamaConfig c = mistral_defaults();
+  c.rms_norm_eps = 1e-5;
+  c.rope_theta = 1'000'000;
+  c.sliding_window = std::nullopt;
+  c.experts.num_experts = 8;
+  return c;
+}
+
+void add_mixtral_rows(ConfigTable<LlamaConfig>& table) {
+  add_window_row(table);
+  add_expert_rows(table, "num_local_experts");
+}
+
+LlamaConfig qwen3_moe_defaults() {
+  LlamaConfig c = qwen_defaults();
+  c.hidden_size = 2048;
+  c.intermediate_size = 6144;
+  c.num_hidden_layers = 24;
+  c.num_key_value_heads = 4;
+  c.experts = {.num_experts = 128,
+               .num_experts_per_tok = 8,
+               .moe_intermediate_size = 768,
+               .norm_topk_prob = false};
+  return c;
+}
+
+void add_qwen3_moe_rows(ConfigTable<LlamaConfig>& table) {
+  add_expert_rows(table, "num_experts");
+  add_sparse_layer_rows(table);
 }
 
 }  // namespace
@@ -150,6 +183,38 @@ const DecoderFamily& phi3_family() {
                                     .add_rows = add_phi3_rows,
                                     .rope_types = {"default"},
                                     .fused_projections = true};
+  return family;
+}
+
+const DecoderFamily& mixtral_family() {
+  static const DecoderFamily family{.model_type = "mixtral",
+                                    .model_class = "MixtralForCausalLM",
+                                    .layer_class = "MixtralDecoderLayer",
+                                    .defaults = mixtral_defaults,
+                                    .add_rows = add_mixtral_rows,
+                                    .key_heads = KeyHeads::own_default,
+                                    .experts = ExpertNames{.count_key = "num_local_experts",
+                                                           .block = "block_sparse_moe",
+                                                           .gate = "w1",
+                                                           .up = "w3",
+                                                           .down = "w2"}};
+  return family;
+}
+
+const DecoderFamily& qwen3_moe_family() {
+  static const DecoderFamily family{.model_type = "qwen3_moe",
+                                    .model_class = "Qwen3MoeForCausalLM",
+                                    .layer_class = "Qwen3MoeDecoderLayer",
+                                    .defaults = qwen3_moe_defaults,
+                                    .add_rows = add_qwen3_moe_rows,
+                                    .key_heads = KeyHeads::own_default,
+                                    .attention_bias = AttentionBias::by_key,
+                                    .query_key_norm = QueryKeyNorm::of_heads,
+                                    .experts = ExpertNames{.count_key = "num_experts",
+                                                           .block = "mlp",
+                                                           .gate = "gate_proj",
+                                                           .up = "up_proj",
+                                                           .down = "down_proj"}};
   return family;
 }
 

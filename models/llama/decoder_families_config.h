@@ -5,12 +5,14 @@
 
 namespace tessera::models {
 
-const DecoderFamily& mistral_family();  // a sliding window in its first version
-const DecoderFamily& qwen2_family();    // biases in the queries', keys' and values' projections
-const DecoderFamily& qwen3_family();    // norms of each head's queries and keys
-const DecoderFamily& olmo2_family();    // norms after the layers, and of queries and keys
-const DecoderFamily& smollm3_family();  // layers without rotary positions
-const DecoderFamily& phi3_family();     // fused projections, heads rotated in part
+const DecoderFamily& mistral_family();    // a sliding window in its first version
+const DecoderFamily& qwen2_family();      // biases in the queries', keys' and values' projections
+const DecoderFamily& qwen3_family();      // norms of each head's queries and keys
+const DecoderFamily& olmo2_family();      // norms after the layers, and of queries and keys
+const DecoderFamily& smollm3_family();    // layers without rotary positions
+const DecoderFamily& phi3_family();       // fused projections, heads rotated in part
+const DecoderFamily& mixtral_family();    // Mistral with experts
+const DecoderFamily& qwen3_moe_family();  // Qwen3 with experts, perhaps not in every layer
 
 // A family as the registry needs it.
 template <const DecoderFamily& (*Family)()>

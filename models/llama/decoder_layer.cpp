@@ -84,6 +84,52 @@ Tensor LlamaDecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, st
   return stream + decode_mlp(mlp_, normalised);
 }
 
+SparseDecoderLayerImpl::SparseDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
+    : DecoderLayerImpl(config) {
+  const ExpertNames& names = *config.family->experts;
+  input_layernorm_ =
+      register_module("input_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
+  post_attention_layernorm_ = register_module("post_attention_layernorm",
+                                              nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  const MixtureOfExpertsOptions options{.width = config.hidden_size,
+                                        .inner = config.experts.moe_intermediate_size,
+                                        .experts = config.experts.num_experts,
+                                        .per_token = config.experts.num_experts_per_tok,
+                                        .normalized = config.experts.norm_topk_prob,
+                                        .deviation = config.initializer_range,
+                                        .gate = names.gate,
+                                        .up = names.up,
+                                        .down = names.down};
+  mixture_ = register_module(names.block, MixtureOfExperts(options));
+}
+
+std::pair<Tensor, Tensor> SparseDecoderLayerImpl::attend(const Tensor& x,
+                                                         const RopeTables& rope) const {
+  return post_attention_layernorm_(branch(self_attn_(input_layernorm_(x), rope)), x);
+}
+
+Tensor SparseDecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) const {
+  const auto [stream, normalised] = attend(x, rope);
+  return stream + branch(mixture_(normalised));
+}
+
+std::pair<Tensor, Tensor> SparseDecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope,
+                                                          const Tensor& routing) const {
+  const auto [stream, normalised] = attend(x, rope);
+  const auto [mixed, added] = mixture_(normalised, routing);
+  return {stream + branch(mixed), added};
+}
+
+Tensor SparseDecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                                      const DecodingBatch& batch) const {
+  const auto [stream, normalised] = post_attention_layernorm_(
+      decode_attention(self_attn_, input_layernorm_(x), rope, layer, batch), x);
+  return stream + mixture_.call([&rows = normalised](const MixtureOfExpertsImpl& impl) {
+    return impl.decode(rows);
+  });
+}
+
 Olmo2DecoderLayerImpl::Olmo2DecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
     : DecoderLayerImpl(config) {
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
@@ -107,6 +153,9 @@ Tensor Olmo2DecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, st
 }
 
 DecoderLayer make_decoder_layer(const LlamaConfig& config, std::int64_t layer) {
+  if (config.has_experts(layer)) {
+    return DecoderLayer(std::make_shared<SparseDecoderLayerImpl>(config, layer));
+  }
   switch (config.family->norms) {
     case NormPlace::before:
       break;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "models/llama/attention.h"
+#include "models/mixture_of_experts.h"
 
 namespace tessera::models {
 
@@ -31,6 +32,12 @@ TESSERA_MODULE(LlamaMLP);
 class DecoderLayerImpl : public nn::Module {
  public:
   virtual Tensor forward(const Tensor& x, const RopeTables& rope) const = 0;
+  // The same, and `routing` with the layer's mixture of experts added (no_routing()); a layer
+  // without one returns it unchanged.
+  virtual std::pair<Tensor, Tensor> forward(const Tensor& x, const RopeTables& rope,
+                                            const Tensor& routing) const {
+    return {forward(x, rope), routing};
+  }
   virtual Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
                         const DecodingBatch& batch) const = 0;
   // The class's name in transformers, by family.
@@ -56,6 +63,7 @@ TESSERA_MODULE(DecoderLayer);
 class LlamaDecoderLayerImpl : public DecoderLayerImpl {
  public:
   LlamaDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer);
+  using DecoderLayerImpl::forward;
   Tensor forward(const Tensor& x, const RopeTables& rope) const override;
   Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
                 const DecodingBatch& batch) const override;
@@ -67,10 +75,31 @@ class LlamaDecoderLayerImpl : public DecoderLayerImpl {
   LlamaMLP mlp_;
 };
 
+// The norms stand before attention and a mixture of experts.
+class SparseDecoderLayerImpl : public DecoderLayerImpl {
+ public:
+  SparseDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer);
+  Tensor forward(const Tensor& x, const RopeTables& rope) const override;
+  std::pair<Tensor, Tensor> forward(const Tensor& x, const RopeTables& rope,
+                                    const Tensor& routing) const override;
+  Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                const DecodingBatch& batch) const override;
+
+ private:
+  // The residual stream after attention, and its norm.
+  [[nodiscard]] std::pair<Tensor, Tensor> attend(const Tensor& x, const RopeTables& rope) const;
+
+  nn::RmsNorm input_layernorm_;
+  LlamaAttention self_attn_;
+  nn::RmsNorm post_attention_layernorm_;
+  MixtureOfExperts mixture_;
+};
+
 // The norms stand after attention and MLP, in the residual branches.
 class Olmo2DecoderLayerImpl : public DecoderLayerImpl {
  public:
   Olmo2DecoderLayerImpl(const LlamaConfig& config, std::int64_t layer);
+  using DecoderLayerImpl::forward;
   Tensor forward(const Tensor& x, const RopeTables& rope) const override;
   Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
                 const DecodingBatch& batch) const override;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -24,14 +25,26 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
   norm_ = register_module("norm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
 }
 
-Tensor LlamaModelImpl::forward(const Tensor& ids) {
+Tensor LlamaModelImpl::embed(const Tensor& ids) const {
   TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
                   "the model takes ids of shape [batch, at most {}], given {}", positions_,
                   ids.shape().to_string());
-  Tensor x = embed_tokens_(ids);
+  return embed_tokens_(ids);
+}
+
+Tensor LlamaModelImpl::forward(const Tensor& ids) {
+  Tensor x = embed(ids);
   const RopeTables& rope = rope_for(ids.size(1), x.device());
   for (const DecoderLayer& layer : *layers_) x = layer(x, rope);
   return norm_(x);
+}
+
+std::pair<Tensor, Tensor> LlamaModelImpl::forward(const Tensor& ids, const Tensor& routing) {
+  Tensor x = embed(ids);
+  Tensor added = routing;
+  const RopeTables& rope = rope_for(ids.size(1), x.device());
+  for (const DecoderLayer& layer : *layers_) std::tie(x, added) = layer(x, rope, added);
+  return {norm_(x), added};
 }
 
 Tensor LlamaModelImpl::decode(const DecodingBatch& batch) {
@@ -76,7 +89,14 @@ Tensor LlamaForCausalLM::forward(const Tensor& ids) {
 }
 
 Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
-  return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
+  const ExpertsConfig& experts = config_.experts;
+  if (!experts.output_router_logits)
+    return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
+  const Device device = model_->token_table().device();
+  const auto [x, routing] = model_(ids, no_routing(experts.num_experts, device));
+  const Tensor loss = loss_of_head(x, lm_head_, model_->token_table(), targets);
+  const Tensor balance = load_balance_loss(routing, ids.elements() * config_.layers_with_experts());
+  return loss + cast(balance * experts.router_aux_loss_coef, loss.dtype());
 }
 
 KeyValueCache LlamaForCausalLM::make_cache(std::int64_t capacity) const {

@@ -1,10 +1,11 @@
 // Llama with Hugging Face's module tree, parameter names and shapes: grouped key heads, rotary
-// positions, SwiGLU. Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3 and Phi-3 are other families of it
-// (models/llama/decoder_families_config.h).
+// positions, SwiGLU. Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3, Mixtral and Qwen3-MoE are other
+// families of it (models/llama/decoder_families_config.h).
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/nn/layers.h"
@@ -19,11 +20,14 @@ namespace tessera::models {
 class LlamaModelImpl : public nn::Module {
  public:
   explicit LlamaModelImpl(const LlamaConfig& config);
-  Tensor forward(const Tensor& ids);          // the last norm's output
+  Tensor forward(const Tensor& ids);  // the last norm's output
+  // The same, and `routing` with the mixtures of experts of all layers added (no_routing()).
+  std::pair<Tensor, Tensor> forward(const Tensor& ids, const Tensor& routing);
   Tensor decode(const DecodingBatch& batch);  // the same for each sequence's last token
   [[nodiscard]] const Tensor& token_table() const { return embed_tokens_->weight(); }
 
  private:
+  Tensor embed(const Tensor& ids) const;
   const RopeTables& rope_for(std::int64_t length, Device device);
 
   std::int64_t positions_;

@@ -1,10 +1,12 @@
 // The config.json of every model of Llama's build.
 #include "models/llama/llama_config.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/config/config_reader.h"
 #include "models/config/config_table.h"
+#include "models/llama/experts_config.h"
 #include "models/llama/rope_config.h"
 
 namespace tessera::models {
@@ -50,9 +52,7 @@ void refuse_other_models(const ConfigReader& reader, const nlohmann::json& confi
   if (!c.family->has_mlp_bias) reader.only("mlp_bias", false);
   reader.only("use_sliding_window", false);
   reader.only("partial_rotary_factor", c.partial_rotary_factor);
-  for (const char* experts : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    reader.only(experts, 0.0);
-  }
+  refuse_other_experts(reader, *c.family);
   if (!reader.has("layer_types")) return;
   const nlohmann::json& types = config["layer_types"];
   reader.check_key(types.is_array(), "layer_types", "is {}; it must be a list", types.dump());
@@ -112,11 +112,13 @@ ConfigTable<LlamaConfig> decoder_table(const DecoderFamily& family) {
 LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,
                           const ConfigSource& source) {
   bool parameters = false;
-  const nlohmann::json unified = unified_rope(config, parameters);
+  nlohmann::json unified = unified_rope(config, parameters);
+  unified = unified_experts(std::move(unified), family);
   const ConfigReader reader(unified, parameters ? with_rope_parameters(source) : source);
   LlamaConfig c = decoder_table(family).read(reader);
   check_heads(reader, c);
   check_rope(reader, c);
+  if (family.experts) read_experts(reader, unified, c);
   refuse_other_models(reader, unified, c);
   if (c.no_rope_layer_interval > 0 && reader.has("no_rope_layers")) {
     c.no_rope_layers = rotary_layers(reader, unified["no_rope_layers"], c.num_hidden_layers);
@@ -131,6 +133,7 @@ nlohmann::json LlamaConfig::to_json(DType weights) const {
   nlohmann::json config = nlohmann::json::parse(original);
   decoder_table(*family).write(*this, config);
   config.erase("rope_parameters");
+  if (family->experts) erase_other_spelling(config, *family);
   config["rope_scaling"] = scaling_to_json(rope_scaling);
   complete_config(config, family->model_class, family->model_type, weights);
   // transformers' default may lie outside the vocabulary.
@@ -145,6 +148,19 @@ std::int64_t LlamaConfig::rotary_dim() const {
 bool LlamaConfig::has_rotary_positions(std::int64_t layer) const {
   if (!no_rope_layers.empty()) return no_rope_layers.at(static_cast<std::size_t>(layer));
   return no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0;
+}
+
+bool LlamaConfig::has_experts(std::int64_t layer) const {
+  if (!family->experts || (layer + 1) % experts.decoder_sparse_step != 0) return false;
+  const auto& dense = experts.mlp_only_layers;
+  return std::find(dense.begin(), dense.end(), layer) == dense.end();
+}
+
+std::int64_t LlamaConfig::layers_with_experts() const {
+  std::int64_t count = 0;
+  for (std::int64_t layer = 0; layer < num_hidden_layers; ++layer)
+    count += has_experts(layer) ? 1 : 0;
+  return count;
 }
 
 }  // namespace tessera::models

@@ -18,6 +18,20 @@ template <class Config>
 class ConfigTable;
 struct DecoderFamily;
 
+// The mixtures of experts of a family that has them.
+struct ExpertsConfig {
+  std::int64_t num_experts = 0;
+  std::int64_t num_experts_per_tok = 2;
+  std::int64_t moe_intermediate_size = 0;  // of an expert; 0: intermediate_size
+  bool norm_topk_prob = true;              // a token's weights add up to 1
+  // The loss contains router_aux_loss_coef times the load-balancing loss.
+  bool output_router_logits = false;
+  double router_aux_loss_coef = 0.001;
+  // Layers of this multiple have experts, except these, which count from 0.
+  std::int64_t decoder_sparse_step = 1;
+  std::vector<std::int64_t> mlp_only_layers = {};
+};
+
 // Absent keys have transformers' defaults: those below, or those of the family.
 struct LlamaConfig {
   const DecoderFamily* family = &llama_family();
@@ -50,11 +64,15 @@ struct LlamaConfig {
   std::int64_t no_rope_layer_interval = 0;
   std::vector<bool> no_rope_layers;
 
+  ExpertsConfig experts;
+
   // Writes the spelling that all versions of transformers read: rope_theta and rope_scaling.
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
   // Elements of a head that rotary positions turn.
   [[nodiscard]] std::int64_t rotary_dim() const;
   [[nodiscard]] bool has_rotary_positions(std::int64_t layer) const;
+  [[nodiscard]] bool has_experts(std::int64_t layer) const;
+  [[nodiscard]] std::int64_t layers_with_experts() const;
 
   static const DecoderFamily& llama_family();
 };
@@ -73,6 +91,14 @@ enum class QueryKeyNorm : std::uint8_t { none, of_heads, of_projections };
 // before these are added to the residual stream.
 enum class NormPlace : std::uint8_t { before, after };
 
+// Names of a mixture of experts: its key in config.json, its module in a layer, and the matrices of
+// an expert.
+struct ExpertNames {
+  std::string count_key;
+  std::string block;
+  std::string gate, up, down;
+};
+
 // The differences between models of Llama's build, besides their numbers.
 struct DecoderFamily {
   std::string model_type;
@@ -90,6 +116,7 @@ struct DecoderFamily {
   NormPlace norms = NormPlace::before;
   // One projection qkv_proj, and one gate_up_proj.
   bool fused_projections = false;
+  std::optional<ExpertNames> experts = {};  // none: a model without
 };
 
 // The rows of a family's config.json.

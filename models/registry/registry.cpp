@@ -54,6 +54,7 @@ constexpr Architecture architecture_rows[] = {
     decoder_row<mistral_family>("mistral"),   decoder_row<qwen2_family>("qwen2"),
     decoder_row<qwen3_family>("qwen3"),       decoder_row<olmo2_family>("olmo2"),
     decoder_row<smollm3_family>("smollm3"),   decoder_row<phi3_family>("phi3"),
+    decoder_row<mixtral_family>("mixtral"),   decoder_row<qwen3_moe_family>("qwen3_moe"),
     row<BertModel, BertConfig>("bert"),       row<MPNetModel, MPNetConfig>("mpnet"),
 };
 

@@ -1,4 +1,5 @@
-// Llama and the models of its build: Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3.
+// Llama and the models of its build: Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3, Mixtral,
+// Qwen3-MoE.
 #pragma once
 
 #include "models/llama/llama.h"

@@ -10,6 +10,7 @@
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
+#include "engine/ops/products/grouped.h"
 #include "engine/optim/optimizer.h"
 #include "engine/recompute.h"
 #include "engine/tensor_ops.h"
@@ -95,6 +96,7 @@ TEST(ChangedValues, EveryOpThatReadsItsInputsChecks) {
                             .slots = Tensor::from({0, 1}, {2}),
                             .longest = 2,
                             .capacity = 2};
+  const RowGroups groups = group_rows(Tensor::from({0, 0}, {2, 1}), 1);
   const WeightLayout layout = WeightLayout::out_in;
   const std::vector<std::pair<std::string, std::function<Tensor(const Tensor&)>>> ops{
       {"tanh", [](const Tensor& x) { return tanh(x); }},
@@ -106,6 +108,16 @@ TEST(ChangedValues, EveryOpThatReadsItsInputsChecks) {
       {"bias_gelu_linear",
        [&](const Tensor& x) { return bias_gelu_linear(x, {}, w, {}, layout, true); }},
       {"swiglu_linear", [&](const Tensor& x) { return swiglu_linear(w, x, w, layout); }},
+      {"grouped_linear",
+       [&](const Tensor& x) { return grouped_linear(w, std::vector{x}, groups); }},
+      {"grouped_linear",
+       [&](const Tensor& x) { return grouped_linear(x, std::vector{w}, groups); }},
+      {"grouped_linear",
+       [&](const Tensor& x) {
+         return grouped_linear(dispatch_rows(x, groups), std::vector{w}, groups);
+       }},
+      {"grouped_swiglu_linear",
+       [&](const Tensor& x) { return grouped_swiglu_linear(w, x, std::vector{w}, groups); }},
       {"layer_norm", [](const Tensor& x) { return layer_norm(x, {}, {}); }},
       {"attention",
        [&](const Tensor& x) {

@@ -10,6 +10,7 @@
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
+#include "engine/ops/products/grouped.h"
 #include "engine/random.h"
 #include "engine/recompute.h"
 #include "engine/tensor_ops.h"
@@ -86,6 +87,15 @@ TEST(RetainGraph, EveryOpFindsItsSavedTensors) {
   check_twice([&] { return weighted_sum(sort(cumulative_sum(transpose(x), 1)).values); }, {x});
   const Tensor ids = Tensor::from({3, 1, 1}, {3});
   check_twice([&] { return weighted_sum(embedding(ids, w)); }, {w});
+  const RowGroups groups = group_rows(Tensor::from({1, 0, 1}, {3, 1}), 2);
+  check_twice(
+      [&] {
+        const Tensor rows = dispatch_rows(reshape(x, {3, 4}), groups);
+        const Tensor y = grouped_linear(rows, std::vector{w, w}, groups);
+        return weighted_sum(
+            combine_rows(grouped_swiglu_linear(y, rows, std::vector{w, w}, groups), groups));
+      },
+      {x, w});
   manual_seed(3);
   check_twice(
       [&] {

@@ -1,8 +1,9 @@
-// The gradient checks of engine/tensor_ops.h, for the programs that include
+// The gradient checks of engine/tensor_ops.h and of grouped products, for the programs that include
 // engine/gradient_check_test.h.
 #pragma once
 
 #include "engine/gradient_check_test.h"
+#include "engine/ops/products/grouped.h"
 #include "engine/tensor_ops.h"
 
 namespace tessera::gradient_cases {
@@ -165,6 +166,47 @@ TEST_F(GradientCheck, ProductsOfBroadcastAndTransposedMatrices) {
   check_gradients([&] { return weighted_sum(matmul(matrices, vector) + matmul(vector, matrices)); },
                   {vector, matrices});
   check_gradients([&] { return weighted_sum(matmul(vector, vector)); }, {vector});
+}
+
+TEST_F(GradientCheck, GroupedProducts) {
+  // Group 2 has no row, group 3 one.
+  const Tensor ids = constant(std::vector<std::int64_t>{1, 0, 0, 3, 1, 0, 1, 0}, {4, 2});
+  const RowGroups groups = group_rows(ids, 4);
+  const Tensor x = leaf({4, 3}, 129);
+  std::vector<Tensor> into, out;
+  for (unsigned g = 0; g < 4; ++g) {
+    into.push_back(leaf({5, 3}, 130 + g));
+    out.push_back(leaf({2, 5}, 140 + g));
+  }
+  const auto leaves = [](std::vector<Tensor> all, const std::vector<Tensor>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  check_gradients(
+      [&] {
+        const Tensor rows = grouped_linear(dispatch_rows(x, groups), into, groups);
+        return weighted_sum(combine_rows(square(rows), groups));
+      },
+      leaves({x}, into));
+  const Tensor gate = leaf({8, 5}, 150);
+  const Tensor up = leaf({8, 5}, 151);
+  check_gradients([&] { return weighted_sum(grouped_swiglu_linear(gate, up, out, groups)); },
+                  leaves({gate, up}, out));
+  // A part of the weights, or only the rows, or only the weights.
+  const Tensor fixed = values({5, 3}, 152);
+  const Tensor rows = leaf({8, 3}, 153);
+  check_gradients(
+      [&] {
+        return weighted_sum(
+            grouped_linear(rows, std::vector{fixed, into[1], fixed, into[3]}, groups));
+      },
+      {rows, into[1], into[3]});
+  check_gradients(
+      [&] {
+        return weighted_sum(grouped_linear(rows, std::vector{fixed, fixed, fixed, fixed}, groups));
+      },
+      {rows});
+  check_gradients([&] { return weighted_sum(grouped_linear(rows.detach(), into, groups)); }, into);
 }
 
 TEST_F(GradientCheck, Einsum) {

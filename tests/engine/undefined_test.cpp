@@ -13,6 +13,7 @@
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"
 #include "engine/ops/cache.h"
+#include "engine/ops/products/grouped.h"
 #include "engine/tensor_ops.h"
 #include "tests/support/errors.h"
 
@@ -40,6 +41,7 @@ std::vector<NamedCall> floating_calls() {
   const Tensor batch = Tensor::full({1, 2, 4}, 0.5);
   const Tensor targets = Tensor::from({1, 0}, {2});
   const Sequences sequences = one_sequence(2);
+  const RowGroups groups = group_rows(Tensor::from({0, 0}, {2, 1}), 1);
   const WeightLayout layout = WeightLayout::out_in;
   return {
       {"add", [=](const Tensor& t) { (void)(t + x); }},
@@ -127,6 +129,12 @@ std::vector<NamedCall> floating_calls() {
       {"topk", [](const Tensor& t) { (void)topk(t, 1); }},
       {"argsort", [](const Tensor& t) { (void)argsort(t); }},
       {"matmul", [=](const Tensor& t) { (void)matmul(t, x, {.b = true}); }},
+      {"dispatch_rows", [=](const Tensor& t) { (void)dispatch_rows(t, groups); }},
+      {"combine_rows", [=](const Tensor& t) { (void)combine_rows(t, groups); }},
+      {"grouped_linear", [=](const Tensor& t) { (void)grouped_linear(t, std::vector{w}, groups); }},
+      {"grouped_linear", [=](const Tensor& t) { (void)grouped_linear(x, std::vector{t}, groups); }},
+      {"grouped_swiglu_linear",
+       [=](const Tensor& t) { (void)grouped_swiglu_linear(x, t, std::vector{w}, groups); }},
       {"einsum",
        [=](const Tensor& t) {
          (void)einsum("ij,kj->ik", {x, t});
@@ -194,6 +202,7 @@ TEST(UndefinedTensors, AreRefusedByEveryOpWithItsName) {
       {"masked_fill", [](const Tensor& t) { (void)masked_fill(Tensor::zeros({1}), t, 0); }},
       {"index_select", [](const Tensor& t) { (void)index_select(Tensor::zeros({1}), 0, t); }},
       {"gather", [](const Tensor& t) { (void)gather(t, 0, Tensor::zeros({1}, int32)); }},
+      {"group_rows", [](const Tensor& t) { (void)group_rows(t, 2); }},
       {"one_hot", [](const Tensor& t) { (void)one_hot(t, 2); }},
       {"cached_attention",
        [](const Tensor& t) {

@@ -51,9 +51,11 @@ olmo2 = decoder("Olmo2", 6)
 smollm3 = decoder("SmolLM3", 7, no_rope_layers=[0, 1])
 phi3 = decoder("Phi3", 8, rope_parameters={
     "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})
+mixtral = decoder("Mixtral", 9, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.05)
+qwen3_moe = decoder("Qwen3Moe", 10, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48, head_dim=24)
 
 MAKERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2,
-          "smollm3": smollm3, "phi3": phi3}
+          "smollm3": smollm3, "phi3": phi3, "mixtral": mixtral, "qwen3_moe": qwen3_moe}
 
 
 def edit_config(folder, edit):

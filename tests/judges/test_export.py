@@ -35,6 +35,11 @@ MODELS = {
                "hidden_size: 64, intermediate_size: 96, seq_len: 64, no_rope_layer_interval: 2}",
     "phi3": "{architecture: phi3, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
             "hidden_size: 64, intermediate_size: 160, seq_len: 64, partial_rotary_factor: 0.5, sliding_window: 64}",
+    "mixtral": "{architecture: mixtral, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
+               "hidden_size: 64, intermediate_size: 96, seq_len: 64, num_local_experts: 4, output_router_logits: true}",
+    "qwen3_moe": "{architecture: qwen3_moe, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
+                 "hidden_size: 64, moe_intermediate_size: 48, intermediate_size: 96, seq_len: 64, num_experts: 6, "
+                 "num_experts_per_tok: 2, norm_topk_prob: true}",
 }
 
 

@@ -153,6 +153,11 @@ FAMILIES = [
     ("phi3", {"rope_parameters": None, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75},
               "sliding_window": 90}),
+    ("mixtral", {}),
+    ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 40, "tie_word_embeddings": True}),
+    ("qwen3_moe", {}),
+    ("qwen3_moe", {"norm_topk_prob": True, "num_experts_per_tok": 1, "num_experts": 2, "attention_bias": True}),
+    ("qwen3_moe", {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1], "num_hidden_layers": 4}),
     ("qwen2", {"rope_parameters": {"rope_theta": 5000.0, **YARN_ROPE}}),
     ("qwen3", {"rope_parameters": {"rope_theta": 1e6, **YARN_ROPE, "attention_factor": 1.3, "beta_fast": 8.0,
                                    "beta_slow": 2.0, "truncate": False}}),
@@ -169,7 +174,7 @@ def test_families(tessera, tmp_path, family, changes):
     assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(model, ids))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "olmo2", "smollm3", "phi3"])
+@pytest.mark.parametrize("family", ["qwen3", "olmo2", "smollm3", "phi3", "mixtral", "qwen3_moe"])
 def test_families_in_the_older_spelling(tessera, tmp_path, family):
     """rope_theta, rope_scaling and partial_rotary_factor as keys of their own, as in most folders on the Hub."""
     model = MAKERS[family]()

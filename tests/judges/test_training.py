@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 from models import MAKERS
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 TOKENS = 64
 BATCH = 4  # of the world
@@ -21,7 +22,14 @@ def batches(text):
                torch.stack([ids[start + 1:start + TOKENS + 1] for start in starts]))
 
 
-def train_in_torch(model, text, rates):
+def balance_loss(router_logits, config, ranks):
+    """Each rank has transformers' loss of its own rows of the batch; the ranks' mean counts."""
+    losses = [load_balancing_loss_func(logits, config.num_local_experts, config.num_experts_per_tok)
+              for logits in zip(*(layer.chunk(ranks) for layer in router_logits), strict=True)]
+    return sum(losses) / ranks
+
+
+def train_in_torch(model, text, rates, ranks):
     """(loss, gradient norm before clipping) of every step."""
     model.train()
     decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
@@ -33,8 +41,10 @@ def train_in_torch(model, text, rates):
     for (inputs, targets), rate in zip(batches(text), rates, strict=True):
         for group in optimizer.param_groups:
             group["lr"] = rate
-        logits = model(inputs).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        output = model(inputs)
+        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
+        if getattr(model.config, "output_router_logits", False):
+            loss = loss + model.config.router_aux_loss_coef * balance_loss(output.router_logits, model.config, ranks)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -66,7 +76,7 @@ def test_losses_and_gradient_norms_agree(tessera, tmp_path, text, make, ranks):
     ours = train_in_tessera(tessera, tmp_path / "start", text, ranks)
     rates = [step["lr"] for step in ours]
     assert max(rates) > 5 * min(rates), "the schedule should have moved the rate"
-    theirs = train_in_torch(model, text, rates)
+    theirs = train_in_torch(model, text, rates, ranks)
     assert theirs[-1][0] < 0.9 * theirs[0][0], "the loss should have fallen"
     for step, (loss, norm) in zip(ours, theirs, strict=True):
         assert step["loss"] == pytest.approx(loss, rel=1e-4), step["step"]

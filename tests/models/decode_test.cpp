@@ -146,7 +146,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(small_gpt2(), small_llama("llama"), small_llama("mistral"),
                       small_llama("qwen2"), small_family("qwen3", "head_dim", 12),
                       small_llama("olmo2"), small_family("smollm3", "no_rope_layer_interval", 2),
-                      small_family("phi3", "partial_rotary_factor", 0.5)),
+                      small_family("phi3", "partial_rotary_factor", 0.5), small_llama("mixtral"),
+                      small_family("qwen3_moe", "num_experts", 12)),
     [](const auto& tested) { return tested.param.at("model_type").template get<std::string>(); });
 
 TEST(KeyValueCache, HoldsNoMoreThanItsCapacity) {

@@ -23,6 +23,12 @@ const json measured_llama = {{"model_type", "llama"},    {"vocab_size", 40},
                              {"num_key_value_heads", 2}, {"max_position_embeddings", 32},
                              {"attention_dropout", 0.1}};
 
+const json measured_mixtral = [] {
+  json config = measured_llama;
+  config.update({{"model_type", "mixtral"}, {"output_router_logits", true}});
+  return config;
+}();
+
 void train_step(models::LanguageModel& model, optim::Optimizer& optimizer) {
   const auto batch = testing::counting_batch(2, 16, 40);
   model.loss(batch.ids, batch.targets).backward();
@@ -31,7 +37,7 @@ void train_step(models::LanguageModel& model, optim::Optimizer& optimizer) {
 }
 
 TEST(ModelMemory, NothingIsTakenFromTheSystemOnceTheStateExists) {
-  for (const json& config : {measured_gpt2, measured_llama}) {
+  for (const json& config : {measured_gpt2, measured_llama, measured_mixtral}) {
     manual_seed(1);
     const auto model = models::make_language_model(config);
     optim::AdamW optimizer(model->parameters(), {});
@@ -47,7 +53,7 @@ TEST(ModelMemory, NothingIsTakenFromTheSystemOnceTheStateExists) {
 }
 
 TEST(ModelMemory, AStepOnMetaTakesNone) {
-  for (json config : {measured_gpt2, measured_llama}) {
+  for (json config : {measured_gpt2, measured_llama, measured_mixtral}) {
     config[config.contains("n_embd") ? "n_embd" : "hidden_size"] = 4096;
     const DeviceGuard meta(Device::meta());
     const auto pool = MemoryPool::current();

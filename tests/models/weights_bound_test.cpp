@@ -146,5 +146,27 @@ TEST(SentenceFolderBound, ADenseModuleAndModesOfPooling) {
             std::string::npos);
 }
 
+// `intermediate_size` is that of layers without experts, of which there may be none.
+TEST(WeightsBoundOfExperts, CountsTheExpertsAndTheirWidth) {
+  const testing::TemporaryFolder folder;
+  put_weights(folder.path(), {{"model.embed_tokens.weight", {8, 4}},
+                              {"model.layers.0.mlp.gate.weight", {3, 4}},
+                              {"model.layers.0.mlp.experts.2.up_proj.weight", {5, 4}}});
+  const json config = {{"model_type", "qwen3_moe"}, {"num_hidden_layers", 1},
+                       {"hidden_size", 4},          {"intermediate_size", 6144},
+                       {"vocab_size", 8},           {"moe_intermediate_size", 5},
+                       {"num_experts", 3}};
+  check_weights_bound(folder.path(), config);
+  for (const std::string key : {"num_experts", "moe_intermediate_size"}) {
+    json larger = config;
+    larger[key] = 1'000'000'000;
+    const std::string message = message_of([&] { check_weights_bound(folder.path(), larger); });
+    EXPECT_NE(message.find(key + " is 1000000000, but the largest dimension of the weights there "
+                                 "is 8"),
+              std::string::npos)
+        << message;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::models

@@ -11,7 +11,8 @@ ROOMS = {
     "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
                 "cpu/indexing", "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/cudnn", "cuda/elementwise",
                 "cuda/reductions", "cuda/indexing"),
-    "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "nn", "optim", "data"),
+    "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "ops/products", "nn",
+               "optim", "data"),
     "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "nodes", "nodes/mpi", "nodes/tcp", "record",
              "connect", "nccl"),
     # Only for tests: the emulated GPU.

@@ -1,6 +1,8 @@
-"""Trains examples/own_optimizer under every strategy, and resumes it, as a reader of docs/cpp-api.md would.
+"""Trains an example under every strategy, and resumes it on other ranks, as a reader of docs/cpp-api.md would.
 
-    python3 own_optimizer_test.py TESSERA OWN_OPTIMIZER
+    python3 example_bits_test.py TESSERA EXAMPLE RANKS
+
+Runs begin on two ranks, and the last one resumes on RANKS. The example takes a strategy, a folder and a number of steps.
 """
 import os
 import pathlib
@@ -10,13 +12,14 @@ import sys
 import tempfile
 import unittest
 
-tessera, own_optimizer = sys.argv[1:3]
+tessera, example = sys.argv[1:3]
+other_ranks = int(sys.argv[3])
 STRATEGIES = ["NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 
 
 def train(strategy, *more, ranks=2):
     """The printed steps, in which numbers are exact."""
-    ended = subprocess.run([tessera, "launch", "--nproc-per-node", str(ranks), "--", own_optimizer, strategy,
+    ended = subprocess.run([tessera, "launch", "--nproc-per-node", str(ranks), "--", example, strategy,
                             *map(str, more)], capture_output=True, text=True, timeout=120, check=False,
                            env=dict(os.environ, OMP_NUM_THREADS="1"))
     if ended.returncode != 0:
@@ -28,7 +31,7 @@ def loss_of(line):
     return float.fromhex(re.search(r" loss (\S+)", line).group(1))
 
 
-class OwnOptimizer(unittest.TestCase):
+class ExampleBits(unittest.TestCase):
     def test_has_the_same_bits_under_every_strategy(self):
         first = train(STRATEGIES[0])
         self.assertEqual(len(first), 20)
@@ -43,9 +46,9 @@ class OwnOptimizer(unittest.TestCase):
             begun = train("FULL_SHARD", out, 8)
             resumed = train("SHARD_GRAD_OP", out, 20)
             self.assertEqual(begun + resumed, straight[:20])
-            again = train("FULL_SHARD", out, 30, ranks=4)
+            again = train("FULL_SHARD", out, 30, ranks=other_ranks)
             self.assertEqual(len(again), 10)
-            for line, wanted in zip(again, straight[20:]):  # sums of four ranks are rounded differently
+            for line, wanted in zip(again, straight[20:]):  # sums of other ranks are rounded differently
                 self.assertEqual(line.split()[:2], wanted.split()[:2])
                 self.assertAlmostEqual(loss_of(line), loss_of(wanted), delta=0.05 * loss_of(wanted))
 

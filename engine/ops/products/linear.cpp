@@ -1,26 +1,16 @@
 // Linear layers, and linear layers fused with the activation before them.
-#include <fmt/format.h>
-
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
+#include "engine/ops/products/linear_products.h"
 
 namespace tessera {
 namespace {
 
-// The shape of x [rows, in] times a weight in either layout.
-struct LinearShape {
-  std::int64_t rows, in, out;
-  WeightLayout layout;
-  DType dtype;
-
-  [[nodiscard]] bool transposed() const { return layout == WeightLayout::out_in; }
-};
-
-LinearShape linear_shape(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                         WeightLayout layout) {
+ops::LinearShape linear_shape(const char* op, const Tensor& x, const Tensor& weight,
+                              const Tensor& bias, WeightLayout layout) {
   TESSERA_REQUIRE(
       weight.dimensions() == 2 && x.dimensions() >= 1,
       "{}: x of shape {} and weight of shape {}; the weight must be a matrix and x have "
@@ -35,69 +25,10 @@ LinearShape linear_shape(const char* op, const Tensor& x, const Tensor& weight, 
   TESSERA_REQUIRE(!bias.defined() || (bias.elements() == out && bias.dtype() == weight.dtype()),
                   "{}: bias of shape {} and dtype {} for {} outputs of {}", op,
                   bias.shape().to_string(), name_of(bias.dtype()), out, name_of(weight.dtype()));
-  return {in == 0 ? 0 : x.elements() / in, in, out, layout, weight.dtype()};
+  return {in == 0 ? 0 : x.elements() / in, in, out, transposed, weight.dtype()};
 }
 
-void product(const LinearShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
-             const Tensor& out) {
-  TESSERA_LAUNCH(x.device(), matmul,
-                 {.a = x.data(),
-                  .b = weight.data(),
-                  .c = out.raw_data(),
-                  .m = s.rows,
-                  .n = s.out,
-                  .k = s.in,
-                  .lda = s.in,
-                  .ldb = s.transposed() ? s.in : s.out,
-                  .ldc = s.out,
-                  .transpose_b = s.transposed(),
-                  .bias = bias.defined() ? bias.data() : nullptr,
-                  .dtype = s.dtype,
-                  .out_dtype = s.dtype});
-}
-
-void input_gradient(const LinearShape& s, const Tensor& dout, const Tensor& weight,
-                    const autograd::GradientSink::Slot& dx) {
-  TESSERA_LAUNCH(dout.device(), matmul,
-                 {.a = dout.data(),
-                  .b = weight.data(),
-                  .c = dx.tensor.raw_data(),
-                  .m = s.rows,
-                  .n = s.in,
-                  .k = s.out,
-                  .lda = s.out,
-                  .ldb = s.transposed() ? s.in : s.out,
-                  .ldc = s.in,
-                  .transpose_b = !s.transposed(),
-                  .accumulate = dx.accumulate,
-                  .dtype = s.dtype,
-                  .out_dtype = s.dtype});
-}
-
-// Rounds only to the slot's dtype, which may be float32 for a 16-bit weight.
-void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
-                     const autograd::GradientSink::Slot& dw) {
-  const Tensor& left = s.transposed() ? dout : x;   // rows of the weight
-  const Tensor& right = s.transposed() ? x : dout;  // columns of the weight
-  const std::int64_t m = s.transposed() ? s.out : s.in;
-  const std::int64_t n = s.transposed() ? s.in : s.out;
-  TESSERA_LAUNCH(x.device(), matmul,
-                 {.a = left.data(),
-                  .b = right.data(),
-                  .c = dw.tensor.raw_data(),
-                  .m = m,
-                  .n = n,
-                  .k = s.rows,
-                  .lda = m,
-                  .ldb = n,
-                  .ldc = n,
-                  .transpose_a = true,
-                  .accumulate = dw.accumulate,
-                  .dtype = s.dtype,
-                  .out_dtype = dw.tensor.dtype()});
-}
-
-void bias_gradient(const LinearShape& s, const Tensor& dout,
+void bias_gradient(const ops::LinearShape& s, const Tensor& dout,
                    const autograd::GradientSink::Slot& db) {
   TESSERA_LAUNCH(dout.device(), sum_rows,
                  {dout.data(), db.tensor.raw_data(), s.rows, s.out, s.dtype, db.accumulate});
@@ -114,11 +45,11 @@ Shape with_last(const Shape& shape, std::int64_t last) {
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   ops::require_floating("linear", input, weight);
   const Tensor x = cast(input, weight.dtype());
-  const LinearShape s = linear_shape("linear", x, weight, bias, layout);
+  const ops::LinearShape s = linear_shape("linear", x, weight, bias, layout);
   Tensor out;
   autograd::compute_or_take(Op::linear, {&out}, [&] {
     out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
-    if (autograd::value_is_needed()) product(s, x, weight, bias, out);
+    if (autograd::value_is_needed()) ops::linear_product(s, x, weight, bias, out);
   });
   // Only the weight's gradient needs x.
   const autograd::SavedTensor saved(weight.requires_grad() ? x : Tensor{});
@@ -126,9 +57,9 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, Wei
   autograd::record(
       Op::linear, {x, weight, bias}, {out},
       [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        if (sink.wants(1)) weight_gradient(s, saved.get(), dout[0], sink.wide_slot(1));
+        if (sink.wants(1)) ops::linear_weight_gradient(s, saved.get(), dout[0], sink.wide_slot(1));
         if (sink.wants(2)) bias_gradient(s, dout[0], sink.slot(2));
-        if (sink.wants(0)) input_gradient(s, dout[0], saved_weight.get(), sink.slot(0));
+        if (sink.wants(0)) ops::linear_input_gradient(s, dout[0], saved_weight.get(), sink.slot(0));
       },
       autograd::Reads::inputs);
   return out;
@@ -137,7 +68,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, Wei
 Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight,
                         const Tensor& bias, WeightLayout layout, bool exact) {
   ops::require_floating("bias_gelu_linear", x, weight);
-  const LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
+  const ops::LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
   TESSERA_REQUIRE(x.dtype() == s.dtype, "bias_gelu_linear: x of {} and weight of {}",
                   name_of(x.dtype()), name_of(s.dtype));
   ops::require_same_device("bias_gelu_linear", x, bias_in);
@@ -150,7 +81,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
     TESSERA_LAUNCH(
         x.device(), bias_gelu,
         {x.data(), bias_data(bias_in), activated.raw_data(), s.rows, s.in, exact, s.dtype});
-    product(s, activated, weight, bias, out);
+    ops::linear_product(s, activated, weight, bias, out);
   }
   autograd::record(
       Op::bias_gelu_linear, {x, bias_in, weight, bias}, {out},
@@ -160,7 +91,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
         const Tensor& in = saved.get();
         if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
         Tensor dh = Tensor::empty(in.shape(), s.dtype, in.device());
-        input_gradient(s, dout[0], saved_weight.get(), {dh, false});
+        ops::linear_input_gradient(s, dout[0], saved_weight.get(), {dh, false});
         // Computes the activation again, over the pre-activation if no other tensor shares it.
         Tensor h;
         if (sink.wants(2)) {
@@ -170,7 +101,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
         TESSERA_LAUNCH(in.device(), bias_gelu_backward,
                        {dh.data(), in.data(), bias_data(saved_bias.get()), dh.data(),
                         h ? h.data() : nullptr, s.rows, s.in, exact, s.dtype});
-        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.wide_slot(2));
+        if (sink.wants(2)) ops::linear_weight_gradient(s, h, dout[0], sink.wide_slot(2));
         if (sink.wants(1)) {
           const auto [db, accumulate] = sink.slot(1);
           TESSERA_LAUNCH(dh.device(), sum_rows,
@@ -185,7 +116,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
 Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                      WeightLayout layout) {
   ops::require_floating("swiglu_linear", gate, up, weight);
-  const LinearShape s = linear_shape("swiglu_linear", gate, weight, {}, layout);
+  const ops::LinearShape s = linear_shape("swiglu_linear", gate, weight, {}, layout);
   TESSERA_REQUIRE(gate.shape() == up.shape() && gate.dtype() == s.dtype && up.dtype() == s.dtype,
                   "swiglu_linear: gate {} {}, up {} {}, weight {}", name_of(gate.dtype()),
                   gate.shape().to_string(), name_of(up.dtype()), up.shape().to_string(),
@@ -197,7 +128,7 @@ Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
     TESSERA_LAUNCH(
         gate.device(), swiglu,
         {gate.data(), up.data(), activated.raw_data(), s.rows, s.in, s.in, s.in, s.dtype});
-    product(s, activated, weight, {}, out);
+    ops::linear_product(s, activated, weight, {}, out);
   }
   autograd::record(
       Op::swiglu_linear, {gate, up, weight}, {out},
@@ -207,14 +138,14 @@ Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
         const Tensor& g = saved_gate.get();
         const auto like_gate = [&] { return Tensor::empty(g.shape(), s.dtype, g.device()); };
         Tensor dh = like_gate();
-        input_gradient(s, dout[0], saved_weight.get(), {dh, false});
+        ops::linear_input_gradient(s, dout[0], saved_weight.get(), {dh, false});
         Tensor dgate = like_gate();
         Tensor dup = like_gate();
         Tensor h = sink.wants(2) ? like_gate() : Tensor{};
         TESSERA_LAUNCH(g.device(), swiglu_backward,
                        {dh.data(), g.data(), saved_up.get().data(), dgate.data(), dup.data(),
                         h ? h.data() : nullptr, s.rows, s.in, s.in, s.in, s.dtype});
-        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.wide_slot(2));
+        if (sink.wants(2)) ops::linear_weight_gradient(s, h, dout[0], sink.wide_slot(2));
         sink.add(0, dgate);
         sink.add(1, dup);
       },
