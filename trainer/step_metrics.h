@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "trainer/spikes.h"
+
 namespace tessera {
 
 struct StepMetrics {
@@ -24,6 +26,8 @@ struct StepMetrics {
   // fp16: the factor of this step's loss, and the number of steps that overflowed until now.
   std::optional<double> loss_scale = std::nullopt;
   std::int64_t skipped_steps = 0;
+  // Set if the step was not used: the optimizer has not changed anything.
+  std::optional<Spike> spike = std::nullopt;
 };
 
 }  // namespace tessera

@@ -116,6 +116,7 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
       context_(std::move(context)),
       task_(required(std::move(task))),
       guard_(task_->module()),
+      spikes_(options_.spikes),
       names_to_load_(options_.checkpoint.save.names) {
   compare_options(context_, options_, *task_);
   check_options(options_);
@@ -173,7 +174,14 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, std::in
 }
 
 std::optional<StepMetrics> Trainer::step() {
-  return guard_.run("step()", RunGuard::Needs::everything, [this] { return take_step(); });
+  return guard_.run("step()", RunGuard::Needs::everything, [this] {
+    std::optional<StepMetrics> taken = take_step();
+    // After the step's end, so that its memory is recorded as that of every step.
+    if (taken && taken->spike && taken->spike->done == SpikeAction::rollback) {
+      roll_back(*taken->spike);
+    }
+    return taken;
+  });
 }
 
 std::optional<StepMetrics> Trainer::take_step() {
@@ -267,26 +275,46 @@ void Trainer::keep_last_step() {
   guard_.keep_last_step();
 }
 
-// Decides if the step's gradients can be used. The decision is the same on every rank. A loss scale
-// that was too large costs a step; any other value that is not finite ends the run.
+// Decides if the step's gradients can be used. The decision is the same on every rank, because all
+// have the same loss and norm. A loss scale that was too large costs a step; what happens after
+// other values that are not finite, and after a high loss, is in TrainerOptions::spikes.
 bool Trainer::may_update(StepMetrics& metrics, double norm) {
+  // No scale helps against a loss that is not finite itself.
+  const bool is_scaled =
+      scaler_ && (options_.spikes.action == SpikeAction::stop || std::isfinite(metrics.loss));
   bool overflow = false;
   try {
-    overflow = scaler_ && !scaler_->update(norm);
+    overflow = is_scaled && !scaler_->update(norm);
   } catch (const Error& error) {
     keep_last_step();
     fail(error.code(), "step {}: {}", position_.steps + 1, error.what());
   }
-  if (!overflow && !(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm))) {
-    keep_last_step();
-    fail(ErrorCode::numeric,
-         "step {}: loss {} and gradient norm {} are not finite; lower {}, or resume from the "
-         "last checkpoint",
-         position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm),
-         options_.names.learning_rate);
-  }
   if (scaler_) metrics.skipped_steps = scaler_->state().skipped_steps;
-  return !overflow;
+  if (overflow) return false;
+  metrics.spike = spikes_.judge(position_.steps + 1, metrics.loss, metrics.grad_norm);
+  if (metrics.spike) decide(*metrics.spike);
+  return !metrics.spike;
+}
+
+void Trainer::decide(const Spike& spike) {
+  if (spike.done == SpikeAction::stop) end_by(spike, 1);
+  if (spikes_.in_a_row() >= SpikeWatch::most_in_a_row) end_by(spike, spikes_.in_a_row());
+}
+
+void Trainer::end_by(const Spike& spike, int times) {
+  keep_last_step();
+  const std::string so_far =
+      times == 1 ? "" : fmt::format(", the {}th such step without progress", times);
+  TESSERA_CHECK(!spike.limit, ErrorCode::numeric,
+                "step {}: loss {} is above {}, the limit of spike_sigma {}{}; lower {}, raise "
+                "spike_sigma, or resume from the last checkpoint",
+                spike.step, spike.loss, static_cast<float>(*spike.limit),
+                options_.spikes.sigma.value_or(0), so_far, options_.names.learning_rate);
+  fail(ErrorCode::numeric,
+       "step {}: loss {} and gradient norm {} are not finite{}; lower {}, or resume from the "
+       "last checkpoint",
+       spike.step, unsigned_nan(spike.loss), unsigned_nan(spike.grad_norm), so_far,
+       options_.names.learning_rate);
 }
 
 // Resident memory of the process; on a GPU the memory that it has taken from the arena: pools with

@@ -261,6 +261,7 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
   options.max_grad_norm = train.max_grad_norm;
   options.sharding = std::move(sharding);
   options.loss_scale = loss_scale_options(recipe);
+  options.spikes = {train.on_spike, train.spike_sigma, train.spike_window};
   options.optimizer = optimizer_options(train);
   options.schedule = make_schedule(train);
   options.data = {.mix = recipe.data.mix,

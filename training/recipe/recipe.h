@@ -22,6 +22,7 @@
 #include "tasks/batch_order.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
+#include "trainer/spikes.h"
 #include "training/recipe/yaml_tree.h"
 
 namespace tessera::training {
@@ -131,6 +132,9 @@ struct TrainRecipe {
   std::int64_t seed = 0;
   DeviceChoice device = DeviceChoice::automatic;
   bool memory_check = true;
+  SpikeAction on_spike = SpikeAction::stop;
+  std::optional<double> spike_sigma;  // absent: values that are not finite alone
+  std::int64_t spike_window = SpikeOptions{}.window;
 };
 
 using tessera::Placement;

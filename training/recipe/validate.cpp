@@ -128,6 +128,11 @@ void validate_train(const Recipe& recipe) {
         train.lr);
   check(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
         "is SGD's; leave it out or set train.optimizer: sgd");
+  check(train.spike_sigma || train.spike_window == SpikeOptions{}.window, recipe,
+        "train.spike_window", "needs train.spike_sigma");
+  const bool saves = recipe.checkpoint.dir && recipe.checkpoint.every > 0;
+  check(train.on_spike != SpikeAction::rollback || saves, recipe, "train.on_spike",
+        "rollback needs checkpoint.dir and checkpoint.every");
   validate_schedule(recipe);
 }
 

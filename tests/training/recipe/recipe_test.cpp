@@ -420,6 +420,15 @@ TEST(Recipe, IncompatibleKeys) {
             "r.yaml:2: train.lr_power belongs to train.lr_schedule: polynomial");
   EXPECT_EQ(invalid("train: {lr_cycles: 2}"),
             "r.yaml:2: train.lr_cycles belongs to train.lr_schedule: cosine_with_restarts");
+  EXPECT_EQ(invalid("train: {on_spike: skip, spike_sigma: 6, spike_window: 100}"), "(accepted)");
+  EXPECT_EQ(invalid("train: {spike_window: 100}"),
+            "r.yaml:2: train.spike_window needs train.spike_sigma");
+  const std::string rollback = "train: {on_spike: rollback}";
+  EXPECT_EQ(invalid(rollback),
+            "r.yaml:2: train.on_spike rollback needs checkpoint.dir and checkpoint.every");
+  EXPECT_EQ(invalid(rollback + "\ncheckpoint: {dir: out, every: 0}"),
+            "r.yaml:2: train.on_spike rollback needs checkpoint.dir and checkpoint.every");
+  EXPECT_EQ(invalid(rollback + "\ncheckpoint: {dir: out}"), "(accepted)");
   EXPECT_EQ(invalid("checkpoint: {every: 5}"),
             "r.yaml:2: checkpoint.every needs checkpoint.dir, the folder to save into");
   const std::string split = "data: {train: t, batch_size: 6, split_batches: true}";
