@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* losses_name = "spikes/losses";
 constexpr const char* in_a_row_name = "spikes/in_a_row";
-// A window of equal losses has no deviation, and rounding is no spike.
+// Equal losses have no deviation, but one that differs by rounding must not count.
 constexpr double least_deviation = 1e-3;  // of the mean
 
 std::vector<float> parse_losses(const std::string& text) {
