@@ -198,13 +198,13 @@ std::optional<StepMetrics> Trainer::take_step() {
   MicroBatch mine;
   for (std::int64_t micro = 0; micro < accumulated; ++micro) {
     std::optional<ShardedModel::NoSync> local_only;
-    if (!options_.sync_each_batch && micro + 1 < accumulated) {
-      local_only.emplace(*sharded_);
-    }
+    const bool last = micro + 1 == accumulated;
+    if (options_.sharding.defer_replica_sums) sharded_->set_requires_all_reduce(last);
+    if (!options_.sync_each_batch && !last) local_only.emplace(*sharded_);
     const MicroBatch one = forward_backward(data, accumulated);
     mine.loss += one.loss / static_cast<double>(accumulated);
     mine.tokens += one.tokens;
-    if (micro + 1 < accumulated && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
+    if (!last && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
       abandon_step();
       return std::nullopt;
     }

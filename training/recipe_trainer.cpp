@@ -53,6 +53,7 @@ ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
   options.reshard_after_forward = chosen.reshard_after_forward;
   options.reshard_after_backward = chosen.reshard_after_backward;
   options.group_size = static_cast<int>(chosen.group_size.value_or(context.world().local_size));
+  options.defer_replica_sums = chosen.defer_replica_sums;
   options.reduction_group = static_cast<int>(chosen.reduction_group.value_or(0));
   options.activation_checkpointing = chosen.activation_checkpointing;
   options.activation_checkpointing_cls = chosen.activation_checkpointing_cls;

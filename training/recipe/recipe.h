@@ -171,6 +171,7 @@ struct ShardingRecipe {
   bool fixed_reduction_order = false;      // over NCCL: sum in the order of the other backends
   comm::HostsBackend backend = comm::HostsBackend::automatic;
   std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
+  bool defer_replica_sums = false;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls;  // empty: the units
   std::int64_t activation_checkpointing_every = 1;

@@ -281,6 +281,10 @@ std::vector<RecipeKey> precision_and_group_keys() {
                      "same bits under every strategy; needed only to compare HYBRID_* if its group "
                      "is not a power of two.",
                      at_least(1))),
+      key(TESSERA_KEY(sharding, defer_replica_sums),
+          "HYBRID_* with `train.gradient_accumulation_steps`: gradients are summed between groups "
+          "once a step instead of after each micro-batch, which takes memory for one more "
+          "gradient shard."),
       key(TESSERA_KEY(sharding, fixed_reduction_order),
           "Ranks over NCCL: sum fp32 gradients in the order of the other communicators instead of "
           "NCCL's, so that every strategy gives the same bits. Without NCCL, and for 16-bit "
