@@ -142,6 +142,7 @@ std::string describe_run(const TrainerOptions& options, const tasks::Task& task)
       .add("data.even_batches", options.data.even_batches)
       .add("data.drop_last", options.data.drop_last);
   add_checkpoint(lines, options.checkpoint);
+  lines.add("the task weighs batches", task.weighs_batches());
   Scalars facts;
   task.remember_data(facts);
   lines.add_function("initial_weights.load", options.initial_weights.load)

@@ -10,7 +10,7 @@ namespace tessera {
 
 struct StepMetrics {
   std::int64_t step = 0;  // from 1
-  float loss = 0;         // mean of the ranks' losses, each the mean of its micro-batches
+  float loss = 0;         // the mean of all batches', weighted if the task weighs them
   float grad_norm = 0;    // before clipping
   double lr = 0;
   double tokens_per_s = 0;   // of the whole world

@@ -75,18 +75,6 @@ std::vector<std::int64_t> samples_of(const tasks::Task& task, const Context& con
   return samples;
 }
 
-void check_loss(const Tensor& loss) {
-  TESSERA_REQUIRE(loss.defined(),
-                  "the task's loss is an undefined tensor; return the mean loss of the batch");
-  TESSERA_REQUIRE(loss.elements() == 1,
-                  "the task's loss has the shape {}, and a loss is one number; take the mean, as "
-                  "ts::mean(loss)",
-                  loss.shape().to_string());
-  TESSERA_REQUIRE(loss.requires_grad(),
-                  "the task's loss does not depend on a parameter that is trained; compute it with "
-                  "the module's forward, without detach() or a NoGradGuard");
-}
-
 // A NaN's sign bit has no meaning and differs between compilers: messages do not show it.
 float unsigned_nan(float value) {
   return std::isnan(value) ? std::fabs(value) : value;
@@ -135,44 +123,6 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
   }
 }
 
-// The next batch of the data; in a planned run, a batch of that size.
-tasks::PreparedQueue::Taken Trainer::next_batch(const tasks::DataPosition& data) {
-  if (context_.device().is_planned()) {
-    return {order_->at(data, options_.batch_size * context_.world_size()),
-            task_->blank(options_.batch_size)};
-  }
-  // Another rank may wait longer for this one than ranks wait for one another.
-  const comm::OutsideWait reads_data(context_.communicator());
-  if (!batches_) {
-    const tasks::PreparedQueue::Share share{context_.rank(), context_.world_size(),
-                                            options_.batch_size};
-    batches_.emplace(*task_, *order_, share, data);
-  }
-  const ComputeScope waits(recorder_.get(), SpanKind::data);
-  return batches_->take();
-}
-
-Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, std::int64_t accumulated) {
-  const tasks::PreparedQueue::Taken next = next_batch(data);
-  TESSERA_REQUIRE(next.prepared != nullptr,
-                  "Task::{}() returned a null pointer; it returns a batch",
-                  context_.device().is_planned() ? "blank" : "prepare");
-  const std::int64_t first = next.batch.first + context_.rank() * options_.batch_size;
-  begin_batch({static_cast<std::uint64_t>(data.batches), first, options_.batch_size});
-  Tensor loss;
-  {
-    const ComputeScope forward(recorder_.get(), SpanKind::forward);
-    loss = task_->loss(*next.prepared, context_);
-  }
-  check_loss(loss);
-  const double value = loss.item();
-  // With several micro-batches, the gradient is the gradient of their mean.
-  if (accumulated != 1) loss = loss * (1.0 / static_cast<double>(accumulated));
-  (scaler_ ? scaler_->scale(loss) : loss).backward();
-  order_->advance(data, next.batch);
-  return {value, next.prepared->tokens};
-}
-
 std::optional<StepMetrics> Trainer::step() {
   return guard_.run("step()", RunGuard::Needs::everything, [this] {
     std::optional<StepMetrics> taken = take_step();
@@ -196,13 +146,15 @@ std::optional<StepMetrics> Trainer::take_step() {
   const double waited_before = batches_ ? batches_->waited_seconds() : 0;
   tasks::DataPosition data = position_.data;
   MicroBatch mine;
+  WeighedBatches weighed;
+  if (task_->weighs_batches()) weighed = take_weighed_batches(data);
   for (std::int64_t micro = 0; micro < accumulated; ++micro) {
     std::optional<ShardedModel::NoSync> local_only;
     const bool last = micro + 1 == accumulated;
     if (options_.sharding.defer_replica_sums) sharded_->set_requires_all_reduce(last);
     if (!options_.sync_each_batch && !last) local_only.emplace(*sharded_);
-    const MicroBatch one = forward_backward(data, accumulated);
-    mine.loss += one.loss / static_cast<double>(accumulated);
+    const MicroBatch one = forward_backward(data, weighed);
+    mine.loss += one.loss;
     mine.tokens += one.tokens;
     if (!last && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
       abandon_step();

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -168,7 +169,15 @@ class Trainer {
   [[nodiscard]] LoadOptions load_options() const;
   RunEvents find_begin();
   std::optional<StepMetrics> take_step();
-  MicroBatch forward_backward(tasks::DataPosition& data, std::int64_t accumulated);
+  // The micro-batches of a step of a task that weighs them.
+  struct WeighedBatches {
+    std::deque<tasks::PreparedQueue::Taken> taken;
+    double part_of_one = 0;  // the factor of a batch's mean loss, by unit of its weight
+  };
+  // Collective.
+  WeighedBatches take_weighed_batches(tasks::DataPosition data);
+  // Returns the part of the micro-batch in the rank's loss, and its tokens.
+  MicroBatch forward_backward(tasks::DataPosition& data, WeighedBatches& weighed);
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
