@@ -31,7 +31,8 @@ struct Prepared {
 
   std::int64_t samples = 0;
   std::int64_t tokens = 0;  // without padding
-  // Of a task that weighs batches: what its mean loss is a mean of, as labels that are not ignored.
+  // If the task weighs batches: the number of values that its loss is the mean of, as labels that
+  // are not ignored.
   std::int64_t weight = 0;
 };
 
