@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
+
 #include "base/counted.h"
 #include "base/text/byte_size.h"
 #include "training/device.h"
@@ -69,6 +71,18 @@ struct NoteWriter {
 
 std::string note_of(const RunEvent& event, const training::Recipe& recipe) {
   return std::visit(NoteWriter{recipe}, event);
+}
+
+std::string note_of(const Spike& spike) {
+  const auto number = [](float value) { return std::isnan(value) ? std::fabs(value) : value; };
+  const std::string cause =
+      spike.limit ? fmt::format("loss {:.4f} is above the limit {:.4f}", spike.loss, *spike.limit)
+                  : fmt::format("loss {} and gradient norm {} are not finite", number(spike.loss),
+                                number(spike.grad_norm));
+  return spike.done == SpikeAction::rollback
+             ? fmt::format("step {}: {}: back to step {}, without the data since then", spike.step,
+                           cause, spike.to)
+             : fmt::format("step {}: {}: the step is skipped", spike.step, cause);
 }
 
 std::string describe(const Trainer& training, const training::Recipe& recipe) {

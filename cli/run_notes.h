@@ -11,6 +11,8 @@ namespace tessera::cli {
 
 std::string note_of(const RunEvent& event, const training::Recipe& recipe);
 
+std::string note_of(const Spike& spike);
+
 // The run in one line: its parameters, ranks, batches and device.
 std::string describe(const Trainer& training, const training::Recipe& recipe);
 

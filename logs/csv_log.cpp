@@ -60,6 +60,12 @@ void CsvLog::write(const StepMetrics& m) {
       m.step);
 }
 
+void CsvLog::write_spike(const Spike& spike) {
+  const std::int64_t step = spike.goes_on_after();
+  file_.append(fmt::format("{},,,,,,,,,,,,spike_{},{}\n", step, name_of(spike.done), spike.step),
+               step);
+}
+
 void CsvLog::write_evaluation(std::int64_t step,
                               const std::vector<std::pair<std::string, double>>& numbers) {
   std::string rows;

@@ -65,6 +65,16 @@ void MetricsWriter::write(const StepMetrics& metrics) {
   file_.append(to_json_line(metrics) + "\n", metrics.step);
 }
 
+void MetricsWriter::write_spike(const Spike& spike) {
+  file_.append(
+      fmt::format(
+          R"({{"step": {}, "on_spike": "{}", "spike_step": {}, "spike_loss": {}, "spike_grad_norm": {}, "spike_limit": {}}})"
+          "\n",
+          spike.goes_on_after(), name_of(spike.done), spike.step, number(spike.loss),
+          number(spike.grad_norm), spike.limit ? number(*spike.limit) : "null"),
+      spike.goes_on_after());
+}
+
 void MetricsWriter::write_evaluation(std::int64_t step,
                                      const std::vector<std::pair<std::string, double>>& numbers) {
   std::string line = fmt::format("{{\"step\": {}", step);

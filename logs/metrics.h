@@ -30,6 +30,9 @@ class MetricsWriter {
   // {"step": 50, "valid_loss": 1.25}: its own line after the step's.
   void write_evaluation(std::int64_t step,
                         const std::vector<std::pair<std::string, double>>& numbers);
+  // A step that was not used: its own line, behind the step's; of a roll-back behind that of the
+  // step from which the run goes on.
+  void write_spike(const Spike& spike);
 
  private:
   LogFile file_;

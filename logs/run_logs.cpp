@@ -27,15 +27,14 @@ void check_output_files(const training::LogRecipe& log) {
 
 }  // namespace
 
-RunLogs::RunLogs(const training::Recipe& recipe, Trainer& training) : training_(training) {
-  const training::LogRecipe& log = recipe.log;
+RunLogs::RunLogs(const training::Recipe& recipe, Trainer& training)
+    : training_(training), recipe_(recipe.log) {
+  const training::LogRecipe& log = recipe_;
   const Context& context = training.context();
   const std::int64_t done = training.position().steps;
   if (context.is_main()) {
     check_output_files(log);
-    if (log.jsonl) jsonl_.emplace(*log.jsonl, done);
-    if (log.csv) csv_.emplace(*log.csv, done);
-    if (log.tensorboard) tensorboard_.emplace(*log.tensorboard, done);
+    open(done);
   }
   if (log.trace) trace_.emplace(recipe, context, done);
   if (log.trace || log.summary) {
@@ -47,6 +46,30 @@ RunLogs::RunLogs(const training::Recipe& recipe, Trainer& training) : training_(
   if (csv_) csv_->begin();
   if (tensorboard_) tensorboard_->begin();
   if (trace_) trace_->begin(context.world_size());
+}
+
+void RunLogs::open(std::int64_t step) {
+  const training::LogRecipe& log = recipe_;
+  if (log.jsonl) jsonl_.emplace(*log.jsonl, step);
+  if (log.csv) csv_.emplace(*log.csv, step);
+  if (log.tensorboard) tensorboard_.emplace(*log.tensorboard, step);
+}
+
+// A roll-back removes the lines of the steps that are taken again, as a resume does. A pipe keeps
+// them.
+void RunLogs::write_spike(const Spike& spike) {
+  const auto write = [&spike](auto& log, const std::optional<std::string>& path) {
+    if (!log) return;
+    if (spike.done == SpikeAction::rollback && log->file().is_regular()) {
+      log.emplace(path.value(), spike.to);
+      log->begin();
+    }
+    log->write_spike(spike);
+  };
+  write(jsonl_, recipe_.jsonl);
+  write(csv_, recipe_.csv);
+  write(tensorboard_, recipe_.tensorboard);
+  if (summary_) summary_->add(spike);
 }
 
 std::vector<std::string> RunLogs::notes() const {
@@ -67,6 +90,7 @@ std::vector<std::string> RunLogs::write(const StepMetrics& metrics) {
   if (jsonl_) jsonl_->write(metrics);
   if (csv_) csv_->write(metrics);
   if (tensorboard_) tensorboard_->write(metrics);
+  if (metrics.spike) write_spike(*metrics.spike);
   if (summary_) summary_->end_step(training_.recorder().last());
   std::vector<std::string> notes;
   if (memory_) {

@@ -35,7 +35,12 @@ class RunLogs {
   std::vector<std::string> finish();
 
  private:
+  void write_spike(const Spike& spike);
+  // Rank 0's logs of steps, as a run opens them that goes on from this step.
+  void open(std::int64_t step);
+
   Trainer& training_;
+  const training::LogRecipe recipe_;
   std::optional<MetricsWriter> jsonl_;  // rank 0's, like all files that do not depend on ranks
   std::optional<CsvLog> csv_;
   std::optional<TensorboardLog> tensorboard_;

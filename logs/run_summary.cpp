@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -65,6 +66,31 @@ nlohmann::ordered_json timeline_json(const std::vector<StepRecord>& ranks,
     list.push_back({{"rank", rank}, {"lanes", std::move(lanes)}});
   }
   return {{"step", ranks.front().step}, {"ranks", std::move(list)}};
+}
+
+nlohmann::ordered_json spikes_json(const std::vector<Spike>& spikes) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+  };
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Spike& spike : spikes) {
+    list.push_back({{"step", spike.step},
+                    {"done", name_of(spike.done)},
+                    {"goes_on_after", spike.goes_on_after()},
+                    {"loss", number(spike.loss)},
+                    {"grad_norm", number(spike.grad_norm)},
+                    {"limit", number(spike.limit.value_or(std::nan("")))}});
+  }
+  return list;
+}
+
+std::string spikes_text(const std::vector<Spike>& spikes) {
+  const auto back = std::count_if(spikes.begin(), spikes.end(), [](const Spike& spike) {
+    return spike.done == SpikeAction::rollback;
+  });
+  const auto all = static_cast<std::ptrdiff_t>(spikes.size());
+  return fmt::format("spikes: {} skipped, {}; the last at step {}", counted(all - back, "step"),
+                     counted(back, "roll-back"), spikes.back().step);
 }
 
 template <class Reports>
@@ -208,6 +234,7 @@ std::string RunSummary::json(const Trainer& training, const std::vector<Report>&
       {"peak_bytes", peaks},
       {"placed_steps", std::move(placed)},
       {"lost", lost_of(reports)},
+      {"spikes", spikes_json(spikes_)},
       {"timeline", timeline_json(timeline, training.recorder().units())}};
   return summary.dump(1) + "\n";
 }
@@ -248,6 +275,7 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
   const std::size_t least_placed =
       largest(reports, [](const Report& r) { return r.memory.steps - r.memory.placed; });
   lines.push_back(places_text(reports[least_placed].memory, least_placed, several));
+  if (!spikes_.empty()) lines.push_back(spikes_text(spikes_));
   if (const std::uint64_t lost = lost_of(reports); lost > 0) {
     lines.push_back(fmt::format(
         "warning: {} spans of steps did not fit: waits and bytes above may be too small", lost));

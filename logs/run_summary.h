@@ -9,6 +9,7 @@
 
 #include "engine/places/step_statistics.h"
 #include "sharding/profiler/step_recorder.h"
+#include "trainer/spikes.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera {
@@ -48,6 +49,8 @@ class RunSummary {
 
   // Call it when a step is recorded.
   void end_step(const StepRecord& record);
+  // A step that was not used.
+  void add(const Spike& spike) { spikes_.push_back(spike); }
   // Collective. Returns lines for the user; rank 0 writes the file. Throws the errors of
   // write_output() if the file system refuses.
   std::vector<std::string> finish(Trainer& training);
@@ -83,6 +86,7 @@ class RunSummary {
   std::uint64_t lost_ = 0;  // spans of steps that did not fit
   LastValues<Numbers> numbers_{most_steps};
   LastValues<Numbers> warmup_{warmup_steps};  // for a run that ends in its first steps
+  std::vector<Spike> spikes_;
   StepRecord timeline_;
   std::vector<CollectiveTotal> collectives_;  // the last step's
 };

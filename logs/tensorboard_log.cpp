@@ -1,6 +1,8 @@
 // Metrics as scalars.
 #include "logs/tensorboard_log.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <fstream>
 #include <sstream>
@@ -75,6 +77,14 @@ void TensorboardLog::write(const StepMetrics& m) {
     numbers.emplace_back("train/skipped_steps", static_cast<double>(m.skipped_steps));
   }
   file_.append(tf_record(scalar_event(wall_time(), m.step, numbers)), m.step);
+}
+
+void TensorboardLog::write_spike(const Spike& spike) {
+  const std::int64_t step = spike.goes_on_after();
+  file_.append(tf_record(scalar_event(wall_time(), step,
+                                      {{fmt::format("train/spike_{}", name_of(spike.done)),
+                                        static_cast<double>(spike.step)}})),
+               step);
 }
 
 void TensorboardLog::write_evaluation(std::int64_t step,

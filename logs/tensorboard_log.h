@@ -21,6 +21,7 @@ class TensorboardLog {
   [[nodiscard]] const LogFile& file() const { return file_; }
   // Both throw the errors of LogFile::append() if the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
+  void write_spike(const Spike& spike);  // as MetricsWriter
   void write_evaluation(std::int64_t step,
                         const std::vector<std::pair<std::string, double>>& numbers);
 

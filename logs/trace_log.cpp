@@ -63,7 +63,8 @@ void TraceLog::begin(int ranks) {
 
 void TraceLog::end_step(const Trainer& training) {
   const std::int64_t step = training.position().steps;
-  if (step < first_ || step > last_) return;
+  if (step < first_ || step > last_ || step <= traced_) return;
+  traced_ = step;
   StepRecorder& recorder = training.recorder();
   recorder.complete();
   const std::vector<StepRecord> records = gather_records(training.context(), recorder.last());

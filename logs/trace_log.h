@@ -33,6 +33,7 @@ class TraceLog {
 
   std::optional<LogFile> file_;
   std::int64_t first_ = 0, last_ = 0;
+  std::int64_t traced_ = 0;      // the last one; steps after a roll-back come again
   std::int64_t body_bytes_ = 0;  // of the file, without its closing text
 };
 

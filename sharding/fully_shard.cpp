@@ -245,6 +245,10 @@ void ShardedModel::set_requires_gradient_sync(bool sync) {
   runtime().set_requires_gradient_sync(sync);
 }
 
+void ShardedModel::set_requires_all_reduce(bool all_reduce) {
+  runtime().set_requires_all_reduce(all_reduce);
+}
+
 void ShardedModel::set_reshard_after_backward(bool reshard) {
   runtime().set_reshard_after_backward(reshard);
 }

@@ -99,6 +99,12 @@ class ShardedModel {
   // Collective, with the same value on every rank, and not in the middle of a backward: selects
   // whether later backwards reduce their gradients or add to local sums as in no_sync().
   void set_requires_gradient_sync(bool sync);
+  // Collective as above, for ShardingOptions::defer_replica_sums (a logic_error without it):
+  // selects whether later backwards sum their gradients between groups, or only within this rank's
+  // group, where they are added up until the first backward that sums between groups. With a single
+  // group it changes nothing. What no_sync() says of zero_grad() and of the other calls holds here,
+  // too. FSDP2's set_requires_all_reduce.
+  void set_requires_all_reduce(bool all_reduce);
   // Collective as above: selects whether parameters that stay gathered after a forward are freed
   // after the backward, or stay until the optimizer changes them. Error(configuration) for false
   // when nothing stays after a forward. The initial value is

@@ -31,6 +31,9 @@ struct Prepared {
 
   std::int64_t samples = 0;
   std::int64_t tokens = 0;  // without padding
+  // If the task weighs batches: the number of values that its loss is the mean of, as labels that
+  // are not ignored.
+  std::int64_t weight = 0;
 };
 
 // The result of an evaluation: numbers by name; the first one decides which checkpoint is best.
@@ -69,8 +72,14 @@ class Task {
       std::size_t data_set, std::span<const std::int64_t> samples) const = 0;
   // The longest batch that so many samples could be, for plans.
   [[nodiscard]] virtual std::unique_ptr<Prepared> blank(std::int64_t samples) const = 0;
-  // The mean loss of a batch, on the rank's device. Collective if the loss is.
+  // The mean loss of a batch, on the rank's device. Collective if the loss is. Of a batch with the
+  // weight 0 it is finite.
   [[nodiscard]] virtual Tensor loss(const Prepared& batch, const Context& context) = 0;
+  // How a step's loss comes from the means of its batches (micro-batches of all ranks). true: it is
+  // the mean over all that they are means of, each batch counts by its Prepared::weight, and loss
+  // and gradient do not depend on how the samples are split. false: batches count equally, which is
+  // the same where all have equally many labels. The same on every rank.
+  [[nodiscard]] virtual bool weighs_batches() const { return false; }
   // Describes a rank's batch of so many samples for the user: "8 x 256 tokens".
   [[nodiscard]] virtual std::string describe_batch(std::int64_t samples) const {
     return std::to_string(samples);

@@ -107,6 +107,18 @@ void check_schedule(const Checks& checks, const optim::Schedule& schedule) {
   checks.at_least(1, "schedule.cycles", schedule.cycles);
 }
 
+void check_spikes(const Checks& checks, const TrainerOptions& options) {
+  const SpikeOptions& spikes = options.spikes;
+  checks.require(!spikes.sigma || (std::isfinite(*spikes.sigma) && *spikes.sigma > 0),
+                 "spikes.sigma", spikes.sigma.value_or(0), "it must be a finite number above 0");
+  checks.require(spikes.window >= 2 && spikes.window <= SpikeOptions::longest_window,
+                 "spikes.window", spikes.window,
+                 fmt::format("it must be from 2 to {}", SpikeOptions::longest_window));
+  checks.require(spikes.action != SpikeAction::rollback ||
+                     (!options.checkpoint.dir.empty() && options.checkpoint.every > 0),
+                 "spikes.action", "rollback", "it needs checkpoint.dir and checkpoint.every");
+}
+
 void check_checkpoint(const Checks& checks, const CheckpointOptions& options) {
   constexpr std::string_view of_the_run = "the Trainer sets it; leave it out";
   checks.at_least(0, "checkpoint.every", options.every);
@@ -139,6 +151,7 @@ void check_options(const TrainerOptions& options) {
                  "data.drop_last leaves out the batches that it fills; set one of the two");
   checks.require(options.data.samples.empty(), "data.samples", "set",
                  "the task gives them (samples_per_epoch()); leave it out");
+  check_spikes(checks, options);
   check_checkpoint(checks, options.checkpoint);
 }
 

@@ -134,11 +134,15 @@ std::string describe_run(const TrainerOptions& options, const tasks::Task& task)
       .add("loss_scale.backoff_factor", scale.backoff_factor)
       .add("loss_scale.growth_interval", scale.growth_interval)
       .add("loss_scale.minimum", scale.minimum)
+      .add("spikes.action", tessera::name_of(options.spikes.action))
+      .add("spikes.sigma", options.spikes.sigma ? fmt::to_string(*options.spikes.sigma) : "not set")
+      .add("spikes.window", options.spikes.window)
       .add("data.mix", options.data.mix == tasks::Mix::by_size ? "by_size" : "round_robin")
       .add("data.seed", options.data.seed)
       .add("data.even_batches", options.data.even_batches)
       .add("data.drop_last", options.data.drop_last);
   add_checkpoint(lines, options.checkpoint);
+  lines.add("the task weighs batches", task.weighs_batches());
   Scalars facts;
   task.remember_data(facts);
   lines.add_function("initial_weights.load", options.initial_weights.load)

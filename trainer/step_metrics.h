@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <optional>
 
+#include "trainer/spikes.h"
+
 namespace tessera {
 
 struct StepMetrics {
   std::int64_t step = 0;  // from 1
-  float loss = 0;         // mean of the ranks' losses, each the mean of its micro-batches
+  float loss = 0;         // the mean of all batches', weighted if the task weighs them
   float grad_norm = 0;    // before clipping
   double lr = 0;
   double tokens_per_s = 0;   // of the whole world
@@ -24,6 +26,8 @@ struct StepMetrics {
   // fp16: the factor of this step's loss, and the number of steps that overflowed until now.
   std::optional<double> loss_scale = std::nullopt;
   std::int64_t skipped_steps = 0;
+  // Set if the step was not used: the optimizer has not changed anything.
+  std::optional<Spike> spike = std::nullopt;
 };
 
 }  // namespace tessera

@@ -75,18 +75,6 @@ std::vector<std::int64_t> samples_of(const tasks::Task& task, const Context& con
   return samples;
 }
 
-void check_loss(const Tensor& loss) {
-  TESSERA_REQUIRE(loss.defined(),
-                  "the task's loss is an undefined tensor; return the mean loss of the batch");
-  TESSERA_REQUIRE(loss.elements() == 1,
-                  "the task's loss has the shape {}, and a loss is one number; take the mean, as "
-                  "ts::mean(loss)",
-                  loss.shape().to_string());
-  TESSERA_REQUIRE(loss.requires_grad(),
-                  "the task's loss does not depend on a parameter that is trained; compute it with "
-                  "the module's forward, without detach() or a NoGradGuard");
-}
-
 // A NaN's sign bit has no meaning and differs between compilers: messages do not show it.
 float unsigned_nan(float value) {
   return std::isnan(value) ? std::fabs(value) : value;
@@ -116,6 +104,7 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
       context_(std::move(context)),
       task_(required(std::move(task))),
       guard_(task_->module()),
+      spikes_(options_.spikes),
       names_to_load_(options_.checkpoint.save.names) {
   compare_options(context_, options_, *task_);
   check_options(options_);
@@ -134,46 +123,15 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
   }
 }
 
-// The next batch of the data; in a planned run, a batch of that size.
-tasks::PreparedQueue::Taken Trainer::next_batch(const tasks::DataPosition& data) {
-  if (context_.device().is_planned()) {
-    return {order_->at(data, options_.batch_size * context_.world_size()),
-            task_->blank(options_.batch_size)};
-  }
-  // Another rank may wait longer for this one than ranks wait for one another.
-  const comm::OutsideWait reads_data(context_.communicator());
-  if (!batches_) {
-    const tasks::PreparedQueue::Share share{context_.rank(), context_.world_size(),
-                                            options_.batch_size};
-    batches_.emplace(*task_, *order_, share, data);
-  }
-  const ComputeScope waits(recorder_.get(), SpanKind::data);
-  return batches_->take();
-}
-
-Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, std::int64_t accumulated) {
-  const tasks::PreparedQueue::Taken next = next_batch(data);
-  TESSERA_REQUIRE(next.prepared != nullptr,
-                  "Task::{}() returned a null pointer; it returns a batch",
-                  context_.device().is_planned() ? "blank" : "prepare");
-  const std::int64_t first = next.batch.first + context_.rank() * options_.batch_size;
-  begin_batch({static_cast<std::uint64_t>(data.batches), first, options_.batch_size});
-  Tensor loss;
-  {
-    const ComputeScope forward(recorder_.get(), SpanKind::forward);
-    loss = task_->loss(*next.prepared, context_);
-  }
-  check_loss(loss);
-  const double value = loss.item();
-  // With several micro-batches, the gradient is the gradient of their mean.
-  if (accumulated != 1) loss = loss * (1.0 / static_cast<double>(accumulated));
-  (scaler_ ? scaler_->scale(loss) : loss).backward();
-  order_->advance(data, next.batch);
-  return {value, next.prepared->tokens};
-}
-
 std::optional<StepMetrics> Trainer::step() {
-  return guard_.run("step()", RunGuard::Needs::everything, [this] { return take_step(); });
+  return guard_.run("step()", RunGuard::Needs::everything, [this] {
+    std::optional<StepMetrics> taken = take_step();
+    // After the step's end, so that its memory is recorded as that of every step.
+    if (taken && taken->spike && taken->spike->done == SpikeAction::rollback) {
+      roll_back(*taken->spike);
+    }
+    return taken;
+  });
 }
 
 std::optional<StepMetrics> Trainer::take_step() {
@@ -188,15 +146,17 @@ std::optional<StepMetrics> Trainer::take_step() {
   const double waited_before = batches_ ? batches_->waited_seconds() : 0;
   tasks::DataPosition data = position_.data;
   MicroBatch mine;
+  WeighedBatches weighed;
+  if (task_->weighs_batches()) weighed = take_weighed_batches(data);
   for (std::int64_t micro = 0; micro < accumulated; ++micro) {
     std::optional<ShardedModel::NoSync> local_only;
-    if (!options_.sync_each_batch && micro + 1 < accumulated) {
-      local_only.emplace(*sharded_);
-    }
-    const MicroBatch one = forward_backward(data, accumulated);
-    mine.loss += one.loss / static_cast<double>(accumulated);
+    const bool last = micro + 1 == accumulated;
+    if (options_.sharding.defer_replica_sums) sharded_->set_requires_all_reduce(last);
+    if (!options_.sync_each_batch && !last) local_only.emplace(*sharded_);
+    const MicroBatch one = forward_backward(data, weighed);
+    mine.loss += one.loss;
     mine.tokens += one.tokens;
-    if (micro + 1 < accumulated && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
+    if (!last && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
       abandon_step();
       return std::nullopt;
     }
@@ -267,26 +227,46 @@ void Trainer::keep_last_step() {
   guard_.keep_last_step();
 }
 
-// Decides if the step's gradients can be used. The decision is the same on every rank. A loss scale
-// that was too large costs a step; any other value that is not finite ends the run.
+// Decides if the step's gradients can be used. The decision is the same on every rank, because all
+// have the same loss and norm. A loss scale that was too large costs a step; what happens after
+// other values that are not finite, and after a high loss, is in TrainerOptions::spikes.
 bool Trainer::may_update(StepMetrics& metrics, double norm) {
+  // No scale helps against a loss that is not finite itself.
+  const bool is_scaled =
+      scaler_ && (options_.spikes.action == SpikeAction::stop || std::isfinite(metrics.loss));
   bool overflow = false;
   try {
-    overflow = scaler_ && !scaler_->update(norm);
+    overflow = is_scaled && !scaler_->update(norm);
   } catch (const Error& error) {
     keep_last_step();
     fail(error.code(), "step {}: {}", position_.steps + 1, error.what());
   }
-  if (!overflow && !(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm))) {
-    keep_last_step();
-    fail(ErrorCode::numeric,
-         "step {}: loss {} and gradient norm {} are not finite; lower {}, or resume from the "
-         "last checkpoint",
-         position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm),
-         options_.names.learning_rate);
-  }
   if (scaler_) metrics.skipped_steps = scaler_->state().skipped_steps;
-  return !overflow;
+  if (overflow) return false;
+  metrics.spike = spikes_.judge(position_.steps + 1, metrics.loss, metrics.grad_norm);
+  if (metrics.spike) decide(*metrics.spike);
+  return !metrics.spike;
+}
+
+void Trainer::decide(const Spike& spike) {
+  if (spike.done == SpikeAction::stop) end_by(spike, 1);
+  if (spikes_.in_a_row() >= SpikeWatch::most_in_a_row) end_by(spike, spikes_.in_a_row());
+}
+
+void Trainer::end_by(const Spike& spike, int times) {
+  keep_last_step();
+  const std::string so_far =
+      times == 1 ? "" : fmt::format(", the {}th such step without progress", times);
+  TESSERA_CHECK(!spike.limit, ErrorCode::numeric,
+                "step {}: loss {} is above {}, the limit of spike_sigma {}{}; lower {}, raise "
+                "spike_sigma, or resume from the last checkpoint",
+                spike.step, spike.loss, static_cast<float>(*spike.limit),
+                options_.spikes.sigma.value_or(0), so_far, options_.names.learning_rate);
+  fail(ErrorCode::numeric,
+       "step {}: loss {} and gradient norm {} are not finite{}; lower {}, or resume from the "
+       "last checkpoint",
+       spike.step, unsigned_nan(spike.loss), unsigned_nan(spike.grad_norm), so_far,
+       options_.names.learning_rate);
 }
 
 // Resident memory of the process; on a GPU the memory that it has taken from the arena: pools with

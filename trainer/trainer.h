@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -41,6 +42,7 @@
 #include "trainer/events.h"
 #include "trainer/options.h"
 #include "trainer/run_guard.h"
+#include "trainer/spikes.h"
 #include "trainer/step_metrics.h"
 
 namespace tessera {
@@ -71,11 +73,13 @@ class Trainer {
   // at the first save.
   RunEvents prepare_folder();
 
-  // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
-  // gradient that is not finite is an Error(numeric) that leaves the parameters unchanged, and so
-  // does the error of an asynchronous save; in fp16, gradients that overflow are dropped. Returns
-  // nothing if a signal to stop has reached a rank between two micro-batches: then no rank takes
-  // the step, and the position stays.
+  // Collective. One optimizer step over gradient_accumulation_steps micro-batches. For a step that
+  // must not be used, TrainerOptions::spikes decides: an Error(numeric) that leaves the parameters
+  // unchanged, or metrics with a `spike`. After a roll-back, position() is that of the checkpoint,
+  // but for the data, which goes on; without a checkpoint of this run the step is skipped instead.
+  // The error of an asynchronous save leaves the parameters unchanged, too; in fp16, gradients that
+  // overflow are dropped. Returns nothing if a signal to stop has reached a rank between two
+  // micro-batches: then no rank takes the step, and the position stays.
   std::optional<StepMetrics> step();
   // Collective. The result of the task's evaluation, which leaves the parameters unchanged; an
   // std::logic_error if the task has none (Task::evaluates()). The module has the mode that it had
@@ -165,7 +169,15 @@ class Trainer {
   [[nodiscard]] LoadOptions load_options() const;
   RunEvents find_begin();
   std::optional<StepMetrics> take_step();
-  MicroBatch forward_backward(tasks::DataPosition& data, std::int64_t accumulated);
+  // The micro-batches of a step of a task that weighs them.
+  struct WeighedBatches {
+    std::deque<tasks::PreparedQueue::Taken> taken;
+    double part_of_one = 0;  // the factor of a batch's mean loss, by unit of its weight
+  };
+  // Collective.
+  WeighedBatches take_weighed_batches(tasks::DataPosition data);
+  // Returns the part of the micro-batch in the rank's loss, and its tokens.
+  MicroBatch forward_backward(tasks::DataPosition& data, WeighedBatches& weighed);
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
@@ -175,6 +187,12 @@ class Trainer {
   // Before an error that all ranks throw: drops the gradients, so that the last step may be saved.
   void keep_last_step();
   bool may_update(StepMetrics& metrics, double norm);
+  // Throws if the run has to end.
+  void decide(const Spike& spike);
+  // `times`: so many spikes without a better step, or a newer checkpoint.
+  [[noreturn]] void end_by(const Spike& spike, int times);
+  void roll_back(Spike& spike);
+  void take_state(const Scalars& scalars);
   [[nodiscard]] std::int64_t cached_bytes() const;
   // For the trace's lane of checkpoints, from `seconds` ago until now.
   void record_save(double seconds);
@@ -187,6 +205,9 @@ class Trainer {
   std::shared_ptr<StepRecorder> recorder_;  // null if no log needs it
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::optional<LossScaler> scaler_;  // fp16
+  SpikeWatch spikes_;
+  int rollbacks_ = 0;  // to rolled_back_to_
+  std::string rolled_back_to_;
   optim::Schedule schedule_;
   std::optional<tasks::BatchOrder> order_;
   std::optional<tasks::PreparedQueue> batches_;  // from the first step on
@@ -197,6 +218,8 @@ class Trainer {
   TrainingPosition position_;
   bool may_resume_ = true;  // until the first resume(), step() or save()
   std::string resumed_from_;
+  std::string newest_step_;  // the folder of this run's newest checkpoint
+  RunEvents late_events_;    // of a save that a roll-back waited for
   checkpoint::StateNames names_to_load_;
   int interruption_ = 0;
   std::int64_t save_requests_ = 0;

@@ -188,15 +188,38 @@ events::Resumed Trainer::take_position(const Scalars& scalars, const std::string
   if (options_.checks.after_load) options_.checks.after_load(scalars, folder);
   task_->check_data(scalars, folder);
   position_.steps = scalars.get<std::int64_t>("position/steps");
-  resumed_from_ = folder;
+  resumed_from_ = newest_step_ = folder;
   take_data_position(scalars, folder);
+  take_state(scalars);
+  return {folder, position_.steps};
+}
+
+void Trainer::take_state(const Scalars& scalars) {
   // A run that had another precision goes on with the first scale.
   if (scaler_ && scalars.contains("loss_scale/factor")) {
     scaler_->restore({scalars.get<double>("loss_scale/factor"),
                       scalars.get<std::int64_t>("loss_scale/good_steps"),
                       scalars.get<std::int64_t>("loss_scale/skipped_steps")});
   }
-  return {folder, position_.steps};
+  spikes_.restore(scalars);
+}
+
+// After a step that was skipped. The parameters, the moments and the number of steps become those
+// of the newest checkpoint; the data goes on behind the spike, so that what led to it does not come
+// again.
+void Trainer::roll_back(Spike& spike) {
+  late_events_ = finish_save();
+  spike.done = SpikeAction::skip;
+  if (newest_step_.empty()) return;
+  if (std::exchange(rolled_back_to_, newest_step_) != newest_step_) rollbacks_ = 0;
+  if (++rollbacks_ >= SpikeWatch::most_in_a_row) end_by(spike, rollbacks_);
+  LoadOptions loading = load_options();
+  if (newest_step_ != resumed_from_) loading.names = options_.checkpoint.save.names;
+  const Scalars scalars = load(context_, newest_step_, *sharded_, *optimizer_, loading).scalars;
+  position_.steps = scalars.get<std::int64_t>("position/steps");
+  take_state(scalars);
+  spike.done = SpikeAction::rollback;
+  spike.to = position_.steps;
 }
 
 void Trainer::take_data_position(const Scalars& scalars, const std::string& folder) {
@@ -236,6 +259,7 @@ SaveOptions Trainer::save_options(const std::optional<tasks::Evaluation>& found)
   }
   remember_order(options_.data, options.scalars);
   task_->remember_data(options.scalars);
+  spikes_.save(options.scalars);
   if (scaler_) {
     const LossScaler::State& state = scaler_->state();
     options.scalars.set("loss_scale/factor", state.factor)
@@ -328,22 +352,27 @@ void Trainer::warn(const std::string& text, RunEvents& events) {
 
 RunEvents Trainer::saved_events(const checkpoint::Saved& saved, std::optional<double> seconds) {
   line_ = saved.line;
+  newest_step_ = saved.path;
   RunEvents events{events::Saved{saved.path, seconds}};
   for (const std::string& warning : saved.warnings) warn(warning, events);
   return events;
 }
 
 RunEvents Trainer::finish_save() {
-  if (!saver_) return {};
+  RunEvents events = std::exchange(late_events_, {});
+  if (!saver_) return events;
   const auto finished = saver_->wait();
-  if (!finished) return {};
+  if (!finished) return events;
   record_save(finished->seconds);
-  return saved_events(finished->saved, finished->seconds);
+  for (RunEvent& event : saved_events(finished->saved, finished->seconds)) {
+    events.push_back(std::move(event));
+  }
+  return events;
 }
 
 RunEvents Trainer::finished_save() {
   // All ranks must throw a failure at the same place.
-  if (!saver_ || !saver_->ended() || saver_->failed()) return {};
+  if (!saver_ || !saver_->ended() || saver_->failed()) return std::exchange(late_events_, {});
   return finish_save();
 }
 

@@ -53,6 +53,7 @@ ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
   options.reshard_after_forward = chosen.reshard_after_forward;
   options.reshard_after_backward = chosen.reshard_after_backward;
   options.group_size = static_cast<int>(chosen.group_size.value_or(context.world().local_size));
+  options.defer_replica_sums = chosen.defer_replica_sums;
   options.reduction_group = static_cast<int>(chosen.reduction_group.value_or(0));
   options.activation_checkpointing = chosen.activation_checkpointing;
   options.activation_checkpointing_cls = chosen.activation_checkpointing_cls;
@@ -261,6 +262,7 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
   options.max_grad_norm = train.max_grad_norm;
   options.sharding = std::move(sharding);
   options.loss_scale = loss_scale_options(recipe);
+  options.spikes = {train.on_spike, train.spike_sigma, train.spike_window};
   options.optimizer = optimizer_options(train);
   options.schedule = make_schedule(train);
   options.data = {.mix = recipe.data.mix,

@@ -121,6 +121,16 @@ struct TrainCommand {
       const std::vector<std::string> warnings = logs.write(step);
       progress.step(step);
       for (const std::string& warning : warnings) progress.note(warning);
+      if (step.spike) progress.note(note_of(*step.spike));
+      // The checkpoint that the run went back to has everything that could be saved.
+      if (training.position().steps < step.step) {
+        saved_at = training.position().steps;
+        if (training.interruption() != 0) {
+          return stop_within_step(recipe, training, progress, saved_at);
+        }
+        show(training.finished_save(), recipe, progress);
+        continue;
+      }
       const bool last = step.step == recipe.train.steps;
       const bool interrupted = training.interruption() != 0 && !last;
       const bool due = every > 0 && (step.step % every == 0 || last);

@@ -218,11 +218,15 @@ class Planner {
     if (shards_ == 1 || replicas() == 1) return;
     std::size_t largest = 0;
     int reduced = 0;
-    for (const PlannedUnit& unit : units_) {
-      const auto elements = static_cast<std::size_t>(unit.layout->local_gradient_elements());
-      largest = std::max(largest, elements * size_of(sum_dtype_of(*unit.layout)));
-      reduced += elements > 0 ? 1 : 0;
+    for (std::size_t i = 0; i < units_.size(); ++i) {
+      const std::size_t bytes = local_gradient_bytes(*units_[i].layout);
+      largest = std::max(largest, bytes);
+      reduced += bytes > 0 ? 1 : 0;
+      if (!options_.defer_replica_sums) continue;
+      add(BufferUse::partial_sums, MemoryKind::communication, static_cast<int>(i),
+          "sums of the group of " + unit_title(units_[i].name), bytes);
     }
+    if (options_.defer_replica_sums) return;
     // One is summed between replicas while the next is summed within one.
     add(BufferUse::partial_sums, MemoryKind::communication, -1, "partial sums", largest,
         std::min(reduced, 2));

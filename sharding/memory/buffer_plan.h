@@ -25,7 +25,7 @@ enum class BufferUse : std::uint8_t {
   resharded,         // a rank's part of a unit that is resharded to fewer ranks
   gradient,          // a unit's whole gradient, while backward writes it
   gradient_pool,     // the same, for units that take turns
-  partial_sums,      // between the two reductions of HYBRID
+  partial_sums,      // between the two reductions of HYBRID; of a unit with defer_replica_sums
   local_sum,         // a unit's whole gradient over the passes inside no_sync()
   reduce_scratch,    // scratch of the communicator that reduces in the shard group
   replicas_scratch,  // scratch of the communicator between replicas

@@ -192,7 +192,9 @@ void take_two_steps(nn::Module& module, const PlanOptions& options, Planning& pl
     const MemoryStep memory(planning.context().device());
     for (int batch = 1; batch <= options.micro_batches; ++batch) {
       std::optional<ShardedModel::NoSync> local_only;
-      if (!options.sync_each_batch && batch < options.micro_batches) local_only.emplace(model);
+      const bool last = batch == options.micro_batches;
+      if (options.sharding.defer_replica_sums) model.set_requires_all_reduce(last);
+      if (!options.sync_each_batch && !last) local_only.emplace(model);
       options.loss(planning.context().device()).backward();
     }
     (void)model.clip_grad_norm(1.0, 1);

@@ -44,6 +44,18 @@ int reduction_group_of(const ShardingOptions& options, int world_size) {
   return requested;
 }
 
+void check_defer_replica_sums(const ShardingOptions& options, int shards) {
+  if (!options.defer_replica_sums) return;
+  const StrategyRow& row = row_of(options.strategy);
+  TESSERA_CHECK(row.shards == ShardGroup::group, ErrorCode::configuration,
+                "defer_replica_sums is for HYBRID_SHARD and HYBRID_SHARD_ZERO2: {} has no groups "
+                "that sum their gradients before they are summed between groups",
+                row.name);
+  TESSERA_CHECK(shards > 1, ErrorCode::configuration,
+                "defer_replica_sums needs a group_size above 1: in a group of one rank there is "
+                "nothing to sum first; no_sync() (train.sync_each_batch: false) defers all sums");
+}
+
 std::string_view name_of(Placement placement) {
   switch (placement) {
     case Placement::device:

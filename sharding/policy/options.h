@@ -124,6 +124,10 @@ struct ShardingOptions {
   // binary tree. The same number gives the same bits under every strategy. HYBRID with a group that
   // is not a power of two needs its group size here, and sets it by itself.
   int reduction_group = 0;
+  // For the HYBRID strategies with gradient accumulation: ShardedModel::set_requires_all_reduce()
+  // can leave the sums of a group's gradients in the group, in fp32 memory as large as the rank's
+  // gradient shards. Sums of micro-batches are then added before those of groups.
+  bool defer_replica_sums = false;
   // Keeps the memory of an unsharded() scope for the next one, instead of freeing it.
   bool keep_unsharded_memory = false;
   // Recomputation in backward, of each unit except the root, or of each module of these classes; of
@@ -139,6 +143,8 @@ struct ShardingOptions {
 // The number of ranks that hold one copy together. Error(configuration) when the group does not
 // divide the world.
 int shards_of(const ShardingOptions& options, int world_size);
+// Error(configuration) for defer_replica_sums where no group sums gradients before others do.
+void check_defer_replica_sums(const ShardingOptions& options, int shards);
 // The first level of the summation tree. Refuses a group whose sum would not be a subtree.
 int reduction_group_of(const ShardingOptions& options, int world_size);
 

@@ -1,3 +1,4 @@
+// The reductions of a unit's gradient, and its memory.
 #include "sharding/runtime/gradient_reducer.h"
 
 #include <algorithm>
@@ -48,15 +49,20 @@ void GradientReducer::allocate(const PlannedBuffer& planned) {
       free_.push_back({allocate_buffer("gradients", planned.bytes), {}});
       break;
     case BufferUse::local_sum:
-      if (!state.local_sum.buffer)
-        state.local_sum.buffer = allocate_buffer("no_sync sums", planned.bytes);
+      if (!state.local.memory.buffer)
+        state.local.memory.buffer = allocate_buffer("no_sync sums", planned.bytes);
       break;
-    case BufferUse::partial_sums:
-      partial_sums_.push_back(
-          {streams_.allocate(streams_.across(), groups_.across(), "partial sums", planned.bytes,
-                             comm::Sharing::per_rank),
-           {}});
+    case BufferUse::partial_sums: {
+      Memory sums{streams_.allocate(streams_.across(), groups_.across(), "partial sums",
+                                    planned.bytes, comm::Sharing::per_rank),
+                  {}};
+      if (planned.unit < 0) {
+        partial_sums_.push_back(std::move(sums));
+      } else {
+        state.of_group.memory = std::move(sums);
+      }
       break;
+    }
     case BufferUse::reduce_scratch:
       streams_.reserve_scratch(streams_.reduce(), groups_.reduce(), planned.bytes, reduce_scratch_);
       break;
@@ -118,10 +124,6 @@ void GradientReducer::join(const Event& event, const Unit& unit) {
   streams_.join(event, groups_.shards() == 1 ? Exposed::all_reduce : Exposed::reduce, unit);
 }
 
-void GradientReducer::reduce_local_sum_if_set(Unit& unit) {
-  if (state_of(unit).local_sum_is_set) reduce_local_sum(unit);
-}
-
 void GradientReducer::reduce(Unit& unit) {
   UnitGradient& state = state_of(unit);
   if (!state.buffer) return;
@@ -130,7 +132,7 @@ void GradientReducer::reduce(Unit& unit) {
     const ComputeScope kernels(streams_.recorder(), SpanKind::backward, unit.index());
     unit.complete_gradient();
   }
-  if (!reduces() || state.local_sum_is_set) {
+  if (!reduces() || state.local.are_set) {
     add_to_local_sum(unit);
     detach_gradient(unit, {});  // only this stream read it
     if (reduces()) reduce_local_sum(unit);
@@ -141,51 +143,8 @@ void GradientReducer::reduce(Unit& unit) {
   detach_gradient(unit, reduced.writable);
 }
 
-void GradientReducer::drop_local_sum(const Unit& unit, const detail::TensorData& parameter) {
-  UnitGradient& state = state_of(unit);
-  if (!state.local_sum_is_set) return;
-  std::size_t trained = 0;
-  for (std::size_t i = 0; i < unit.local_parameters().size(); ++i) {
-    if (!unit.layout().slots()[i].spec.trainable) continue;
-    ++trained;
-    if (unit.local_parameters()[i].tensor.impl().get() == &parameter) state.dropped_sums.insert(i);
-  }
-  if (state.dropped_sums.size() < trained) return;
-  state.dropped_sums.clear();
-  set_local_sum(state, false);
-}
-
 void GradientReducer::discard_gradient(Unit& unit) const {
   if (last_reduction_.done()) unit.discard_unset_gradient();
-}
-
-void GradientReducer::set_local_sum(UnitGradient& state, bool is_set) {
-  unreduced_sums_ += static_cast<int>(is_set) - static_cast<int>(state.local_sum_is_set);
-  state.local_sum_is_set = is_set;
-}
-
-void GradientReducer::zero_dropped_sums(const Unit& unit) {
-  UnitGradient& state = state_of(unit);
-  const std::size_t element = size_of(local_sum_dtype_of(unit.layout(), options_));
-  for (const std::size_t i : state.dropped_sums) {
-    const auto& slot = unit.layout().slots()[i];
-    const auto& segment = unit.layout().segments()[static_cast<std::size_t>(slot.segment)];
-    const auto at = static_cast<std::size_t>(segment.gradient_offset + slot.range.first);
-    current_queue(device_).zero(state.local_sum.buffer->data() + at * element,
-                                static_cast<std::size_t>(slot.range.count) * element);
-  }
-  state.dropped_sums.clear();
-}
-
-void GradientReducer::require_reduced(std::string_view what) const {
-  if (unreduced_sums_ == 0) return;
-  for (const auto& unit : units_) {
-    if (!state_of(*unit).local_sum_is_set) continue;
-    misuse(
-        "{} while gradients of {} that were summed inside no_sync() wait for a reduction: run the "
-        "last backward of an accumulation outside of the scope, or discard them by zero_grad()",
-        what, unit_title(unit->name()));
-  }
 }
 
 void GradientReducer::before_step(const Unit& unit) const {
@@ -198,75 +157,64 @@ void GradientReducer::before_step(const Unit& unit) const {
                   "clip_grad_norm(max_norm, 1) declares that no scale is needed");
 }
 
-void GradientReducer::add_to_local_sum(Unit& unit) {
-  UnitGradient& state = state_of(unit);
-  join(state.local_sum.writable, unit);
-  zero_dropped_sums(unit);
-  const ComputeScope kernels(streams_.recorder(), SpanKind::backward, unit.index());
-  TESSERA_LAUNCH(device_, cast,
-                 {unit.gradient_storage()->data(), state.local_sum.buffer->data(),
-                  unit.layout().gradient_elements(), unit.gradient_dtype(),
-                  local_sum_dtype_of(unit.layout(), options_), 1.0f, state.local_sum_is_set});
-  set_local_sum(state, true);
-}
-
-void GradientReducer::reduce_local_sum(Unit& unit) {
-  UnitGradient& state = state_of(unit);
-  zero_dropped_sums(unit);
-  const Reduced reduced =
-      enqueue_reduction(unit, state.local_sum.buffer, local_sum_dtype_of(unit.layout(), options_));
-  last_reduction_ = reduced.done;
-  state.local_sum.writable = reduced.writable;
-  set_local_sum(state, false);
-}
-
 GradientReducer::Reduced GradientReducer::enqueue_reduction(
     Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype) {
-  const Unit::Carried carried = unit.prepare_to_accumulate();
   const comm::Tag tag = streams_.tag_of(unit, comm::Phase::reduce);
-  Reduced reduced;
-  Memory* partial = nullptr;
-  if (groups_.sums_in_two_levels()) {
-    partial = &partial_sums_[next_partial_sums_++ % partial_sums_.size()];
-    streams_.across().wait(sum_within_group(unit, buffer, dtype, *partial, tag));
+  const bool stays_in_group = groups_.sums_in_two_levels() && !sums_across_;
+  const Unit::Carried carried = stays_in_group ? Unit::Carried{} : unit.prepare_to_accumulate();
+  if (groups_.shards() > 1) streams_.count_collective(scattered_bytes(unit, dtype));
+  if (!groups_.sums_in_two_levels()) {
+    Reduced reduced;
+    comm::Communicator& group = groups_.first_reduction();
+    std::tie(reduced.done, reduced.writable) = enqueue_into_shard(
+        unit, SideStream::reduce, carried, reduction_of(unit, buffer, dtype, carried.is_set, tag),
+        tag, [&group, buffer, tag] { group.acquire(*buffer, tag); });
+    if (groups_.replicas() > 1) {
+      const DType sums = unit.gradient_shard().dtype();
+      streams_.count_collective(reduced_bytes(unit, dtype, sums));
+    }
+    return reduced;
   }
+  UnitGradient& state = state_of(unit);
+  Memory& sums = options_.defer_replica_sums
+                     ? state.of_group.memory
+                     : partial_sums_[next_partial_sums_++ % partial_sums_.size()];
+  Reduced reduced = sum_within_group(unit, buffer, dtype, sums, tag);
+  if (!stays_in_group) {
+    reduced.done = sum_across_groups(unit, sums, reduced.done, carried, tag);
+  }
+  set(state.of_group, stays_in_group);
+  return reduced;
+}
+
+std::pair<Event, Event> GradientReducer::enqueue_into_shard(Unit& unit, SideStream stream,
+                                                            const Unit::Carried& carried,
+                                                            Reduction reduction, comm::Tag tag,
+                                                            std::function<void()> then) {
   // The point at which the copy to the host ends; the stream does not wait for it.
   std::shared_ptr<PointHandle> arrival;
   if (unit.gradient_is_on_host()) arrival = std::make_shared<PointHandle>();
-  const auto from = partial != nullptr ? SideStream::across : SideStream::reduce;
-  auto work = [this, &unit, carried, arrival, tag, from,
-               reduction = partial != nullptr
-                               ? reduction_across(unit, *partial, carried.is_set, tag)
-                               : reduction_of(unit, buffer, dtype, carried.is_set, tag)] {
+  auto work = [this, &unit, carried, arrival, tag, stream, reduction = std::move(reduction)] {
     reduction(unit.open_gradient(carried));
     const bool elsewhere = unit.gradient_shard_is_elsewhere();
     const SideSpan copy(elsewhere ? streams_.recorder() : nullptr,
                         SideStreams::span_of(Lane::copy_back, SpanKind::copy, unit, tag.phase,
                                              unit.gradient_shard().bytes()),
-                        from);
+                        stream);
     const PointHandle point = unit.close_gradient();
     if (arrival) *arrival = point;
   };
-  comm::Communicator& group = groups_.first_reduction();
-  auto acquire = [&group, buffer, tag] { group.acquire(*buffer, tag); };
-  if (partial == nullptr) {
-    std::tie(reduced.done, reduced.writable) =
-        streams_.enqueue(streams_.reduce(), std::move(work), std::move(acquire));
-  } else {
-    reduced.writable = streams_.enqueue(streams_.reduce(), std::move(acquire));
-    std::tie(reduced.done, partial->writable) = streams_.enqueue(
-        streams_.across(), std::move(work),
-        [this, sums = partial->buffer, tag] { groups_.across().acquire(*sums, tag); });
-  }
+  std::pair<Event, Event> ends =
+      streams_.enqueue(stream == SideStream::across ? streams_.across() : streams_.reduce(),
+                       std::move(work), std::move(then));
   if (arrival) {
-    unit.gradient_shard().storage()->set_arrival([done = reduced.done, arrival] {
+    unit.gradient_shard().storage()->set_arrival([done = ends.first, arrival] {
       done.wait();
       if (*arrival) (*arrival)->synchronize();
     });
   }
   unit.mark_gradient_set();
-  count_reduction(unit, dtype, unit.gradient_shard().dtype());
-  return reduced;
+  return ends;
 }
 
 WireFormat GradientReducer::wire_of(DType dtype) const {
@@ -300,25 +248,44 @@ GradientReducer::Reduction GradientReducer::reduction_of(
 }
 
 // Sums unscaled and in fp32. The next unit may be summed here while these sums are reduced between
-// groups.
-Event GradientReducer::sum_within_group(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
-                                        DType dtype, Memory& sums, comm::Tag tag) {
+// groups. Sums of earlier passes that have stayed in the group are added to.
+GradientReducer::Reduced GradientReducer::sum_within_group(
+    Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype, Memory& sums,
+    comm::Tag tag) {
   const comm::Reduction reduction{dtype,
                                   unit.gradient_shard().dtype(),
                                   reduction_group_ < groups_.shards() ? reduction_group_ : 0,
                                   1.0f,
-                                  false,
+                                  state_of(unit).of_group.are_set,
                                   wire_of(dtype)};
   streams_.reduce().wait(sums.writable);
-  return streams_.enqueue(streams_.reduce(), [this, &unit, buffer, sums = sums.buffer, reduction,
-                                              tag, bytes = scattered_bytes(unit, dtype)] {
-    const SideSpan span(
-        streams_.recorder(),
-        SideStreams::span_of(Lane::reduce, SpanKind::reduce_scatter, unit, tag.phase, bytes));
-    round_gradient(device_, buffer->data(), unit.layout().gradient_elements(), reduction.in_dtype,
-                   reduction.wire);
-    groups_.reduce().reduce_scatter(*buffer, unit.reduced_ranges(sums->data()), reduction, tag);
-  });
+  Reduced reduced;
+  std::tie(reduced.done, reduced.writable) = streams_.enqueue(
+      streams_.reduce(),
+      [this, &unit, buffer, sums = sums.buffer, reduction, tag,
+       dropped = take_dropped_of_group(unit), bytes = scattered_bytes(unit, dtype)] {
+        const SideSpan span(
+            streams_.recorder(),
+            SideStreams::span_of(Lane::reduce, SpanKind::reduce_scatter, unit, tag.phase, bytes));
+        zero(sums->data(), reduction.out_dtype, dropped);
+        round_gradient(device_, buffer->data(), unit.layout().gradient_elements(),
+                       reduction.in_dtype, reduction.wire);
+        groups_.reduce().reduce_scatter(*buffer, unit.reduced_ranges(sums->data()), reduction, tag);
+      },
+      [this, buffer, tag] { groups_.reduce().acquire(*buffer, tag); });
+  return reduced;
+}
+
+Event GradientReducer::sum_across_groups(Unit& unit, Memory& sums, const Event& within,
+                                         const Unit::Carried& carried, comm::Tag tag) {
+  const DType dtype = unit.gradient_shard().dtype();
+  streams_.across().wait(within);
+  Event done;
+  std::tie(done, sums.writable) = enqueue_into_shard(
+      unit, SideStream::across, carried, reduction_across(unit, sums, carried.is_set, tag), tag,
+      [this, sums = sums.buffer, tag] { groups_.across().acquire(*sums, tag); });
+  streams_.count_collective(reduced_bytes(unit, dtype, dtype));
+  return done;
 }
 
 GradientReducer::Reduction GradientReducer::reduction_across(Unit& unit, const Memory& sums,
@@ -334,11 +301,6 @@ GradientReducer::Reduction GradientReducer::reduction_across(Unit& unit, const M
         SideStreams::span_of(Lane::all_reduce, SpanKind::all_reduce, unit, tag.phase, bytes));
     groups_.across().all_reduce(*sums, unit.local_gradient_elements(), sums_out, reduction, tag);
   };
-}
-
-void GradientReducer::count_reduction(const Unit& unit, DType dtype, DType sums) {
-  if (groups_.shards() > 1) streams_.count_collective(scattered_bytes(unit, dtype));
-  if (groups_.replicas() > 1) streams_.count_collective(reduced_bytes(unit, dtype, sums));
 }
 
 std::uint64_t GradientReducer::scattered_bytes(const Unit& unit, DType dtype) const {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -44,6 +45,8 @@ class GradientReducer {
   // Other values than every_backward need the buffers of local sums.
   void set_sync(Sync sync) { sync_ = sync; }
   [[nodiscard]] bool reduces() const { return sync_ == Sync::every_backward; }
+  // ShardedModel::set_requires_all_reduce(): false leaves the sums of later backwards in the group.
+  void set_sums_across(bool sums) { sums_across_ = sums; }
 
   // True when backward has no memory yet for the unit's gradient.
   [[nodiscard]] bool needs_memory(const Unit& unit) const {
@@ -55,21 +58,21 @@ class GradientReducer {
   // Reduces the unit's gradient or adds it to the local sum, and takes its memory back.
   void reduce(Unit& unit);
   // Reduces sums of earlier passes that this pass has not reduced.
-  void reduce_local_sum_if_set(Unit& unit);
+  void reduce_earlier_sums(Unit& unit);
   // The compute stream waits for all reductions.
   void join();
   // An exception ended the pass: drops the gradient. Puts nothing into queues of the device, which
   // may have failed.
   void abandon(Unit& unit);
 
-  // zero_grad() of a parameter: drops its part of a local sum. When all parts of a unit are
-  // dropped, the unit has no sum any more; when some are, they are zeroed at the next use of the
+  // zero_grad() of a parameter: drops its part of the unit's sums. When all parts of a unit are
+  // dropped, the unit has no sums any more; when some are, they are zeroed at the next use of the
   // sums.
-  void drop_local_sum(const Unit& unit, const detail::TensorData& parameter);
+  void drop_sums(const Unit& unit, const detail::TensorData& parameter);
   // After that: frees the memory of the unit's gradient if none of it is set any more. (While a
   // reduction may still write it, after an error, the next forward does so.)
   void discard_gradient(Unit& unit) const;
-  // Throws a logic_error, in the name of `what`, while local sums wait for a reduction.
+  // Throws a logic_error, in the name of `what`, while sums of passes wait for a reduction.
   void require_reduced(std::string_view what) const;
   // Refuses the step of an optimizer that would use wrong gradients.
   void before_step(const Unit& unit) const;
@@ -82,12 +85,17 @@ class GradientReducer {
     std::shared_ptr<comm::Buffer> buffer;
     Event writable;
   };
+  // Sums of passes that are not reduced yet.
+  struct Sums {
+    Memory memory;
+    bool are_set = false;
+    std::set<std::size_t> dropped;  // parameters whose sums zero_grad() dropped
+  };
   struct UnitGradient {
     std::shared_ptr<comm::Buffer> buffer;  // while backward writes into it
     Memory own;                            // of units that do not share the pool
-    Memory local_sum;                      // of passes inside no_sync()
-    bool local_sum_is_set = false;
-    std::set<std::size_t> dropped_sums;  // of parameters whose sums zero_grad() dropped
+    Sums local;                            // whole gradients, of passes inside no_sync()
+    Sums of_group;  // this shard's, summed within the group: ShardingOptions::defer_replica_sums
   };
   struct Reduced {
     Event done;      // the sums are in the gradient shard
@@ -107,20 +115,32 @@ class GradientReducer {
   void detach_gradient(Unit& unit, Event writable);
   void add_to_local_sum(Unit& unit);
   void reduce_local_sum(Unit& unit);
-  void set_local_sum(UnitGradient& state, bool is_set);
-  void zero_dropped_sums(const Unit& unit);
+  void set(Sums& sums, bool are_set);
+  void drop(const Unit& unit, Sums& sums, const detail::TensorData& parameter);
+  void zero_dropped_local(const Unit& unit);
+  // Parts of the group's sums, and forgets that they were dropped.
+  [[nodiscard]] std::vector<ElementRange> take_dropped_of_group(const Unit& unit);
+  void zero(std::byte* sums, DType dtype, const std::vector<ElementRange>& parts) const;
   void join(const Event& event, const Unit& unit);
 
   Reduced enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype);
   [[nodiscard]] Reduction reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
                                        DType dtype, bool accumulate, comm::Tag tag);
+  // Puts a reduction into the gradient shard into the stream, with what follows it there; returns
+  // the points at the ends of both.
+  [[nodiscard]] std::pair<Event, Event> enqueue_into_shard(Unit& unit, SideStream stream,
+                                                           const Unit::Carried& carried,
+                                                           Reduction reduction, comm::Tag tag,
+                                                           std::function<void()> then);
   // The two reductions of HYBRID_*: within the group into partial sums, and between the groups.
-  [[nodiscard]] Event sum_within_group(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
-                                       DType dtype, Memory& sums, comm::Tag tag);
+  [[nodiscard]] Reduced sum_within_group(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                         DType dtype, Memory& sums, comm::Tag tag);
+  // After `within`, the group's own sums. Returns the point at which they are in the shard.
+  [[nodiscard]] Event sum_across_groups(Unit& unit, Memory& sums, const Event& within,
+                                        const Unit::Carried& carried, comm::Tag tag);
   [[nodiscard]] Reduction reduction_across(Unit& unit, const Memory& sums, bool accumulate,
                                            comm::Tag tag);
   [[nodiscard]] WireFormat wire_of(DType dtype) const;
-  void count_reduction(const Unit& unit, DType dtype, DType sums);
   // Bytes that reach this rank from others.
   [[nodiscard]] std::uint64_t scattered_bytes(const Unit& unit, DType dtype) const;
   [[nodiscard]] std::uint64_t reduced_bytes(const Unit& unit, DType dtype, DType sums) const;
@@ -135,13 +155,15 @@ class GradientReducer {
   std::vector<UnitGradient> states_;  // by Unit::index()
   std::vector<Memory> free_;          // of the pool
   std::size_t pool_bytes_ = 0;        // of a buffer of the pool
-  std::vector<Memory> partial_sums_;  // between the two reductions of HYBRID_*, used in turns
+  // Between the two reductions of HYBRID_*, used in turns; none with sums of units (of_group).
+  std::vector<Memory> partial_sums_;
   std::size_t next_partial_sums_ = 0;
   std::size_t reduce_scratch_ = 0;  // bytes that the communicators have made
   std::size_t across_scratch_ = 0;
   Event last_reduction_;
   Sync sync_ = Sync::every_backward;
-  int unreduced_sums_ = 0;  // units whose local sum is set
+  bool sums_across_ = true;
+  int unreduced_sums_ = 0;  // sums of units that are set
   bool loss_scale_is_known_ = false;
 };
 

@@ -96,6 +96,7 @@ void Runtime::check_options(const std::vector<UnitPlan>& plan) const {
   check_wires(options_);
   check_offload(options_.offload, device_.stands_for());
   const int shards = shards_of(options_, world_->size());
+  check_defer_replica_sums(options_, shards);
   (void)reduction_group_of(options_, world_->size());  // it checks the option
   std::vector<std::string_view> names;
   for (const UnitPlan& planned : plan) names.push_back(planned.unit.name);
@@ -195,7 +196,7 @@ void Runtime::watch_masters(Unit& unit) {
     };
     master.on_step = [this, &unit] { reducer_->before_step(unit); };
     master.on_zero_grad = [this, &unit](const detail::TensorData& tensor) {
-      reducer_->drop_local_sum(unit, tensor);
+      reducer_->drop_sums(unit, tensor);
       reducer_->discard_gradient(unit);
     };
     master.on_requires_grad = [this, &unit](const detail::TensorData& tensor) {

@@ -69,6 +69,7 @@ class Runtime {
   void begin_no_sync();
   void end_no_sync() { reducer_->set_sync(GradientReducer::Sync::every_backward); }
   void set_requires_gradient_sync(bool sync);
+  void set_requires_all_reduce(bool all_reduce);
   void set_reshard_after_backward(bool reshard);
   void unshard(std::string_view unit, bool async_op);
   void reshard(std::string_view unit);

@@ -46,6 +46,16 @@ void Runtime::set_requires_gradient_sync(bool sync) {
   reducer_->set_sync(sync ? Sync::every_backward : Sync::not_by_hand);
 }
 
+void Runtime::set_requires_all_reduce(bool all_reduce) {
+  TESSERA_REQUIRE(options_.defer_replica_sums,
+                  "set_requires_all_reduce without ShardingOptions::defer_replica_sums, which "
+                  "allocates the memory of sums that stay in a group: set it in fully_shard()");
+  TESSERA_REQUIRE(!autograd::in_backward(),
+                  "set_requires_all_reduce in the middle of a backward: some of its gradients are "
+                  "reduced already; call it before");
+  reducer_->set_sums_across(all_reduce);
+}
+
 void Runtime::unshard(std::string_view name, bool async_op) {
   Unit& unit = unit_named(name);
   const ComputeScope own(recorder(), SpanKind::schedule, unit.index());

@@ -208,9 +208,9 @@ void Schedule::end_backward() {
   set_step_position({comm::Phase::optimizer, {}});
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     reducer_.reduce(**it);
-    // Sums of no_sync passes wait for the next pass that synchronises, whether it used the unit or
-    // not.
-    if (reducer_.reduces()) reducer_.reduce_local_sum_if_set(**it);
+    // Sums of passes that were not reduced wait for the next one that is, whether it used the unit
+    // or not.
+    if (reducer_.reduces()) reducer_.reduce_earlier_sums(**it);
   }
   reducer_.join();
   for (const auto& unit : units_) {

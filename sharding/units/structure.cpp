@@ -81,6 +81,7 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
     text += fmt::format("reshard_after_forward of {}: {}\n", unit, text_of(reshard));
   text += fmt::format("sync_module_states {}, keep_unsharded_memory {}\n",
                       options.sync_module_states, options.keep_unsharded_memory);
+  text += fmt::format("defer_replica_sums {}\n", options.defer_replica_sums);
   if (options.output_dtype)
     text += fmt::format("output_dtype {}\n", name_of(*options.output_dtype));
   text += fmt::format("gathered as {}, reduced as {} on the wire\n", name_of(options.gather_wire),

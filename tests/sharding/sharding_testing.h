@@ -248,7 +248,9 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
           loss.backward();
           losses.push_back(loss.item());
         };
-        if (what.no_sync && micro + 1 < what.micro_batches) {
+        const bool last = micro + 1 == what.micro_batches;
+        if (options.defer_replica_sums) model.set_requires_all_reduce(last);
+        if (what.no_sync && !last) {
           const auto scope = model.no_sync();
           pass();
         } else {

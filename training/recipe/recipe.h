@@ -22,6 +22,7 @@
 #include "tasks/batch_order.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
+#include "trainer/spikes.h"
 #include "training/recipe/yaml_tree.h"
 
 namespace tessera::training {
@@ -131,6 +132,9 @@ struct TrainRecipe {
   std::int64_t seed = 0;
   DeviceChoice device = DeviceChoice::automatic;
   bool memory_check = true;
+  SpikeAction on_spike = SpikeAction::stop;
+  std::optional<double> spike_sigma;  // absent: values that are not finite alone
+  std::int64_t spike_window = SpikeOptions{}.window;
 };
 
 using tessera::Placement;
@@ -167,6 +171,7 @@ struct ShardingRecipe {
   bool fixed_reduction_order = false;      // over NCCL: sum in the order of the other backends
   comm::HostsBackend backend = comm::HostsBackend::automatic;
   std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
+  bool defer_replica_sums = false;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls;  // empty: the units
   std::int64_t activation_checkpointing_every = 1;

@@ -169,6 +169,22 @@ std::vector<RecipeKey> train_keys() {
       key(TESSERA_KEY(train, memory_check),
           "Refuse a run whose plan (`tessera plan`) needs more memory than its nodes have free, "
           "with exit code 6, before it starts; `false`: start it anyway."),
+      choice(TESSERA_KEY(train, on_spike),
+             std::vector<Choice<SpikeAction>>{{"stop", SpikeAction::stop},
+                                              {"skip", SpikeAction::skip},
+                                              {"rollback", SpikeAction::rollback}},
+             "After a loss or gradient norm that is not finite, and after a loss above the limit "
+             "of `spike_sigma`: end the run; leave out the step; or go back to the newest "
+             "checkpoint and leave out the data since then."),
+      default_is("none",
+                 key(TESSERA_KEY(train, spike_sigma),
+                     "The limit of a step's loss: so many standard deviations above the mean of "
+                     "the last `spike_window` steps.",
+                     above(0))),
+      key(TESSERA_KEY(train, spike_window),
+          "Steps whose losses decide the limit of `spike_sigma`; before there are so many, there "
+          "is none.",
+          Range{2, static_cast<double>(SpikeOptions::longest_window), false, false}),
   };
 }
 
@@ -265,6 +281,10 @@ std::vector<RecipeKey> precision_and_group_keys() {
                      "same bits under every strategy; needed only to compare HYBRID_* if its group "
                      "is not a power of two.",
                      at_least(1))),
+      key(TESSERA_KEY(sharding, defer_replica_sums),
+          "HYBRID_* with `train.gradient_accumulation_steps`: gradients are summed between groups "
+          "once a step instead of after each micro-batch, which takes memory for one more "
+          "gradient shard."),
       key(TESSERA_KEY(sharding, fixed_reduction_order),
           "Ranks over NCCL: sum fp32 gradients in the order of the other communicators instead of "
           "NCCL's, so that every strategy gives the same bits. Without NCCL, and for 16-bit "

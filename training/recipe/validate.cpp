@@ -128,6 +128,11 @@ void validate_train(const Recipe& recipe) {
         train.lr);
   check(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
         "is SGD's; leave it out or set train.optimizer: sgd");
+  check(train.spike_sigma || train.spike_window == SpikeOptions{}.window, recipe,
+        "train.spike_window", "needs train.spike_sigma");
+  const bool saves = recipe.checkpoint.dir && recipe.checkpoint.every > 0;
+  check(train.on_spike != SpikeAction::rollback || saves, recipe, "train.on_spike",
+        "rollback needs checkpoint.dir and checkpoint.every");
   validate_schedule(recipe);
 }
 
@@ -146,6 +151,17 @@ void validate_sharding(const Recipe& recipe, int world_size) {
   }
   if (sharding.reduction_group) {
     check_divides(recipe, "sharding.reduction_group", *sharding.reduction_group, world_size);
+  }
+  if (sharding.defer_replica_sums) {
+    const std::string key = "sharding.defer_replica_sums";
+    check(is_hybrid(sharding.sharding_strategy), recipe, key,
+          "is for HYBRID_SHARD and HYBRID_SHARD_ZERO2: {} has no sums between groups",
+          name_of(sharding.sharding_strategy));
+    check(sharding.group_size != 1, recipe, key,
+          "needs a sharding.group_size above 1; train.sync_each_batch: false defers all sums");
+    check(recipe.train.sync_each_batch, recipe, key,
+          "and train.sync_each_batch: false, which defers all sums, exclude each other; leave one "
+          "of them out");
   }
   check(sharding.transformer_layer_cls_to_wrap.empty() ||
             sharding.auto_wrap_policy == AutoWrapPolicy::transformer_based,

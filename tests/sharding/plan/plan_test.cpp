@@ -36,6 +36,9 @@ std::vector<PlannedCase> cases_of(int world) {
       sharding.param_dtype = dtype;
       cases.push_back({.sharding = sharding});
       cases.push_back({.sharding = sharding, .micro_batches = 3, .sync_each_batch = false});
+      if (sharding.group_size < 2) continue;
+      cases.push_back({.sharding = sharding, .micro_batches = 3});
+      cases.back().sharding.defer_replica_sums = true;
     }
     sharding.param_dtype = float16;
     sharding.keep_fp32 = {"LayerNorm"};

@@ -68,6 +68,9 @@ inline std::vector<Measured> run_toy(int world, const PlannedCase& what) {
       const std::uint64_t before = model.communication().bytes;
       for (int batch = 1; batch <= what.micro_batches; ++batch) {
         std::optional<ShardedModel::NoSync> local_only;
+        if (what.sharding.defer_replica_sums) {
+          model.set_requires_all_reduce(batch == what.micro_batches);
+        }
         if (!what.sync_each_batch && batch < what.micro_batches) local_only.emplace(model);
         options.loss(context.device()).backward();
       }

@@ -400,6 +400,17 @@ TEST(Recipe, IncompatibleKeys) {
       invalid("sharding: {reduction_group: 3}", 4),
       "r.yaml:2: sharding.reduction_group 3 does not divide the 4 ranks of the world; start a "
       "multiple of 3 ranks (tessera launch --nproc-per-node 6), or set a divisor of 4");
+  const std::string hybrid = "sharding: {sharding_strategy: HYBRID_SHARD, defer_replica_sums: true";
+  EXPECT_EQ(invalid(hybrid + ", group_size: 2}", 4), "(accepted)");
+  EXPECT_EQ(invalid("sharding: {defer_replica_sums: true}", 4),
+            "r.yaml:2: sharding.defer_replica_sums is for HYBRID_SHARD and HYBRID_SHARD_ZERO2: "
+            "FULL_SHARD has no sums between groups");
+  EXPECT_EQ(invalid(hybrid + ", group_size: 1}", 4),
+            "r.yaml:2: sharding.defer_replica_sums needs a sharding.group_size above 1; "
+            "train.sync_each_batch: false defers all sums");
+  EXPECT_EQ(invalid(hybrid + "}\ntrain: {sync_each_batch: false}", 4),
+            "r.yaml:2: sharding.defer_replica_sums and train.sync_each_batch: false, which defers "
+            "all sums, exclude each other; leave one of them out");
   // A run may end inside its warm-up.
   EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");
@@ -420,6 +431,15 @@ TEST(Recipe, IncompatibleKeys) {
             "r.yaml:2: train.lr_power belongs to train.lr_schedule: polynomial");
   EXPECT_EQ(invalid("train: {lr_cycles: 2}"),
             "r.yaml:2: train.lr_cycles belongs to train.lr_schedule: cosine_with_restarts");
+  EXPECT_EQ(invalid("train: {on_spike: skip, spike_sigma: 6, spike_window: 100}"), "(accepted)");
+  EXPECT_EQ(invalid("train: {spike_window: 100}"),
+            "r.yaml:2: train.spike_window needs train.spike_sigma");
+  const std::string rollback = "train: {on_spike: rollback}";
+  EXPECT_EQ(invalid(rollback),
+            "r.yaml:2: train.on_spike rollback needs checkpoint.dir and checkpoint.every");
+  EXPECT_EQ(invalid(rollback + "\ncheckpoint: {dir: out, every: 0}"),
+            "r.yaml:2: train.on_spike rollback needs checkpoint.dir and checkpoint.every");
+  EXPECT_EQ(invalid(rollback + "\ncheckpoint: {dir: out}"), "(accepted)");
   EXPECT_EQ(invalid("checkpoint: {every: 5}"),
             "r.yaml:2: checkpoint.every needs checkpoint.dir, the folder to save into");
   const std::string split = "data: {train: t, batch_size: 6, split_batches: true}";
