@@ -9,7 +9,7 @@ import re
 ROOMS = {
     "base": (".", "text"),
     "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
-                "cpu/indexing", "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/elementwise",
+                "cpu/indexing", "cpu/blocks", "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/elementwise",
                 "cuda/reductions", "cuda/indexing"),
     "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "nn", "optim", "data"),
     "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "nodes", "nodes/mpi", "nodes/tcp", "record",
