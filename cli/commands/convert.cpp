@@ -181,7 +181,7 @@ Command describe_convert() {
            {.name = "--type",
             .target = &options->type,
             .help = "The type of the matrices in a GGUF file (default: as they are stored)",
-            .type = "f32|f16|bf16|q8_0|q4_0"},
+            .type = "f32|f16|bf16|q8_0|q4_0|q4_k|q6_k"},
            {.name = "--weights-only",
             .target = &options->weights_only,
             .help = "Leave out the optimizer's state and the position"},

@@ -1,6 +1,10 @@
 """GGUF files: llama.cpp's own package reads what `tessera convert` wrote, with equal settings and equal bytes of
-quantised weights, and Tessera reads what the package wrote."""
+quantised weights, and Tessera reads what the package wrote. Of q4_k and q6_k, for which the package has no quantiser,
+llama.cpp's library is the reference: the error is at most its own."""
+import ctypes
+import importlib.util
 import json
+import pathlib
 
 import gguf
 import numpy as np
@@ -11,6 +15,31 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
+K_QUANTS = {"q4_k": 12, "q6_k": 14}
+
+
+@pytest.fixture(scope="module")
+def llama_cpp_quantise():
+    """llama.cpp's quantiser, ggml_quantize_chunk of the library in the package xllamacpp."""
+    package = importlib.util.find_spec("xllamacpp")
+    if package is None:
+        pytest.skip("xllamacpp is not installed")
+    library = ctypes.CDLL(str(next(pathlib.Path(package.origin).parent.glob("xllamacpp*.so"))))
+    function = library.ggml_quantize_chunk
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
+                         ctypes.c_int64, ctypes.c_void_p]
+
+    def quantise(values, kind):
+        values = np.ascontiguousarray(values, np.float32)
+        rows, columns = values.shape
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        encoded = np.zeros((rows, columns // block * size), np.uint8)
+        written = function(int(kind), values.ctypes.data, encoded.ctypes.data, 0, rows, columns, None)
+        assert written == encoded.nbytes
+        return encoded
+
+    return quantise
 
 
 def open_gguf(path):
@@ -94,6 +123,73 @@ def test_the_package_reads_equal_tensors(tessera, family, type_name):
     table = "transformer.wte.weight" if family == "gpt2" else "model.embed_tokens.weight"
     decoded = gguf.quants.dequantize(tensors["token_embd.weight"].data, wanted).reshape(back[table].shape)
     assert np.array_equal(back[table].float().numpy(), decoded)
+
+
+WIDE = {"gpt2": lambda: gpt2(n_embd=256), "llama": lambda: llama(hidden_size=256, intermediate_size=512)}
+
+
+@pytest.mark.parametrize("type_name", K_QUANTS)
+@pytest.mark.parametrize("family", WIDE)
+def test_k_quants_are_read_equally_and_are_as_good_as_the_reference(tessera, llama_cpp_quantise, family, type_name):
+    model = WIDE[family]()
+    model.save_pretrained(tessera.folder / "hf")
+    tessera.run("convert", "hf", "m.gguf", "--to", "gguf", "--type", type_name, "--verify")
+    tessera.run("convert", "m.gguf", "back.gguf", "--to", "gguf", "--type", "f32")
+    settings, tensors = open_gguf(tessera.folder / "m.gguf")
+    _, back = open_gguf(tessera.folder / "back.gguf")
+    assert settings["general.file_type"] == {"q4_k": 14, "q6_k": 18}[type_name]
+    kind = gguf.GGMLQuantizationType(K_QUANTS[type_name])
+    matrices = 0
+    for name, values in as_llama_cpp(model).items():
+        values = values.contiguous().float().numpy()
+        if values.ndim == 1 or name == "position_embd.weight":
+            continue
+        assert tensors[name].tensor_type == kind, name
+        decoded = gguf.quants.dequantize(tensors[name].data, kind).reshape(values.shape)
+        assert np.array_equal(back[name].data.reshape(values.shape), decoded), name
+        theirs = gguf.quants.dequantize(llama_cpp_quantise(values, kind), kind).reshape(values.shape)
+        assert ((decoded - values) ** 2).mean() <= ((theirs - values) ** 2).mean(), name
+        matrices += 1
+    assert matrices >= 5
+
+
+@pytest.mark.parametrize("kind", K_QUANTS.values(), ids=K_QUANTS)
+@pytest.mark.parametrize("shape_of_values", ["normal", "heavy", "sparse", "positive", "shifted", "rows"])
+def test_k_quants_of_other_distributions(tessera, llama_cpp_quantise, kind, shape_of_values):
+    random = np.random.default_rng(5)
+    model = llama(hidden_size=256, intermediate_size=2048, num_hidden_layers=1)
+    weight = model.model.layers[0].mlp.gate_proj.weight
+    values = {"normal": lambda: random.normal(size=weight.shape), "heavy": lambda: random.standard_t(3, weight.shape),
+              "sparse": lambda: random.normal(size=weight.shape) * (random.random(weight.shape) < 0.05),
+              "positive": lambda: abs(random.normal(size=weight.shape)),
+              "shifted": lambda: random.normal(size=weight.shape) - 3,
+              "rows": lambda: random.normal(size=weight.shape) * np.exp(3 * random.normal(size=(len(weight), 1)))
+              }[shape_of_values]().astype(np.float32)
+    weight.data.copy_(torch.from_numpy(values))
+    model.save_pretrained(tessera.folder / "hf")
+    kind = gguf.GGMLQuantizationType(kind)
+    tessera.run("convert", "hf", "m.gguf", "--to", "gguf", "--type", kind.name.lower())
+    _, tensors = open_gguf(tessera.folder / "m.gguf")
+    ours = gguf.quants.dequantize(tensors["blk.0.ffn_gate.weight"].data, kind)
+    theirs = gguf.quants.dequantize(llama_cpp_quantise(values, kind), kind)
+    assert ((ours - values) ** 2).mean() <= ((theirs - values) ** 2).mean()
+
+
+@pytest.mark.parametrize("type_name", K_QUANTS)
+def test_files_of_the_reference_quantiser_are_read(tessera, llama_cpp_quantise, type_name):
+    model = WIDE["llama"]()
+    model.save_pretrained(tessera.folder / "hf")
+    tessera.run("convert", "hf", "m.gguf", "--to", "gguf", "--type", type_name)
+    _, tensors = open_gguf(tessera.folder / "m.gguf")
+    tensor = tensors["blk.1.ffn_up.weight"]
+    kind = gguf.GGMLQuantizationType(K_QUANTS[type_name])
+    theirs = llama_cpp_quantise(model.state_dict()["model.layers.1.mlp.up_proj.weight"].numpy(), kind)
+    with open(tessera.folder / "m.gguf", "r+b") as file:  # their bytes in the place of ours
+        file.seek(tensor.data_offset)
+        file.write(theirs.tobytes())
+    tessera.run("convert", "m.gguf", "back", "--to", "hf", "--verify")
+    back = load_file(tessera.folder / "back/model.safetensors")["model.layers.1.mlp.up_proj.weight"]
+    assert np.array_equal(back.numpy(), gguf.quants.dequantize(theirs, kind))
 
 
 @pytest.mark.parametrize("make", [gpt2, lambda: llama(rope_parameters=LLAMA3_ROPE), mistral, qwen2],

@@ -9,9 +9,9 @@ import re
 ROOMS = {
     "base": (".", "text"),
     "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
-                "cpu/indexing", "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/cudnn", "cuda/elementwise",
+                "cpu/indexing", "cpu/blocks", "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/cudnn", "cuda/elementwise",
                 "cuda/reductions", "cuda/indexing"),
-    "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "ops/products", "nn",
+    "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "ops/head", "ops/products", "nn",
                "optim", "data"),
     "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "nodes", "nodes/mpi", "nodes/tcp", "record",
              "connect", "nccl"),

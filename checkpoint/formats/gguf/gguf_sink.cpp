@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -68,13 +69,15 @@ GgufName require_gguf_name(const GgufFamily& family, const TensorInfo& tensor) {
   return std::move(*name);
 }
 
-// Vectors, and so norms and biases, stay float32, and rows that blocks do not divide become
-// float16, as in llama.cpp's own converter.
+// Vectors, and so norms and biases, stay float32, as in llama.cpp's own converter. Rows that blocks
+// of 256 do not divide become q8_0, and rows that blocks of 32 do not divide float16.
 const GgufType& type_of_tensor(const TensorInfo& tensor, const GgufName& name,
                                const GgufType& wanted) {
   if (tensor.shape.size() == 1 || name.module->always_float) return *find_gguf_type("f32");
   const std::int64_t row = is_transposed(name) ? tensor.shape[0] : tensor.shape[1];
-  return row % wanted.block == 0 ? wanted : *find_gguf_type("f16");
+  if (row % wanted.block == 0) return wanted;
+  const GgufType& wider = *find_gguf_type("q8_0");
+  return row % wider.block == 0 ? wider : *find_gguf_type("f16");
 }
 
 // Turns rows of [in, out] into the rows of [out, in], many at a time.
@@ -244,14 +247,16 @@ class GgufSink final : public Sink {
 
  private:
   void list_tensors() {
-    std::size_t wider = 0;
+    std::map<std::string, std::size_t> wider;  // tensors by type
     for (const TensorInfo& tensor : contents_.tensors) {
       TESSERA_CHECK(tensor.part == Part::model, ErrorCode::checkpoint,
                     "a GGUF file holds weights alone; ask for --weights-only");
       names_.push_back(require_gguf_name(*model_.family, tensor));
       const GgufName& name = names_.back();
       const GgufType& type = type_of_tensor(tensor, name, wanted_);
-      wider += tensor.shape.size() == 2 && &type != &wanted_ && !name.module->always_float ? 1 : 0;
+      if (tensor.shape.size() == 2 && &type != &wanted_ && !name.module->always_float) {
+        ++wider[type.name];
+      }
       std::vector<std::int64_t> shape = tensor.shape;
       if (is_transposed(name)) std::swap(shape[0], shape[1]);
       head_rows_.push_back(is_permuted(name) ? gguf_head_rows(*name.module, model_.heads, shape[0],
@@ -259,9 +264,10 @@ class GgufSink final : public Sink {
                                              : 0);
       places_.push_back({name.name, &type, std::move(shape), 0, 0});
     }
-    if (wider > 0) {
-      report_.notes.push_back(fmt::format("{} stored as f16: {} needs rows of a multiple of {}",
-                                          counted(wider, "tensor"), wanted_.name, wanted_.block));
+    for (const auto& [type, count] : wider) {
+      report_.notes.push_back(fmt::format("{} stored as {}: {} needs rows of a multiple of {}",
+                                          counted(count, "tensor"), type, wanted_.name,
+                                          wanted_.block));
     }
     if (!model_.rope.empty()) {
       places_.push_back({gguf_rope_tensor,

@@ -12,8 +12,8 @@
 
 namespace tessera::checkpoint::formats {
 
-// A type of elements. Quantised types hold blocks of `block` elements of a row; each block is a
-// float16 scale and the elements as small integers.
+// A type of elements. Quantised types hold blocks of `block` elements of a row; kernels/blocks.h
+// describes them.
 struct GgufType {
   std::uint32_t id;         // ggml's number of the type
   const char* name;         // as --type has it
@@ -22,7 +22,7 @@ struct GgufType {
   DType dtype;              // of the elements as they are read: float32 for quantised types
   std::uint32_t file_type;  // general.file_type of a file whose matrices have this type
   // Quantised types only. Both take whole blocks. `encode` returns false if a value is not finite,
-  // or too large for the scale; the result is then not to be used. It rounds as ggml's reference.
+  // or too large for the scale; the result is then not to be used.
   bool (*encode)(const float* values, std::byte* out, std::int64_t blocks) = nullptr;
   void (*decode)(const std::byte* in, float* values, std::int64_t blocks) = nullptr;
 

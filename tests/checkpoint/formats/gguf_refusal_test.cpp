@@ -87,7 +87,7 @@ TEST_F(GgufRefusal, TensorsThatLie) {
   EXPECT_TRUE(has(refusal(file({huge}, 0, 0)), "too large"));
   EXPECT_TRUE(has(refusal(file({1, 1, 1, 1, 1}, 0, 0)), "5 dimensions"));
   EXPECT_TRUE(has(refusal(file({33}, 8, 0)), "rows of 33 elements"));
-  EXPECT_TRUE(has(refusal(file({256}, 12, 0)), "is q4_k, which is not read"));
+  EXPECT_TRUE(has(refusal(file({256}, 13, 0)), "is q5_k, which is not read"));
   EXPECT_TRUE(has(refusal(file({256}, 999, 0)), "is number 999"));
   EXPECT_TRUE(has(
       refusal(GgufBytes().header(2, 0).tensor("a", {16}, 0, 0).tensor("b", {8}, 0, 32).data(64)),
@@ -151,7 +151,7 @@ TEST_F(GgufModelRefusal, ModelsWithoutAMapping) {
 TEST_F(GgufModelRefusal, TypesAndDtypesThatDoNotFit) {
   const auto nothing = [](auto&) {};
   EXPECT_TRUE(has(refusal(nothing, {.to = "gguf", .type = "q9"}, ErrorCode::usage),
-                  "f32, f16, bf16, q8_0, q4_0"));
+                  "f32, f16, bf16, q8_0, q4_0, q4_k, q6_k"));
   EXPECT_TRUE(has(refusal(nothing, {.to = "gguf", .dtype = DType::float16}, ErrorCode::usage),
                   "use --type"));
   EXPECT_TRUE(has(refusal(nothing, {.to = "hf", .type = "q8_0"}, ErrorCode::usage), "use --dtype"));
