@@ -2,8 +2,8 @@
 #include "kernels/cuda/cudnn/cudnn_attention.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -62,12 +62,14 @@ class AttentionPlans {
 
   // Null if cuDNN has no plan for the graph.
   const CudnnPlan* plan_of(const CudnnAttentionGraph& graph, bool required) {
-    auto known = plans_.find(graph);
+    auto known = std::find_if(plans_.begin(), plans_.end(),
+                              [&](const Planned& planned) { return planned.graph == graph; });
     if (known == plans_.end()) {
       if (plans_.size() >= most_plans) plans_.clear();
-      known = plans_.emplace(graph, make_plan(graph)).first;
+      plans_.push_back(make_plan(graph));
+      known = std::prev(plans_.end());
     }
-    const Planned& planned = known->second;
+    const Planned& planned = *known;
     TESSERA_CHECK(planned.plan != nullptr || !required, ErrorCode::runtime,
                   "TESSERA_CUDA_ATTENTION is cudnn, but cuDNN does not compute this attention "
                   "({}): {}; set TESSERA_CUDA_ATTENTION=auto",
@@ -83,22 +85,25 @@ class AttentionPlans {
 
  private:
   struct Planned {
+    CudnnAttentionGraph graph;
     std::unique_ptr<CudnnPlan> plan;
     std::string problem;  // if there is no plan
   };
 
   [[nodiscard]] Planned make_plan(const CudnnAttentionGraph& graph) const {
     try {
-      return {std::make_unique<CudnnPlan>(make_attention_plan(cudnn_, handle_.get(), graph)), {}};
+      return {graph,
+              std::make_unique<CudnnPlan>(make_attention_plan(cudnn_, handle_.get(), graph)),
+              {}};
     } catch (const Error& error) {
-      return {nullptr, error.what()};
+      return {graph, nullptr, error.what()};
     }
   }
 
   std::shared_ptr<const Cudnn> cudnn_;
   int device_;
   std::unique_ptr<void, CudnnStatus (*)(CudnnHandle)> handle_;
-  std::map<CudnnAttentionGraph, Planned> plans_;
+  std::vector<Planned> plans_;  // a program has few shapes
 };
 
 // The numbers that the host gives to a graph.

@@ -2,7 +2,6 @@
 // graph with one or two kernels, which store no scores except in the backward.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,7 +40,7 @@ struct CudnnAttentionGraph {
   std::int64_t q_stride, k_stride, v_stride, out_stride;
   bool causal;
   DType dtype;
-  auto operator<=>(const CudnnAttentionGraph&) const = default;
+  bool operator==(const CudnnAttentionGraph&) const = default;
 };
 
 std::string describe(const CudnnAttentionGraph& graph);
