@@ -81,7 +81,6 @@ TEST(ConvertCommand, TheMeanOfARunsSteps) {
       << done.out;
   EXPECT_NE(done.out.find("training state is left behind"), std::string::npos) << done.out;
   EXPECT_EQ(run_program({"verify", folder.path("mean")}).code, 0);
-  // Twice the mean is the sum: the mean differs from each by half their difference.
   const Ended compared = run_program({"diff", first, folder.path("mean"), "--weights-only"});
   EXPECT_EQ(compared.code, 1) << compared.out;
   const Ended alone = run_program({"convert", first, folder.path("same"), "--to", "full",
