@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/convert/averaged_source.h"
 #include "checkpoint/convert/header_bytes.h"
 #include "checkpoint/convert/merged_source.h"
 #include "checkpoint/convert/plan.h"
@@ -106,7 +107,8 @@ std::vector<ConvertedTensor> write_payload(const formats::Format& format, const 
   const auto sink = format.create(payload, plan.contents,
                                   {.world_size = options.world_size,
                                    .max_file_size = options.max_file_size,
-                                   .type = plan.type});
+                                   .type = plan.type,
+                                   .reads_back = options.checksums || options.verify});
   std::vector<ConvertedTensor> tensors =
       stream_tensors(source, *sink, plan, options, block_bytes, notes);
   TESSERA_REQUIRE(tensors.size() == plan.contents.tensors.size(), "{} of {} tensors were written",
@@ -157,6 +159,104 @@ fs::path base_of(const fs::path& adapter, const ConvertOptions& options) {
   return base;
 }
 
+void check_options(const formats::Format& to, const ConvertOptions& options) {
+  TESSERA_CHECK(options.world_size >= 1, ErrorCode::usage, "a world size of {} has no rank",
+                options.world_size);
+  TESSERA_CHECK(!options.dtype || is_floating(*options.dtype), ErrorCode::usage,
+                "weights cannot be converted to {}", name_of(*options.dtype));
+  TESSERA_CHECK(options.type.empty() || to.encodings != nullptr, ErrorCode::usage,
+                "--type {}: {} stores tensors in dtypes; use --dtype", options.type, to.name);
+  TESSERA_CHECK(!options.dtype || to.encodings == nullptr, ErrorCode::usage,
+                "--dtype: {} has types of its own; use --type", to.name);
+  TESSERA_CHECK(options.average.empty() || !options.merge, ErrorCode::usage,
+                "--average: cannot be combined with --merge; merge each adapter first");
+}
+
+// The checkpoints that a conversion reads.
+class Inputs {
+ public:
+  Inputs(const fs::path& source, const fs::path& target, const ConvertOptions& options)
+      : adapter_(adapter_to_merge(step_of_run(source), options)) {
+    paths_.push_back(step_of_run(adapter_.empty() ? source : base_of(adapter_, options)));
+    for (const fs::path& other : options.average) paths_.push_back(step_of_run(other));
+    format_ = &formats::recognise(path());
+    if (!adapter_.empty()) check_apart(adapter_, target);
+    std::uint64_t headers = 0;
+    for (const fs::path& each : paths_) {
+      check_apart(each, target);
+      stamps_.push_back(stamps_of(each));
+      headers += header_bytes(each);
+    }
+    TESSERA_CHECK(
+        headers <= options.max_memory, ErrorCode::out_of_memory,
+        "--max-memory: the headers of '{}' have {} bytes, more than the {} that are allowed; "
+        "allow several times as much as they have",
+        path().string(), headers, options.max_memory);
+  }
+
+  std::unique_ptr<formats::Source> open(const formats::Format& to, const ConvertOptions& options) {
+    auto source = format_->open(path());
+    if (!adapter_.empty()) {
+      const std::optional<std::string> config = model_config_text(source->contents());
+      source = open_merged(adapter_, std::move(source),
+                           options.lies_in_out && config ? options.lies_in_out(*config)
+                                                         : std::map<std::string, bool>());
+    }
+    return paths_.size() == 1 ? std::move(source) : open_mean(std::move(source), to, options);
+  }
+
+  // A step folder of Tessera, whose training state is converted with it.
+  [[nodiscard]] bool is_step() const {
+    return adapter_.empty() && paths_.size() == 1 &&
+           (format_->name == std::string_view("full") ||
+            format_->name == std::string_view("sharded"));
+  }
+  void require_unchanged() const {
+    for (std::size_t i = 0; i < paths_.size(); ++i) {
+      TESSERA_CHECK(stamps_of(paths_[i]) == stamps_[i], ErrorCode::checkpoint,
+                    "'{}' was changed while it was read; convert it when no program writes to it",
+                    paths_[i].string());
+    }
+  }
+  void describe(ConvertReport& report) const {
+    report.source = adapter_.empty() ? path().string() : adapter_.string();
+    report.source_format = format_->name;
+    if (!adapter_.empty()) {
+      report.source_format = fmt::format("an adapter over {}, {}", path().string(), format_->name);
+    }
+    if (paths_.size() > 1) {
+      report.source_format += fmt::format(", and {} more", paths_.size() - 1);
+      report.bytes_read = bytes_;
+    }
+  }
+
+ private:
+  [[nodiscard]] const fs::path& path() const { return paths_.front(); }
+
+  std::unique_ptr<formats::Source> open_mean(std::unique_ptr<formats::Source> first,
+                                             const formats::Format& to,
+                                             const ConvertOptions& options) {
+    std::vector<AveragedInput> inputs;
+    for (const fs::path& each : paths_) {
+      auto source = inputs.empty() ? std::move(first) : formats::recognise(each).open(each);
+      for (const formats::TensorInfo& tensor : source->contents().tensors) {
+        if (tensor.part == formats::Part::model) bytes_ += bytes_of(tensor);
+      }
+      inputs.push_back({each.string(), std::move(source)});
+    }
+    // Rounded once: to the dtype of the result, or not before it is encoded.
+    std::optional<DType> dtype = options.dtype;
+    if (to.encodings != nullptr && !options.type.empty()) dtype = DType::float32;
+    return open_averaged(std::move(inputs), dtype);
+  }
+
+  fs::path adapter_;             // empty: none is merged
+  std::vector<fs::path> paths_;  // of weights: the source's or its base's, then those to average
+  const formats::Format* format_ = nullptr;  // of the first
+  std::vector<Stamps> stamps_;
+  std::uint64_t bytes_ = 0;  // of tensors, of all that are averaged
+};
+
 }  // namespace
 
 std::vector<fs::path> steps_of_run(const fs::path& path) {
@@ -182,37 +282,10 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   const auto start = std::chrono::steady_clock::now();
   const std::uint64_t before_bytes = options.whole_process ? 0 : resident_memory().now;
   const formats::Format& to = find_format(options.to);
-  TESSERA_CHECK(options.world_size >= 1, ErrorCode::usage, "a world size of {} has no rank",
-                options.world_size);
-  TESSERA_CHECK(!options.dtype || is_floating(*options.dtype), ErrorCode::usage,
-                "weights cannot be converted to {}", name_of(*options.dtype));
-  TESSERA_CHECK(options.type.empty() || to.encodings != nullptr, ErrorCode::usage,
-                "--type {}: {} stores tensors in dtypes; use --dtype", options.type, to.name);
-  TESSERA_CHECK(!options.dtype || to.encodings == nullptr, ErrorCode::usage,
-                "--dtype: {} has types of its own; use --type", to.name);
-  const fs::path adapter = adapter_to_merge(step_of_run(source_path), options);
-  const fs::path path =
-      adapter.empty() ? step_of_run(source_path) : step_of_run(base_of(adapter, options));
-  const formats::Format& from = formats::recognise(path);
-  check_apart(path, target_path);
-  if (!adapter.empty()) check_apart(adapter, target_path);
-  const Stamps before = stamps_of(path);
-  const std::uint64_t headers = header_bytes(path);
-  TESSERA_CHECK(
-      headers <= options.max_memory, ErrorCode::out_of_memory,
-      "--max-memory: the headers of '{}' have {} bytes, more than the {} that are allowed; "
-      "allow several times as much as they have",
-      path.string(), headers, options.max_memory);
-  auto source = from.open(path);
-  if (!adapter.empty()) {
-    const std::optional<std::string> config = model_config_text(source->contents());
-    source = open_merged(adapter, std::move(source),
-                         options.lies_in_out && config ? options.lies_in_out(*config)
-                                                       : std::map<std::string, bool>());
-  }
-  const bool is_step = adapter.empty() && (from.name == std::string_view("full") ||
-                                           from.name == std::string_view("sharded"));
-  ConversionPlan plan = plan_conversion(*source, to, options, !is_step);
+  check_options(to, options);
+  Inputs inputs(source_path, target_path, options);
+  auto source = inputs.open(to, options);
+  ConversionPlan plan = plan_conversion(*source, to, options, !inputs.is_step());
   const std::size_t block_bytes = block_bytes_for(options.max_memory, before_bytes, *source, plan);
 
   std::set<std::string> carried;
@@ -225,20 +298,16 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());
   report.tensors =
       write_payload(to, target.payload(), *source, plan, options, block_bytes, report.notes);
-  TESSERA_CHECK(stamps_of(path) == before, ErrorCode::checkpoint,
-                "'{}' was changed while it was read; convert it when no program writes to it",
-                path.string());
+  inputs.require_unchanged();
   if (options.verify) {
     compare_tensors(*to.open(target.payload()), report.tensors, options, block_bytes);
     report.verified = true;
   }
   target.publish();
-  report.source = adapter.empty() ? path.string() : adapter.string();
-  report.source_format =
-      adapter.empty() ? from.name : fmt::format("an adapter over {}, {}", path.string(), from.name);
   report.target = target_path.string();
   report.target_format = to.name;
   report.bytes_read = plan.bytes_read;
+  inputs.describe(report);
   report.bytes_written = plan.bytes_written;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;

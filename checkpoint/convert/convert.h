@@ -41,8 +41,14 @@ struct ConvertOptions {
   // true for those stored as [in, out]. For a layer that is missing there the shapes decide, and if
   // these are equal, the adapter's fan_in_fan_out.
   std::function<std::map<std::string, bool>(const std::string& config)> lies_in_out = {};
+  // More checkpoints of the same model: the conversion writes the mean of the source's weights and
+  // theirs (averaged_source.h), without training state.
+  std::vector<std::filesystem::path> average = {};
   bool verify = false;  // read the result again and compare
-  bool force = false;   // replace a checkpoint at the target
+  // Of the report's tensors. Without them, and without `verify`, xxh3 is 0, and a format that
+  // rounds elements need not decode them.
+  bool checksums = true;
+  bool force = false;  // replace a checkpoint at the target
   std::function<void(const ConvertProgress&)> progress = {};
   std::function<bool()> stop = {};  // asked often; true ends it with Error(runtime)
 };

@@ -9,7 +9,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -25,50 +24,25 @@ namespace {
 
 constexpr std::int64_t compared_elements = std::int64_t{1} << 17;  // at a time
 
-using TensorKey = std::pair<formats::Part, std::string>;
+using TensorKey = TensorIndex::Key;
 
 struct OpenedCheckpoint {
   fs::path path;
   const formats::Format* format = nullptr;
   std::unique_ptr<formats::Source> source;
-  std::map<TensorKey, std::size_t> tensors;  // with names of tied weights, too
-  std::map<TensorKey, TensorKey> aliases;
+  TensorIndex index;
 
   [[nodiscard]] const formats::TensorInfo& info(std::size_t tensor) const {
     return source->contents().tensors[tensor];
   }
 };
 
-OpenedCheckpoint open_checkpoint(const fs::path& path, bool weights_only) {
-  OpenedCheckpoint opened;
-  opened.path = step_of_run(path);
-  opened.format = &formats::recognise(opened.path);
-  opened.source = opened.format->open(opened.path);
-  const formats::Contents& contents = opened.source->contents();
-  const WrapperNames names(contents);
-  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
-    const formats::TensorInfo& tensor = contents.tensors[i];
-    if (weights_only && tensor.part != formats::Part::model) continue;
-    TESSERA_CHECK(opened.tensors.emplace(TensorKey{tensor.part, names(tensor.name)}, i).second,
-                  ErrorCode::checkpoint,
-                  "'{}': without the wrappers' prefixes two tensors are named '{}'",
-                  opened.path.string(), names(tensor.name));
-  }
-  for (const auto& [alias, name] : contents.aliases) {
-    opened.aliases[{formats::Part::model, names(alias)}] = {formats::Part::model, names(name)};
-  }
-  return opened;
-}
-
-// A tensor by its name or by that of one that is tied to it.
-std::optional<std::size_t> find_tensor(const OpenedCheckpoint& opened, const TensorKey& key) {
-  auto found = opened.tensors.find(key);
-  if (found == opened.tensors.end()) {
-    const auto alias = opened.aliases.find(key);
-    if (alias != opened.aliases.end()) found = opened.tensors.find(alias->second);
-  }
-  if (found == opened.tensors.end()) return std::nullopt;
-  return found->second;
+OpenedCheckpoint open_checkpoint(const fs::path& given, bool weights_only) {
+  const fs::path path = step_of_run(given);
+  const formats::Format& format = formats::recognise(path);
+  auto source = format.open(path);
+  TensorIndex index(source->contents(), weights_only, path.string());
+  return {path, &format, std::move(source), std::move(index)};
 }
 
 std::string describe_tensor(const formats::TensorInfo& tensor) {
@@ -89,11 +63,11 @@ class Comparison {
   std::vector<TensorDiff> run() {
     std::map<TensorKey, bool> keys;
     for (const OpenedCheckpoint* opened : {&first_, &second_}) {
-      for (const auto& entry : opened->tensors) keys[entry.first] = true;
+      for (const auto& entry : opened->index.tensors()) keys[entry.first] = true;
     }
     for (const auto& entry : keys) {
-      const auto a = find_tensor(first_, entry.first);
-      const auto b = find_tensor(second_, entry.first);
+      const auto a = first_.index.find(entry.first);
+      const auto b = second_.index.find(entry.first);
       if (a && b) total_ += bytes_in(first_, *a) + bytes_in(second_, *b);
     }
     std::vector<TensorDiff> tensors;
@@ -111,8 +85,8 @@ class Comparison {
     TensorDiff result;
     result.part = key.first;
     result.name = key.second;
-    const auto a = find_tensor(first_, key);
-    const auto b = find_tensor(second_, key);
+    const auto a = first_.index.find(key);
+    const auto b = second_.index.find(key);
     if (a) result.first = describe_tensor(first_.info(*a));
     if (b) result.second = describe_tensor(second_.info(*b));
     if (!a || !b) {

@@ -5,6 +5,8 @@
 #include <array>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace tessera::checkpoint {
 
 namespace {
@@ -85,6 +87,32 @@ std::string WrapperNames::operator()(const std::string& name) const {
   std::string clean = without_components(name);
   if (clean.starts_with(prefix_)) clean.erase(0, prefix_.size());
   return clean;
+}
+
+TensorIndex::TensorIndex(const formats::Contents& contents, bool weights_only,
+                         const std::string& path) {
+  const WrapperNames names(contents);
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const formats::TensorInfo& tensor = contents.tensors[i];
+    if (weights_only && tensor.part != formats::Part::model) continue;
+    TESSERA_CHECK(tensors_.emplace(Key{tensor.part, names(tensor.name)}, i).second,
+                  ErrorCode::checkpoint,
+                  "'{}': without the wrappers' prefixes two tensors are named '{}'", path,
+                  names(tensor.name));
+  }
+  for (const auto& [alias, name] : contents.aliases) {
+    aliases_[{formats::Part::model, names(alias)}] = {formats::Part::model, names(name)};
+  }
+}
+
+std::optional<std::size_t> TensorIndex::find(const Key& key) const {
+  auto found = tensors_.find(key);
+  if (found == tensors_.end()) {
+    const auto alias = aliases_.find(key);
+    if (alias != aliases_.end()) found = tensors_.find(alias->second);
+  }
+  if (found == tensors_.end()) return std::nullopt;
+  return found->second;
 }
 
 std::vector<std::string> without_wrappers(const std::vector<std::string>& names) {

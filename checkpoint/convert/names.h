@@ -1,7 +1,11 @@
 // Tensors' names without the prefixes and components that wrappers add.
 #pragma once
 
+#include <cstddef>
+#include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/formats/format.h"
@@ -19,6 +23,25 @@ class WrapperNames {
 
  private:
   std::string prefix_;
+};
+
+// The tensors of a checkpoint by their names without wrappers. A tied tensor has several names.
+class TensorIndex {
+ public:
+  using Key = std::pair<formats::Part, std::string>;
+
+  // With `weights_only`, the model's tensors alone. `path` begins the Error(checkpoint) about two
+  // tensors of one name.
+  TensorIndex(const formats::Contents& contents, bool weights_only, const std::string& path);
+
+  // By name, without those that are tied to another tensor: numbers in the contents.
+  [[nodiscard]] const std::map<Key, std::size_t>& tensors() const { return tensors_; }
+  // By any name.
+  [[nodiscard]] std::optional<std::size_t> find(const Key& key) const;
+
+ private:
+  std::map<Key, std::size_t> tensors_;
+  std::map<Key, Key> aliases_;
 };
 
 // The names of a model, in the same order.

@@ -135,6 +135,12 @@ std::int64_t infinities(const std::byte* data, std::int64_t count, DType dtype) 
   }
 }
 
+// True if each finite value of `narrow` is finite in `wide`.
+bool holds_all_of(DType wide, DType narrow) {
+  return wide == DType::float64 || (wide == DType::float32 && narrow != DType::float64) ||
+         (wide == DType::bfloat16 && narrow == DType::float16);
+}
+
 std::int64_t elements_of(const formats::TensorInfo& tensor) {
   return element_count(tensor.shape, tensor.name);
 }
@@ -228,11 +234,22 @@ class TensorStream {
                         .n = block.count,
                         .in_dtype = origin,
                         .out_dtype = target});
+    if (holds_all_of(target, origin)) return;
     const std::int64_t after = infinities(block.memory.data(), block.count, target);
     if (after > 0) overflowed_ += after - infinities(before_.data(), block.count, origin);
   }
 
+  // The elements as a reader of the result gets them.
+  void add_to_hash(Hash& hash, const std::byte* data, std::size_t bytes) {
+    if (const auto rounded = sink_.read_back()) {
+      XXH3_64bits_update(hash.get(), rounded->data(), rounded->size());
+    } else {
+      XXH3_64bits_update(hash.get(), data, bytes);
+    }
+  }
+
   void write() {
+    const bool hashes = options_.checksums || options_.verify;
     Block block;
     Hash hash = make_hash();
     std::int64_t done = 0;
@@ -241,16 +258,12 @@ class TensorStream {
       const auto bytes = static_cast<std::size_t>(block.count) * tensor.stored->bits / 8;
       if (block.count > 0) {
         sink_.append(block.tensor, block.memory.data(), block.count);
-        if (const auto rounded = sink_.read_back()) {
-          XXH3_64bits_update(hash.get(), rounded->data(), rounded->size());
-        } else {
-          XXH3_64bits_update(hash.get(), block.memory.data(), bytes);
-        }
+        if (hashes) add_to_hash(hash, block.memory.data(), bytes);
       }
       done += block.count;
       if (done == elements_of(tensor)) {
         sent_.push_back({tensor.part, tensor.name, tensor.stored, tensor.shape, bytes_of(tensor),
-                         XXH3_64bits_digest(hash.get())});
+                         hashes ? XXH3_64bits_digest(hash.get()) : 0});
         XXH3_64bits_reset(hash.get());
         done = 0;
       }

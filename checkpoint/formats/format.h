@@ -117,6 +117,7 @@ struct WriteOptions {
   int world_size = 1;               // number of files, for formats with one file for each rank
   std::uint64_t max_file_size = 0;  // bytes of tensors in a file of formats that split; 0: no limit
   std::string type = {};            // of elements, for formats with encodings; empty: the default
+  bool reads_back = true;           // Sink::read_back is called
 };
 
 // How a format with types of its own stores a tensor.

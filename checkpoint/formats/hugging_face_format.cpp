@@ -26,33 +26,10 @@ constexpr std::uint64_t small_file = std::uint64_t{256} << 20;
 constexpr std::array<std::string_view, 8> carried{".json",  ".txt",      ".model", ".jinja",
                                                   ".vocab", ".tiktoken", ".bpe",   ".py"};
 
-// True for the output of PyTorch's HuggingFaceStorageWriter with save_distributed: each rank's
-// parts of the tensors, without the sizes of the whole tensors.
-bool has_shards(const fs::path& folder) {
-  std::error_code error;
-  if (fs::exists(folder / hugging_face_file, error) ||
-      fs::exists(folder / hugging_face_index, error) || !fs::is_directory(folder, error)) {
-    return false;
-  }
-  try {
-    const std::vector<std::string> names = names_in_folder(folder);
-    return std::any_of(names.begin(), names.end(), [](const std::string& name) {
-      return name.starts_with("shard-") && name.ends_with(".safetensors");
-    });
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 class HuggingFaceSource final : public Source {
  public:
   explicit HuggingFaceSource(const fs::path& path) {
     std::error_code error;
-    TESSERA_CHECK(!has_shards(path), ErrorCode::checkpoint,
-                  "'{}' has the ranks' shards of a distributed save (HuggingFaceStorageWriter with "
-                  "save_distributed), which are not joined: save with enable_consolidation=True "
-                  "and convert the folder that it makes",
-                  path.string());
     if (fs::is_directory(path, error)) {
       folder_ = open_hugging_face(path);
       for (const auto& file : folder_.files) require_member(path, file->file());
@@ -228,7 +205,6 @@ class HuggingFaceSink final : public Sink {
 bool recognises_hugging_face(const fs::path& path) {
   std::error_code error;
   if (fs::is_regular_file(path, error)) return path.extension() == ".safetensors";
-  if (has_shards(path)) return true;  // to be refused with advice
   return fs::exists(path / hugging_face_file, error) ||
          fs::exists(path / hugging_face_index, error);
 }

@@ -39,11 +39,12 @@ struct ConvertCommand {
   int world_size = 1;
   std::string max_shard_size, max_memory = "256MB", dtype, type, json;
   std::string base;
+  std::vector<std::string> average;
   bool weights_only = false, merge = false, verify = false, force = false;
 
   [[nodiscard]] int run() const {
     ConvertOptions options = convert_options();
-    const JsonReport output(json, "tessera-convert", {source, target, base});
+    const JsonReport output(json, "tessera-convert", outputs_apart_from());
     options.stop = was_interrupted;
     return run_interruptibly([&] {
       ConvertReport report;
@@ -61,6 +62,12 @@ struct ConvertCommand {
   }
 
  private:
+  [[nodiscard]] std::vector<std::string> outputs_apart_from() const {
+    std::vector<std::string> paths{source, target, base};
+    paths.insert(paths.end(), average.begin(), average.end());
+    return paths;
+  }
+
   [[nodiscard]] ConvertOptions convert_options() const {
     ConvertOptions options;
     options.to = format_name();
@@ -72,9 +79,11 @@ struct ConvertCommand {
     options.type = training::lower_case(type);
     options.weights_only = weights_only;
     options.merge = merge;
+    for (const std::string& other : average) options.average.emplace_back(other);
     options.base = base;
     options.lies_in_out = models::weights_in_out;
     options.verify = verify;
+    options.checksums = !json.empty();
     options.force = force;
     return options;
   }
@@ -193,6 +202,12 @@ Command describe_convert() {
             .target = &options->base,
             .help = "The base model for --merge, if it is not at the place in adapter_config.json",
             .type = "FOLDER"},
+           {.name = "--average",
+            .target = &options->average,
+            .help =
+                "Write the mean of the weights of SRC and of this checkpoint of the same model; "
+                "repeatable",
+            .type = "CHECKPOINT"},
            {.name = "--max-memory",
             .target = &options->max_memory,
             .help = "The memory that the program may use",

@@ -194,6 +194,14 @@ void run_dcp(std::string_view bytes) {
   read_through(*dcp_format().open(folder.path()));
 }
 
+void run_safetensors_shards(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [first, second] = two_files(bytes);
+  write_bytes(folder.path() / "shard-00001-model-00001-of-00001.safetensors", first);
+  write_bytes(folder.path() / "shard-00002-model-00001-of-00001.safetensors", second);
+  read_through(*dcp_format().open(folder.path()));
+}
+
 void run_deepspeed(std::string_view bytes) {
   static const ScratchFolder folder;
   const auto [model, optimizer] = two_files(bytes);
@@ -265,6 +273,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"zip", tolerant<run_zip>},
       {"dcp_metadata", tolerant<run_dcp_metadata>},
       {"dcp", tolerant<run_dcp>},
+      {"safetensors_shards", tolerant<run_safetensors_shards>},
       {"deepspeed", tolerant<run_deepspeed>},
       {"torch_file", tolerant<run_torch_file>},
       {"gguf", tolerant<run_gguf>},

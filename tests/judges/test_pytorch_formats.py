@@ -93,6 +93,23 @@ def load_rank(rank, folder, name):
         torch.save(losses, folder / "losses-again.pt")
 
 
+def save_safetensors_rank(rank, folder):
+    """What torchtitan and NeMo write: each rank's parts in safetensors files of its own."""
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    model, optimizer = sharded_net()
+    train(model, optimizer, 0, 3)
+    state = get_model_state_dict(model)
+    names = sorted(state)
+    for name, files in (("one", None), ("two", {each: 1 + i % 2 for i, each in enumerate(names)})):
+        writer = HuggingFaceStorageWriter(folder / name, fqn_to_index_mapping=files, save_distributed=True)
+        dcp.save(state, storage_writer=writer)
+    whole = get_model_state_dict(model, options=FULL)
+    if rank == 0:
+        torch.save(whole, folder / "whole.pt")
+
+
 def spawn(function, *arguments):
     with tempfile.TemporaryDirectory() as meeting:
         torch.multiprocessing.spawn(rank_main, (meeting, function, *arguments), nprocs=WORLD)
@@ -169,3 +186,16 @@ def test_every_dtype_stride_and_alias(tessera, tmp_path):
     template = {name: torch.empty_like(tensor.contiguous()) for name, tensor in state.items()}
     dcp.load({"model": template}, checkpoint_id=tmp_path / "dcp")
     assert_same_tensors(template, state)
+
+
+@pytest.mark.parametrize("files", ["one", "two"])
+def test_safetensors_of_ranks_are_joined(tessera, tmp_path, files):
+    from safetensors.torch import load_file
+
+    spawn(save_safetensors_rank, tmp_path)
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert len(list((tmp_path / files).glob("shard-*.safetensors"))) >= WORLD
+    tessera.run("convert", tmp_path / files, "hf", "--to", "hf", "--verify")
+    assert_same_tensors(load_file(tessera.folder / "hf/model.safetensors"), whole)
+    tessera.run("convert", tmp_path / files, "one.pt", "--to", "torch")
+    assert_same_tensors(torch.load(tessera.folder / "one.pt", weights_only=True), whole)

@@ -9,6 +9,7 @@
 #include "checkpoint/formats/beside.h"
 #include "checkpoint/formats/dcp/dcp_metadata.h"
 #include "checkpoint/formats/dcp/dcp_sink.h"
+#include "checkpoint/formats/dcp/safetensors_shards.h"
 #include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/torch/torch_state.h"
 
@@ -37,8 +38,8 @@ std::vector<fs::path> dcp_folders(const fs::path& path) {
 }
 
 bool recognises_dcp(const fs::path& path) {
-  return !dcp_folders(path).empty() || has_file(path, "__0_0.distcp") ||
-         has_file(path / "pytorch_model_fsdp_0", "__0_0.distcp");
+  return !dcp_folders(path).empty() || has_safetensors_shards(path) ||
+         has_file(path, "__0_0.distcp") || has_file(path / "pytorch_model_fsdp_0", "__0_0.distcp");
 }
 
 class DcpOpener {
@@ -137,6 +138,9 @@ class DcpOpener {
 };
 
 std::unique_ptr<Source> open_dcp(const fs::path& path) {
+  if (dcp_folders(path).empty() && has_safetensors_shards(path)) {
+    return open_safetensors_shards(path);
+  }
   return DcpOpener().open(path);
 }
 

@@ -161,7 +161,7 @@ class GgufSource final : public Source {
       decoded_.resize(static_cast<std::size_t>(blocks * type.block));
       file_.read_at(tensor.begin + type.bytes_of(begin_block * type.block), encoded_.data(),
                     encoded_.size());
-      decode_blocks(type, encoded_.data(), decoded_.data(), blocks);
+      type.decode(encoded_.data(), decoded_.data(), blocks);
       const std::int64_t part = std::min(end, end_block * type.block) - first;
       std::memcpy(data, decoded_.data() + (first - begin_block * type.block),
                   static_cast<std::size_t>(part) * sizeof(float));

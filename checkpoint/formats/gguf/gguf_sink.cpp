@@ -11,8 +11,8 @@
 
 #include "base/counted.h"
 #include "base/error.h"
-#include "base/parallel.h"
 #include "checkpoint/formats/gguf/gguf.h"
+#include "checkpoint/formats/gguf/gguf_tile.h"
 #include "checkpoint/formats/gguf/gguf_tokenizer.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::size_t gguf_tile_bytes = std::size_t{2} << 20;
 constexpr std::uint32_t quantisation_version = 2;  // of ggml's blocks
 
 nlohmann::json gguf_config_json(const Contents& contents) {
@@ -80,90 +79,6 @@ const GgufType& type_of_tensor(const TensorInfo& tensor, const GgufName& name,
   return row % wider.block == 0 ? wider : *find_gguf_type("f16");
 }
 
-// Turns rows of [in, out] into the rows of [out, in], many at a time.
-class GgufTile {
- public:
-  GgufTile(const TensorInfo& tensor, const GgufTensor& place)
-      : rows_(tensor.shape[0]),
-        columns_(tensor.shape[1]),
-        size_(size_of(place.type->dtype)),
-        place_(place) {
-    const std::size_t fitting = std::max<std::size_t>(1, gguf_tile_bytes / row_bytes());
-    const auto block = static_cast<std::size_t>(place.type->block);
-    tile_rows_ = (fitting + block - 1) / block * block;
-  }
-
-  // False if a value does not fit the type. Adds to `back` the values of quantised rows that were
-  // written, as a reader gets them.
-  bool append(File& file, const std::byte* data, std::size_t bytes, std::vector<std::byte>& back) {
-    bool fits = true;
-    while (bytes > 0) {
-      const std::size_t part = std::min(bytes, tile_rows_ * row_bytes() - pending_.size());
-      pending_.insert(pending_.end(), data, data + part);
-      data += part;
-      bytes -= part;
-      const std::size_t rows = pending_.size() / row_bytes();
-      const bool whole = pending_.size() % row_bytes() == 0;
-      if (whole && (rows == tile_rows_ || done_ + static_cast<std::int64_t>(rows) == rows_)) {
-        fits = flush(file, static_cast<std::int64_t>(rows), back) && fits;
-      }
-    }
-    return fits;
-  }
-
- private:
-  [[nodiscard]] std::size_t row_bytes() const { return static_cast<std::size_t>(columns_) * size_; }
-
-  // Copies rows to columns, or with `back` columns to rows.
-  void turn(std::int64_t rows, bool back) {
-    turned_.resize(pending_.size());
-    parallel_for(0, columns_, 16, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t c = first; c < last; ++c) {
-          std::byte* const in_row =
-              pending_.data() + static_cast<std::size_t>(r * columns_ + c) * size_;
-          std::byte* const in_column =
-              turned_.data() + static_cast<std::size_t>(c * rows + r) * size_;
-          std::memcpy(back ? in_row : in_column, back ? in_column : in_row, size_);
-        }
-      }
-    });
-  }
-
-  bool flush(File& file, std::int64_t rows, std::vector<std::byte>& back) {
-    const GgufType& type = *place_.type;
-    turn(rows, false);
-    bool fits = true;
-    const std::byte* out = turned_.data();
-    if (type.is_quantised()) {
-      const std::int64_t blocks = rows * columns_ / type.block;
-      encoded_.resize(static_cast<std::size_t>(type.bytes_of(rows * columns_)));
-      auto* const values = reinterpret_cast<float*>(turned_.data());
-      fits = encode_blocks(type, values, encoded_.data(), blocks);
-      decode_blocks(type, encoded_.data(), values, blocks);
-      turn(rows, true);
-      back.insert(back.end(), pending_.begin(), pending_.end());
-      out = encoded_.data();
-    }
-    const auto run = static_cast<std::size_t>(type.bytes_of(rows));
-    if (rows == rows_) file.write_at(place_.begin, out, run * static_cast<std::size_t>(columns_));
-    for (std::int64_t c = 0; c < columns_ && rows < rows_; ++c) {
-      file.write_at(place_.begin + type.bytes_of(c * rows_ + done_),
-                    out + static_cast<std::size_t>(c) * run, run);
-    }
-    done_ += rows;
-    pending_.clear();
-    return fits;
-  }
-
-  std::int64_t rows_, columns_;
-  std::size_t size_;
-  const GgufTensor& place_;
-  std::size_t tile_rows_ = 0;
-  std::int64_t done_ = 0;  // rows
-  std::vector<std::byte> pending_, turned_, encoded_;
-};
-
 // The name in config.json, or that of the folder of the weights.
 std::string name_of_model(const nlohmann::json& config, const Contents& contents) {
   for (const char* key : {"_name_or_path", "name_or_path"}) {
@@ -184,7 +99,9 @@ std::string name_of_model(const nlohmann::json& config, const Contents& contents
 class GgufSink final : public Sink {
  public:
   GgufSink(const fs::path& path, const Contents& contents, const WriteOptions& options)
-      : contents_(contents), wanted_(type_of_matrices(contents, options.type)) {
+      : contents_(contents),
+        wanted_(type_of_matrices(contents, options.type)),
+        reads_back_(options.reads_back) {
     const nlohmann::json config = gguf_config_json(contents);
     GgufMetadata metadata;
     model_ = write_gguf_settings(config, metadata);
@@ -214,12 +131,13 @@ class GgufSink final : public Sink {
       done_ = 0;
       tile_.reset();
     }
-    back_.clear();
     bool fits = true;
     if (is_transposed(names_[tensor])) {
+      back_.clear();
       if (!tile_) tile_.emplace(contents_.tensors[tensor], place);
-      fits = tile_->append(*file_, data,
-                           static_cast<std::size_t>(count) * size_of(place.type->dtype), back_);
+      fits =
+          tile_->append(*file_, data, static_cast<std::size_t>(count) * size_of(place.type->dtype),
+                        reads_back_ ? &back_ : nullptr);
     } else if (place.type->is_quantised()) {
       fits = encode(*place.type, data, count);
       write_rows(tensor, encoded_.data(), count);
@@ -318,12 +236,14 @@ class GgufSink final : public Sink {
     TESSERA_REQUIRE(count % type.block == 0 && done_ % type.block == 0,
                     "{} elements after {} do not end at a block", count, done_);
     encoded_.resize(static_cast<std::size_t>(type.bytes_of(count)));
-    back_.resize(static_cast<std::size_t>(count) * sizeof(float));
     const std::int64_t blocks = count / type.block;
     if (!encode_blocks(type, reinterpret_cast<const float*>(data), encoded_.data(), blocks)) {
       return false;
     }
-    decode_blocks(type, encoded_.data(), reinterpret_cast<float*>(back_.data()), blocks);
+    if (reads_back_) {
+      back_.resize(static_cast<std::size_t>(count) * sizeof(float));
+      type.decode(encoded_.data(), reinterpret_cast<float*>(back_.data()), blocks);
+    }
     return true;
   }
 
@@ -350,6 +270,7 @@ class GgufSink final : public Sink {
 
   const Contents& contents_;
   const GgufType& wanted_;
+  bool reads_back_;
   GgufModel model_;
   SinkReport report_;
   std::vector<GgufName> names_;          // of each tensor of the contents

@@ -1,4 +1,4 @@
-// The table of types, and the codecs of blocks on all compute threads.
+// The table of types.
 #include "checkpoint/formats/gguf/gguf_types.h"
 
 #include <fmt/format.h>
@@ -16,9 +16,9 @@ namespace {
 constexpr std::int64_t elements_of_thread = 32768;
 
 GgufType quantised(std::uint32_t id, const char* name, std::uint32_t file_type,
-                   const kernels::cpu::BlockCodec& codec) {
+                   const kernels::cpu::BlockCodec& codec, bool is_costly) {
   return {id,        name,         codec.elements, codec.bytes, DType::float32,
-          file_type, codec.encode, codec.decode};
+          file_type, codec.encode, codec.decode,   is_costly};
 }
 
 // The names of ggml's types by number.
@@ -36,10 +36,10 @@ const std::vector<GgufType>& gguf_types() {
       {0, "f32", 1, 4, DType::float32, 0},
       {1, "f16", 1, 2, DType::float16, 1},
       {30, "bf16", 1, 2, DType::bfloat16, 32},
-      quantised(8, "q8_0", 7, kernels::cpu::q8_0_codec()),
-      quantised(2, "q4_0", 2, kernels::cpu::q4_0_codec()),
-      quantised(12, "q4_k", 14, kernels::cpu::q4_k_codec()),
-      quantised(14, "q6_k", 18, kernels::cpu::q6_k_codec()),
+      quantised(8, "q8_0", 7, kernels::cpu::q8_0_codec(), false),
+      quantised(2, "q4_0", 2, kernels::cpu::q4_0_codec(), false),
+      quantised(12, "q4_k", 14, kernels::cpu::q4_k_codec(), true),
+      quantised(14, "q6_k", 18, kernels::cpu::q6_k_codec(), true),
   };
   return types;
 }
@@ -67,6 +67,7 @@ std::string gguf_type_name(std::uint32_t id) {
 }
 
 bool encode_blocks(const GgufType& type, const float* values, std::byte* out, std::int64_t blocks) {
+  if (!type.is_costly) return type.encode(values, out, blocks);
   std::atomic<bool> fits{true};
   parallel_for(
       0, blocks, elements_of_thread / type.block, [&](std::int64_t first, std::int64_t last) {
@@ -76,14 +77,6 @@ bool encode_blocks(const GgufType& type, const float* values, std::byte* out, st
         }
       });
   return fits;
-}
-
-void decode_blocks(const GgufType& type, const std::byte* in, float* values, std::int64_t blocks) {
-  parallel_for(0, blocks, elements_of_thread / type.block,
-               [&](std::int64_t first, std::int64_t last) {
-                 type.decode(in + static_cast<std::size_t>(first) * type.bytes,
-                             values + first * type.block, last - first);
-               });
 }
 
 }  // namespace tessera::checkpoint::formats

@@ -26,6 +26,9 @@ struct GgufType {
   bool (*encode)(const float* values, std::byte* out, std::int64_t blocks) = nullptr;
   void (*decode)(const std::byte* in, float* values, std::int64_t blocks) = nullptr;
 
+  // The encoding takes so long that several threads are worth their start.
+  bool is_costly = false;
+
   [[nodiscard]] bool is_quantised() const { return encode != nullptr; }
   // The bytes of elements that begin and end at blocks.
   [[nodiscard]] std::uint64_t bytes_of(std::int64_t elements) const {
@@ -39,8 +42,7 @@ const GgufType* find_gguf_type(std::uint32_t id);
 // The name of any type that ggml has, for messages.
 std::string gguf_type_name(std::uint32_t id);
 
-// The same on all compute threads. False as `encode`.
+// type.encode, on all compute threads if it is costly.
 bool encode_blocks(const GgufType& type, const float* values, std::byte* out, std::int64_t blocks);
-void decode_blocks(const GgufType& type, const std::byte* in, float* values, std::int64_t blocks);
 
 }  // namespace tessera::checkpoint::formats

@@ -100,13 +100,7 @@ TEST_F(Convert, ElementsSmallerThanAByteAreRefused) {
   EXPECT_TRUE(has(error_of([&] { convert_to(folder, *this / "out", "hf"); }), "F4"));
 }
 
-TEST_F(Convert, ShardsOfADistributedSaveAreRefusedWithAdvice) {
-  const fs::path folder = hugging_face({"a"});
-  fs::remove(folder / "config.json");
-  fs::rename(folder / "model.safetensors", folder / "shard-00001-model-00001-of-00001.safetensors");
-  EXPECT_TRUE(
-      has(error_of([&] { convert_to(folder, *this / "out", "hf"); }), "enable_consolidation=True"));
-  // The same bytes, as a part of a distributed checkpoint.
+TEST_F(Convert, SafetensorsInsideADistributedCheckpointAreRefusedWithAdvice) {
   const fs::path dcp = *this / "dcp";
   convert_to(hugging_face({"a"}), dcp, "dcp");
   std::string tensors = read_all(*this / "hf/model.safetensors");

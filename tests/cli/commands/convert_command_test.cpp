@@ -69,6 +69,26 @@ TEST(ConvertCommand, ConvertedTrainingContinuesBitForBit) {
             std::vector<std::string>(all.begin() + 3, all.end()));
 }
 
+TEST(ConvertCommand, TheMeanOfARunsSteps) {
+  const TrainingFolder folder;
+  train(2, saved_in(folder, "run", 6));
+  const std::string first = folder.path("run/step-3");
+  const std::string last = folder.path("run/step-6");
+  const Ended done = run_program(
+      {"convert", first, folder.path("mean"), "--to", "full", "--average", last, "--verify"});
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_NE(done.out.find("the mean of 2 checkpoints: " + first + ", " + last), std::string::npos)
+      << done.out;
+  EXPECT_NE(done.out.find("training state is left behind"), std::string::npos) << done.out;
+  EXPECT_EQ(run_program({"verify", folder.path("mean")}).code, 0);
+  const Ended compared = run_program({"diff", first, folder.path("mean"), "--weights-only"});
+  EXPECT_EQ(compared.code, 1) << compared.out;
+  const Ended alone = run_program({"convert", first, folder.path("same"), "--to", "full",
+                                   "--weights-only", "--average", first});
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(run_program({"diff", first, folder.path("same"), "--weights-only"}).code, 0);
+}
+
 // As after the conversion of another program's checkpoint: moments and step, but no data position.
 TEST(ConvertCommand, WithoutADataPositionTheOrderStartsOver) {
   const TrainingFolder folder;
@@ -182,6 +202,12 @@ TEST(ConvertCommand, RefusesBadArgumentsInOneLine) {
       {{"convert", source, source, "--to", "full", "--force"}, 2, "are the same"},
       {{"convert", source, folder.path("text.txt"), "--to", "full"}, 5, "exists; choose another"},
       {{"convert", source, folder.path("text.txt") + "/x", "--to", "full"}, 5, "text.txt"},
+      {{"convert", source, target, "--to", "full", "--average", folder.path("gone")},
+       5,
+       "does not exist"},
+      {{"convert", source, target, "--to", "full", "--average", folder.path("text.txt")},
+       5,
+       "of a known format"},
       {{"inspect", folder.path("gone")}, 5, "does not exist"},
       {{"inspect", folder.path("text.txt")}, 5, "of a known format"},
       {{"verify", folder.path("gone")}, 5, "does not exist"},
