@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <exception>
+#include <list>
 #include <mutex>
 #include <thread>
 
@@ -51,6 +52,8 @@ struct NcclChannel::State {
   // abort() waits only for moments.
   mutable std::mutex mutex;
   bool aborted = false;
+  // The results of splits: NCCL writes them until this communicator's end, whoever waits for them.
+  std::list<ncclComm_t> children;
 
   // Makes a call and waits for its work.
   template <class Body>
@@ -178,11 +181,18 @@ std::unique_ptr<NcclChannel> NcclChannel::split(int color, int key, int rank) {
   config.blocking = 0;
   State* opened = part.get();
   std::unique_ptr<NcclChannel> channel(new NcclChannel(std::move(part)));
-  // The parent knows when the child is ready for calls.
+  ncclComm_t& child = state_->children.emplace_back(nullptr);
   state_->call("ncclCommSplit", [&] {
-    return state_->nccl->CommSplit(state_->communicator, color, key, &opened->communicator,
-                                   &config);
+    const ncclResult_t result =
+        state_->nccl->CommSplit(state_->communicator, color, key, &child, &config);
+    // The call may report success while its work goes on: the parent's status tells, and NCCL
+    // writes the child's address when that work is done.
+    return result == ncclSuccess ? ncclInProgress : result;
   });
+  TESSERA_CHECK(child != nullptr, ErrorCode::rank_failed,
+                "ncclCommSplit left no communicator for rank {}; NCCL_DEBUG=WARN prints more",
+                rank);
+  opened->communicator = child;
   opened->settle(ncclInProgress, "ncclCommSplit");
   return channel;
 }

@@ -42,6 +42,10 @@ struct Membership {
   std::mutex mutex;
   std::shared_ptr<Clique> clique;  // null until a split has brought all ranks together
   int rank = 0;
+  // A split in progress: the child, and where the caller wants its address. It gets it when it asks
+  // for this communicator's status after all ranks have come, as with NCCL.
+  std::unique_ptr<Membership> child;
+  ncclComm_t* child_address = nullptr;
 };
 
 class Clique {

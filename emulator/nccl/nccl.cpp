@@ -108,12 +108,22 @@ ncclResult_t init_rank(ncclComm_t* communicator, int ranks, ncclUniqueId id, int
 }
 
 ncclResult_t comm_split(ncclComm_t parent, int color, int key, ncclComm_t* child, ncclConfig_t*) {
-  const auto [clique, rank] = place_of(membership_of(parent));
-  if (!clique) return ncclInvalidUsage;
-  auto membership = std::make_unique<Membership>();
-  *child = reinterpret_cast<ncclComm_t>(membership.get());
-  clique->split(rank, color, key, membership.release());
-  return status_of(membership_of(parent));
+  Membership* membership = membership_of(parent);
+  const auto [clique, rank] = place_of(membership);
+  if (!clique || membership->child) return ncclInvalidUsage;
+  *child = nullptr;
+  membership->child_address = child;
+  membership->child = std::make_unique<Membership>();
+  clique->split(rank, color, key, membership->child.get());
+  return ncclSuccess;  // NCCL reports that the call is accepted, not that it is done
+}
+
+// Gives a split's child to the caller; false while other ranks have not split.
+bool hand_over(Membership* parent) {
+  if (!parent->child) return true;
+  if (!place_of(parent->child.get()).first) return false;
+  *parent->child_address = reinterpret_cast<ncclComm_t>(parent->child.release());
+  return true;
 }
 
 ncclResult_t end_membership(ncclComm_t communicator) {
@@ -131,7 +141,10 @@ ncclResult_t abort_communicator(ncclComm_t communicator) {
 }
 
 ncclResult_t get_async_error(ncclComm_t communicator, ncclResult_t* error) {
-  *error = status_of(membership_of(communicator));
+  if (communicator == nullptr) return ncclInvalidArgument;
+  Membership* membership = membership_of(communicator);
+  *error = status_of(membership);
+  if (*error == ncclSuccess && !hand_over(membership)) *error = ncclInProgress;
   return ncclSuccess;
 }
 

@@ -11,6 +11,7 @@ import sysconfig
 NAMED = "LD_LIBRARY_PATH"
 SONAMES = {"cuBLASLt": ("libcublasLt.so.13", "libcublasLt.so.12"), "cuDNN": ("libcudnn.so.9",),
            "NCCL": ("libnccl.so.2",)}
+OLDEST_CUDNN = 91600  # kernels/cuda/cudnn/cudnn_library.cu refuses older ones
 
 
 def loader_cache():
@@ -55,9 +56,20 @@ def places():
             yield "Python's packages", folder
 
 
-def find(cache, folders):
+def cudnn_version(path):
+    """Such as 91600 for 9.16.0; 0 if the library cannot be loaded. It stays out of this process."""
+    probe = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cudnnGetVersion())"
+    try:
+        done = subprocess.run([sys.executable, "-c", probe, path], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
+
+
+def find(cache, folders, version_of_cudnn=cudnn_version):
     """{"cuBLASLt": {"path", "by"}, "cuDNN": ...} from the loader's cache and from (how, folder) in their order; a
-    library that is not found is left out. Folders of LD_LIBRARY_PATH come before the loader's own."""
+    library that is not found is left out. Folders of LD_LIBRARY_PATH come before the loader's own. Of several cuDNNs, the
+    first that is new enough."""
     found = {}
     for library, sonames in SONAMES.items():
         for soname in sonames:
@@ -65,7 +77,10 @@ def find(cache, folders):
             named = sum(by == NAMED for by, _ in choices)
             if soname in cache:
                 choices.insert(named, ("the loader", cache[soname]))
-            match = next(((by, path) for by, path in choices if os.path.exists(path)), None)
+            choices = [(by, path) for by, path in choices if os.path.exists(path)]
+            match = next(iter(choices), None)
+            if library == "cuDNN" and len(choices) > 1:
+                match = next((choice for choice in choices if version_of_cudnn(choice[1]) >= OLDEST_CUDNN), match)
             if match:
                 found[library] = {"path": match[1], "by": match[0]}
                 break

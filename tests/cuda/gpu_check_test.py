@@ -320,6 +320,18 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(libraries.find({}, [("LD_LIBRARY_PATH", os.path.dirname(named))]),
                          {"cuBLASLt": {"path": named, "by": "LD_LIBRARY_PATH"}})
 
+    def test_the_first_cudnn_that_is_new_enough_is_taken(self):
+        system = self.library("system", "libcudnn.so.9")
+        packed = self.library("nvidia", "cudnn", "lib", "libcudnn.so.9")
+        versions = {system: 91400, packed: 91900}
+        folders = [("Python's packages", os.path.dirname(packed))]
+        cache = {"libcudnn.so.9": system}
+        for oldest, path in ((91400, packed), (91600, system), (0, packed)):
+            versions[system] = oldest
+            self.assertEqual(libraries.find(cache, folders, versions.get)["cuDNN"]["path"], path)
+        versions[packed] = 91500
+        self.assertEqual(libraries.find(cache, folders, versions.get)["cuDNN"]["path"], system)
+
     def test_packages_of_python_are_among_the_places(self):
         packed = self.library("lib", "python3.12", "site-packages", "nvidia", "cu13", "lib", "libcublasLt.so.13")
         with mock.patch.dict(os.environ, VIRTUAL_ENV=self.folder):
