@@ -119,7 +119,8 @@ HeadLoss losses_and_gradients(const Head& h, std::int64_t chunk, const Tensor& x
 
 // slot (+)= gradient * factor, [] of the gradient's dtype. `gradient` is used up unless the graph
 // is kept.
-void write_scaled(const Tensor& gradient, const Tensor& factor, const autograd::GradientSink::Slot& slot) {
+void write_scaled(const Tensor& gradient, const Tensor& factor,
+                  const autograd::GradientSink::Slot& slot) {
   const Device device = gradient.device();
   const bool direct = !slot.accumulate && slot.tensor.dtype() == gradient.dtype();
   const Tensor scaled = direct ? slot.tensor
@@ -149,7 +150,8 @@ void scaled_gradients(const Head& h, const SumGradients& sums, const Tensor& inv
   const NoGradGuard no_graph;
   const Tensor factor = dloss * cast(inverse_count, h.wide);
   if (sums.dx.defined() && sink.wants(0)) write_scaled(sums.dx, factor, sink.slot(0));
-  if (sums.dweight.defined() && sink.wants(1)) write_scaled(sums.dweight, factor, sink.wide_slot(1));
+  if (sums.dweight.defined() && sink.wants(1))
+    write_scaled(sums.dweight, factor, sink.wide_slot(1));
 }
 
 }  // namespace

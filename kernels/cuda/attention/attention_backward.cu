@@ -1,7 +1,7 @@
-// Attention backward with our own kernels: first the products of the output's rows with their gradients, which every
-// later kernel reads, and then the kernels on tensor cores or the general ones. Keys' and queries'
-// gradients have a kernel each, and both recompute the probabilities. Every sum therefore has one
-// owner and one order, without atomic additions.
+// Attention backward with our own kernels: first the products of the output's rows with their
+// gradients, which every later kernel reads, and then the kernels on tensor cores or the general
+// ones. Keys' and queries' gradients have a kernel each, and both recompute the probabilities.
+// Every sum therefore has one owner and one order, without atomic additions.
 #include "kernels/cuda/attention/attention_tiles.h"
 #include "kernels/cuda/device/block_reduce.h"
 

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(
     resident_blocks<threads * rows_of_block<threads>, vectors && sizeof(T) < 8 ? 72 : 96>)
     norm_forward_kernel(NormForward a, GroupAccess<T> access) {
   using C = Compute<T>;
-  access.vectors = vectors;  // a constant: the other way takes registers
+  if constexpr (vectors) access.vectors = true;  // a constant: the other way takes registers
   constexpr int width = Vector<T>::size;
   const auto* gamma = static_cast<const T*>(a.gamma);
   const auto* beta = static_cast<const T*>(a.beta);

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads* rows_of_block<threads>,
                                   resident_blocks<threads * rows_of_block<threads>, 128>)
     norm_backward_kernel(NormBackward a, GroupAccess<T> access) {
   using C = Compute<T>;
-  access.vectors = vectors;  // a constant: the other way takes registers
+  if constexpr (vectors) access.vectors = true;  // a constant: the other way takes registers
   constexpr int width = Vector<T>::size;
   const auto* gamma = static_cast<const T*>(a.gamma);
   const auto n = static_cast<C>(a.dim);
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(threads* rows_of_block<threads>,
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         C inner = to_compute(gradients.value[k]);
-        if (gamma != nullptr) inner = product(inner, to_compute(scale.value[k]));
+        if (gamma != nullptr) inner *= to_compute(scale.value[k]);
         total += inner;
         projection += inner * ((to_compute(values.value[k]) - mean) * rstd);
       }
@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(threads* rows_of_block<threads>,
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         C inner = to_compute(gradients.value[k]);
+        // Not fused into the difference: the gradient of a row of one element is exactly 0.
         if (gamma != nullptr) inner = product(inner, to_compute(scale.value[k]));
         const C normalized = (to_compute(values.value[k]) - mean) * rstd;
         C gradient = rstd * ((inner - mean_inner) - normalized * mean_projection);
