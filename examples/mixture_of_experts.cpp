@@ -77,10 +77,11 @@ void train(const std::string& strategy, const std::string& folder, std::int64_t 
     if (row.name == strategy) sharding.strategy = row.strategy;
   }
   const auto loss = [&net](const ts::Tensor& x, const ts::Tensor& y) { return net.loss(x, y); };
-  ts::TrainerOptions options{.steps = steps,
-                             .batch_size = batch / context.world_size(),
-                             .sharding = sharding,
-                             .optimizer = ts::optim::AdamWOptions{.lr = 3e-3}};
+  ts::TrainerOptions options;
+  options.steps = steps;
+  options.batch_size = batch / context.world_size();
+  options.sharding = sharding;
+  options.optimizer = ts::optim::AdamWOptions{.lr = 3e-3};
   options.checkpoint.dir = folder;
   options.checkpoint.every = folder.empty() ? 0 : steps;
   ts::Trainer trainer(ts::tasks::make_tensor_task(net, waves(480), loss), context, options);

@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(
   const auto* beta = static_cast<const T*>(a.beta);
   const auto n = static_cast<C>(a.dim);
   constexpr int rows = rows_of_block<threads>;
-  for (std::int64_t row = blockIdx.x * rows + threadIdx.y; row < a.rows; row += gridDim.x * rows) {
+  const std::int64_t first_row = rows == 1 ? blockIdx.x : blockIdx.x * rows + threadIdx.y;
+  for (std::int64_t row = first_row; row < a.rows; row += gridDim.x * rows) {
     const std::int64_t start = row * a.dim;
     const T* x = static_cast<const T*>(a.x) + start;
     const bool adds = a.residual != nullptr;

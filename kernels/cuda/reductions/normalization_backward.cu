@@ -1,6 +1,5 @@
 // LayerNorm and RMSNorm backward: dgamma and dbeta as sums over rows, then dx with one block per
 // row. The sums come first, because dx may overwrite dout.
-#include "kernels/cuda/device/arithmetic.h"
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/registry.h"
@@ -50,7 +49,8 @@ __global__ void __launch_bounds__(threads* rows_of_block<threads>,
   const auto* gamma = static_cast<const T*>(a.gamma);
   const auto n = static_cast<C>(a.dim);
   constexpr int rows = rows_of_block<threads>;
-  for (std::int64_t row = blockIdx.x * rows + threadIdx.y; row < a.rows; row += gridDim.x * rows) {
+  const std::int64_t first_row = rows == 1 ? blockIdx.x : blockIdx.x * rows + threadIdx.y;
+  for (std::int64_t row = first_row; row < a.rows; row += gridDim.x * rows) {
     const std::int64_t start = row * a.dim;
     const T* dout = static_cast<const T*>(a.dout) + start;
     const T* x = static_cast<const T*>(a.x) + start;
@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(threads* rows_of_block<threads>,
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         C inner = to_compute(gradients.value[k]);
-        // Not fused into the difference: the gradient of a row of one element is exactly 0.
-        if (gamma != nullptr) inner = product(inner, to_compute(scale.value[k]));
+        if (gamma != nullptr) inner *= to_compute(scale.value[k]);
         const C normalized = (to_compute(values.value[k]) - mean) * rstd;
         C gradient = rstd * ((inner - mean_inner) - normalized * mean_projection);
         if (dresidual != nullptr) gradient += to_compute(addend.value[k]);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -124,7 +125,15 @@ void check_backward(const NormCase& c, DType dtype, bool accumulate) {
                                            type};
                                  });
   const std::string kernel = c.rms ? "rms_norm_backward" : "layer_norm_backward";
-  dx.expect_within_bound(kernel, "dx");
+  if (c.dim > 1 || c.rms) {
+    dx.expect_within_bound(kernel, "dx");
+  } else {
+    // A row of one element: 0, except for the rounding of dout * gamma, which a GPU may leave out
+    // in one of the two terms of the difference.
+    const double unit = dtype == float64 ? 0x1p-53 : 0x1p-24;
+    const double largest = std::abs(input.rstd[0]) * 16;  // |dout * gamma| is below 16
+    for (const double value : dx.device_values()) EXPECT_LE(std::abs(value), largest * unit);
+  }
   if (c.gamma) dgamma.expect_within_bound(kernel, "dgamma");
   if (c.beta) dbeta.expect_within_bound(kernel, "dbeta");
 }
