@@ -45,8 +45,8 @@ struct ConvertOptions {
   // theirs (averaged_source.h), without training state.
   std::vector<std::filesystem::path> average = {};
   bool verify = false;  // read the result again and compare
-  // Of the report's tensors. Without them, and without `verify`, xxh3 is 0, and a format that
-  // rounds elements need not decode them.
+  // The report has its tensors' checksums. Without them, and without `verify`, xxh3 is 0, and a
+  // format that rounds elements need not decode them.
   bool checksums = true;
   bool force = false;  // replace a checkpoint at the target
   std::function<void(const ConvertProgress&)> progress = {};

@@ -52,7 +52,7 @@ struct NcclChannel::State {
   // abort() waits only for moments.
   mutable std::mutex mutex;
   bool aborted = false;
-  // The results of splits: NCCL writes them until this communicator's end, whoever waits for them.
+  // The results of splits. NCCL may write them until this communicator ends.
   std::list<ncclComm_t> children;
 
   // Makes a call and waits for its work.

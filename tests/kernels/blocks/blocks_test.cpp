@@ -22,7 +22,7 @@ using cpu::BlockCodec;
 struct NamedCodec {
   const char* name;
   BlockCodec codec;
-  // Of standard normal elements: the square root of the mean square, as ggml's reference has it.
+  // The root mean square for standard normal elements, as ggml's reference has it.
   double error;
 };
 
