@@ -1,6 +1,7 @@
 // The models of Llama's build: a function for each, and its name in models/registry.
 #pragma once
 
+#include "models/config/config_table.h"
 #include "models/llama/llama_config.h"
 
 namespace tessera::models {

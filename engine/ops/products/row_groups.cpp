@@ -97,13 +97,13 @@ RowGroups group_rows(const Tensor& ids, std::int64_t groups) {
 Tensor dispatch_rows(const Tensor& x, const RowGroups& groups) {
   ops::require_floating("dispatch_rows", x);
   require_groups("dispatch_rows", x, groups.source_count, groups);
-  const Tensor out = embedding(groups.sources, x);
+  Tensor out = embedding(groups.sources, x);
   if (autograd::needs_graph({x})) {
     out.impl()->recompute = std::make_shared<const std::function<Tensor()>>(
         [saved = autograd::SavedTensor(x), sources = groups.sources] {
           const Tensor source_rows = saved.get();
-          const Tensor again = Tensor::empty({sources.elements(), source_rows.size(1)},
-                                             source_rows.dtype(), source_rows.device());
+          Tensor again = Tensor::empty({sources.elements(), source_rows.size(1)},
+                                       source_rows.dtype(), source_rows.device());
           copy_rows(sources, source_rows, again);
           return again;
         });
