@@ -106,7 +106,7 @@ class MixtureOfExpertsImpl : public nn::Module {
 };
 TESSERA_MODULE(MixtureOfExperts);
 
-// What load_balance_loss() needs of several mixtures, added up: [2, experts] in fp64, which no
+// The counts of several mixtures for load_balance_loss(), added up: [2, experts] in fp64, which no
 // sharded module's precision rounds. Row 0 has the number of tokens that each expert got, row 1 the
 // sum of its probabilities. This is the beginning, all zeros.
 Tensor no_routing(std::int64_t experts, Device device = default_device());

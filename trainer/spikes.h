@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// What a run does about such a step.
+// The reaction of a run to such a step.
 enum class SpikeAction : std::uint8_t {
   stop,      // Error(numeric), with the parameters of the step before
   skip,      // the step counts and its data is consumed; parameters and optimizer stay as they are

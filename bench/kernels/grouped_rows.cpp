@@ -3,7 +3,6 @@
 #include <cmath>
 #include <string>
 
-#include "bench/harness/bare_products.h"
 #include "bench/kernels/rows.h"
 #include "engine/autograd.h"
 #include "engine/ops/products/grouped.h"
@@ -37,35 +36,6 @@ struct GroupedInputs {
   }
 };
 
-// The product, and with `trained` the gradients of rows and weight.
-std::function<void()> dense_products(DType wanted, bool trained, Memory& memory) {
-  const DType dtype = bare_dtype(wanted);
-  const auto product = [&](std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb) {
-    return bare_product({.a = memory.random(m * k, dtype),
-                         .b = memory.random(k * n, dtype),
-                         .c = memory.random(m * n, dtype),
-                         .m = m,
-                         .n = n,
-                         .k = k,
-                         .lda = ta ? m : k,
-                         .ldb = tb ? k : n,
-                         .ldc = n,
-                         .transpose_a = ta,
-                         .transpose_b = tb,
-                         .dtype = dtype,
-                         .out_dtype = dtype,
-                         .stride_a = m * k,
-                         .stride_b = k * n,
-                         .stride_c = m * n})
-        .run;
-  };
-  const auto forward = product(grouped_rows, grouped_out, grouped_in, false, true);
-  if (!trained) return forward;
-  const auto data = product(grouped_rows, grouped_in, grouped_out, false, false);
-  const auto weight = product(grouped_out, grouped_in, grouped_rows, true, false);
-  return [=] { forward(), data(), weight(); };
-}
-
 Work grouped_work(Memory& memory, DType dtype, bool trained) {
   auto& in = memory.keep(GroupedInputs(dtype));
   auto& seed = memory.keep(Tensor::full({grouped_rows, grouped_out}, 0.01, dtype));
@@ -85,7 +55,7 @@ Work grouped_work(Memory& memory, DType dtype, bool trained) {
           .bytes = numbers * static_cast<double>(size_of(dtype)) * (trained ? 2 : 1),
           .flops = 2.0 * grouped_rows * grouped_in * grouped_out * (trained ? 3 : 1),
           .products = dtype,
-          .onednn = dense_products(dtype, trained, memory)};
+          .onednn = bare_linear(grouped_rows, grouped_in, grouped_out, dtype, trained, memory)};
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // `whole` is cross_entropy(linear()), which keeps the logits.
 #include <algorithm>
 
-#include "bench/harness/bare_products.h"
 #include "bench/kernels/rows.h"
 #include "engine/device/memory.h"
 #include "engine/ops.h"
@@ -26,34 +25,6 @@ struct HeadInputs {
   }
 };
 
-// The logits, and the gradients of both sides.
-std::function<void()> head_products(DType wanted, Memory& memory) {
-  const DType dtype = bare_dtype(wanted);
-  const auto product = [&](std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb) {
-    return bare_product({.a = memory.random(m * k, dtype),
-                         .b = memory.random(k * n, dtype),
-                         .c = memory.random(m * n, dtype),
-                         .m = m,
-                         .n = n,
-                         .k = k,
-                         .lda = ta ? m : k,
-                         .ldb = tb ? k : n,
-                         .ldc = n,
-                         .transpose_a = ta,
-                         .transpose_b = tb,
-                         .dtype = dtype,
-                         .out_dtype = dtype,
-                         .stride_a = m * k,
-                         .stride_b = k * n,
-                         .stride_c = m * n})
-        .run;
-  };
-  const auto logits = product(head_tokens, head_vocabulary, head_width, false, true);
-  const auto data = product(head_tokens, head_width, head_vocabulary, false, false);
-  const auto weight = product(head_vocabulary, head_width, head_tokens, true, false);
-  return [=] { logits(), data(), weight(); };
-}
-
 Work head_work(Memory& memory, DType dtype, bool tiles) {
   auto& in = memory.keep(HeadInputs(dtype));
   auto& peak = memory.keep(std::size_t{0});
@@ -74,7 +45,7 @@ Work head_work(Memory& memory, DType dtype, bool tiles) {
           .bytes = 2 * size * (head_vocabulary + head_tokens) * head_width,
           .flops = 3 * 2.0 * head_tokens * head_vocabulary * head_width,
           .products = dtype,
-          .onednn = head_products(dtype, memory),
+          .onednn = bare_linear(head_tokens, head_width, head_vocabulary, dtype, true, memory),
           .peak_bytes = [&peak] { return static_cast<double>(peak); }};
 }
 

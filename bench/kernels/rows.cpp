@@ -182,4 +182,33 @@ void report(benchmark::State& state, double bytes, const std::vector<Measured>& 
   state.counters["of_bound"] = median(bound) / median(own);
 }
 
+std::function<void()> bare_linear(std::int64_t rows, std::int64_t in, std::int64_t out,
+                                  DType wanted, bool trained, Memory& memory) {
+  const DType dtype = bare_dtype(wanted);
+  const auto product = [&](std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb) {
+    return bare_product({.a = memory.random(m * k, dtype),
+                         .b = memory.random(k * n, dtype),
+                         .c = memory.random(m * n, dtype),
+                         .m = m,
+                         .n = n,
+                         .k = k,
+                         .lda = ta ? m : k,
+                         .ldb = tb ? k : n,
+                         .ldc = n,
+                         .transpose_a = ta,
+                         .transpose_b = tb,
+                         .dtype = dtype,
+                         .out_dtype = dtype,
+                         .stride_a = m * k,
+                         .stride_b = k * n,
+                         .stride_c = m * n})
+        .run;
+  };
+  const auto forward = product(rows, out, in, false, true);
+  if (!trained) return forward;
+  const auto data = product(rows, in, out, false, false);
+  const auto weight = product(out, in, rows, true, false);
+  return [=] { forward(), data(), weight(); };
+}
+
 }  // namespace tessera::bench

@@ -41,6 +41,11 @@ class Memory {
   std::vector<std::shared_ptr<void>> kept_;
 };
 
+// The products of a linear layer alone, on random numbers: [rows, in] by [out, in], and with
+// `trained` the gradients of both. For dtypes without bare products, in fp32.
+std::function<void()> bare_linear(std::int64_t rows, std::int64_t in, std::int64_t out, DType dtype,
+                                  bool trained, Memory& memory);
+
 struct Work {
   std::function<void()> run;
   double bytes = 0;          // the least to move: each tensor once

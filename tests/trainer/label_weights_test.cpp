@@ -211,7 +211,7 @@ TEST(LabelWeights, GiveEveryStrategyTheGradientOfTheWholeBatch) {
   }
 }
 
-// What the weights are for: a mean of means is another loss.
+// Without weights the loss is another one: a mean of means.
 TEST(LabelWeights, DifferFromBatchesThatCountEqually) {
   const LossAndGradient expected = of_whole_batch();
   EXPECT_LE(largest_difference(expected, of_split({.task = {.weighs = false}})), 1e-6);

@@ -24,8 +24,8 @@ struct Head {
   }
 };
 
-// What a forward leaves: a number of each row, the mean of the losses that count, and one divided
-// by their number.
+// The results of a forward: a number of each row, the mean of the losses that count, and one
+// divided by their number.
 struct HeadLoss {
   Tensor of_rows, log_sum_exp;  // [rows], wide
   Tensor mean;                  // [], wide
@@ -50,6 +50,14 @@ constexpr std::int64_t aligned_stride(std::int64_t columns) {
 
 void compute_logits(const Head& h, const Tensor& x, const Tensor& weight, const LogitsBlock& block,
                     const Tensor& logits);
+// The losses of a block's rows. `sum` [rows] is needed if the block has a part of the columns.
+void compute_losses(const Head& h, const LogitsBlock& block, const Tensor& logits,
+                    const Tensor& targets, const HeadLoss& into, const Tensor& sum = {});
+// The gradients of the logits of a block, times `dloss` [] of h.wide and `inverse_count` [] of
+// fp64.
+void compute_logit_gradients(const Head& h, const LogitsBlock& block, const Tensor& logits,
+                             const Tensor& targets, const Tensor& log_sum_exp, const Tensor& dloss,
+                             const Tensor& inverse_count, const Tensor& dlogits);
 
 // Calls body(first row, rows) for each chunk. For zero rows it calls it once: a sum over them is
 // zero.

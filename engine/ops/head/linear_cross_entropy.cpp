@@ -32,6 +32,45 @@ void compute_logits(const Head& h, const Tensor& x, const Tensor& weight, const 
                   .out_dtype = h.wide});
 }
 
+void compute_losses(const Head& h, const LogitsBlock& block, const Tensor& logits,
+                    const Tensor& targets, const HeadLoss& into, const Tensor& sum) {
+  TESSERA_LAUNCH(h.device, cross_entropy_forward,
+                 {.logits = logits.raw_data(),
+                  .targets = Head::at(targets, block.row, 1),
+                  .target_dtype = targets.dtype(),
+                  .loss = Head::at(into.of_rows, block.row, 1),
+                  .log_sum_exp = Head::at(into.log_sum_exp, block.row, 1),
+                  .rows = block.rows,
+                  .vocabulary = h.vocabulary,
+                  .stride = block.stride,
+                  .ignore = h.ignore,
+                  .dtype = h.wide,
+                  .first = block.column,
+                  .columns = block.columns,
+                  .sum = sum.defined() ? Head::at(sum, block.row, 1) : nullptr});
+}
+
+void compute_logit_gradients(const Head& h, const LogitsBlock& block, const Tensor& logits,
+                             const Tensor& targets, const Tensor& log_sum_exp, const Tensor& dloss,
+                             const Tensor& inverse_count, const Tensor& dlogits) {
+  TESSERA_LAUNCH(h.device, cross_entropy_backward,
+                 {.logits = logits.raw_data(),
+                  .targets = Head::at(targets, block.row, 1),
+                  .target_dtype = targets.dtype(),
+                  .log_sum_exp = Head::at(log_sum_exp, block.row, 1),
+                  .dloss = dloss.data(),
+                  .inverse_count = inverse_count.data_as<double>(),
+                  .dlogits = dlogits.raw_data(),
+                  .rows = block.rows,
+                  .vocabulary = h.vocabulary,
+                  .stride = block.stride,
+                  .ignore = h.ignore,
+                  .dtype = h.wide,
+                  .first = block.column,
+                  .columns = block.columns,
+                  .out_dtype = h.dtype});
+}
+
 namespace {
 
 Head describe(const Tensor& x, const Tensor& weight, const Tensor& targets,

@@ -29,7 +29,13 @@ std::int64_t rows_of_chunk(const Head& h, std::int64_t requested) {
   return std::max<std::int64_t>(1, chunk_bytes / row_bytes / chunk_multiple) * chunk_multiple;
 }
 
-// The gradients of the sum of the losses; undefined if not wanted.
+// The factor of the gradients of the sum of the losses: a power of two. A probability of a large
+// vocabulary is below the normal numbers of float16, which end at 2^-14; its products are fp32.
+double scale_of_sums(const Head& h) {
+  return h.dtype == float16 ? 1024 : 1;
+}
+
+// The gradients of the sum of the losses, times scale_of_sums(); undefined if not wanted.
 struct SumGradients {
   Tensor dx, dweight;  // of the inputs' shapes, wide
 };
@@ -79,38 +85,13 @@ HeadLoss losses_and_gradients(const Head& h, std::int64_t chunk, const Tensor& x
   const Tensor dlogits =
       with_gradients && h.dtype != h.wide ? Tensor::empty(shape, h.dtype, h.device) : logits;
   const Tensor one = Tensor::full({}, 1, h.wide, h.device);
-  const Tensor one_double = Tensor::full({}, 1, float64, h.device);
+  const Tensor scale = Tensor::full({}, scale_of_sums(h), float64, h.device);
   for_chunks(h.rows, chunk, [&](std::int64_t row, std::int64_t rows) {
     const LogitsBlock block{row, rows, 0, h.vocabulary, aligned_stride(h.vocabulary)};
     compute_logits(h, x, weight, block, logits);
-    TESSERA_LAUNCH(h.device, cross_entropy_forward,
-                   {.logits = logits.raw_data(),
-                    .targets = Head::at(targets, row, 1),
-                    .target_dtype = targets.dtype(),
-                    .loss = Head::at(result.of_rows, row, 1),
-                    .log_sum_exp = Head::at(result.log_sum_exp, row, 1),
-                    .rows = rows,
-                    .vocabulary = h.vocabulary,
-                    .stride = block.stride,
-                    .ignore = h.ignore,
-                    .dtype = h.wide,
-                    .columns = h.vocabulary});
+    compute_losses(h, block, logits, targets, result);
     if (!with_gradients) return;
-    TESSERA_LAUNCH(h.device, cross_entropy_backward,
-                   {.logits = logits.raw_data(),
-                    .targets = Head::at(targets, row, 1),
-                    .target_dtype = targets.dtype(),
-                    .log_sum_exp = Head::at(result.log_sum_exp, row, 1),
-                    .dloss = one.data(),
-                    .inverse_count = one_double.data_as<double>(),
-                    .dlogits = dlogits.raw_data(),
-                    .rows = rows,
-                    .vocabulary = h.vocabulary,
-                    .stride = block.stride,
-                    .ignore = h.ignore,
-                    .dtype = h.wide,
-                    .columns = h.vocabulary,
-                    .out_dtype = h.dtype});
+    compute_logit_gradients(h, block, logits, targets, result.log_sum_exp, one, scale, dlogits);
     add_products(h, block, dlogits, x, weight, into);
   });
   result.take_mean(h, targets);
@@ -148,7 +129,7 @@ void write_scaled(const Tensor& gradient, const Tensor& factor,
 void scaled_gradients(const Head& h, const SumGradients& sums, const Tensor& inverse_count,
                       const Tensor& dloss, autograd::GradientSink& sink) {
   const NoGradGuard no_graph;
-  const Tensor factor = dloss * cast(inverse_count, h.wide);
+  const Tensor factor = dloss * cast(inverse_count, h.wide) * (1 / scale_of_sums(h));
   if (sums.dx.defined() && sink.wants(0)) write_scaled(sums.dx, factor, sink.slot(0));
   if (sums.dweight.defined() && sink.wants(1))
     write_scaled(sums.dweight, factor, sink.wide_slot(1));

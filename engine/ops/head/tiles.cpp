@@ -60,20 +60,7 @@ HeadLoss losses_of_rows(const TiledHead& h, const Tensor& x, const Tensor& weigh
     for_chunks(h.rows, h.chunk, [&](std::int64_t row, std::int64_t rows) {
       const LogitsBlock block = h.block(row, rows, column);
       compute_logits(h, x, weight, block, logits);
-      TESSERA_LAUNCH(h.device, cross_entropy_forward,
-                     {.logits = logits.raw_data(),
-                      .targets = Head::at(targets, row, 1),
-                      .target_dtype = targets.dtype(),
-                      .loss = Head::at(result.of_rows, row, 1),
-                      .log_sum_exp = Head::at(result.log_sum_exp, row, 1),
-                      .rows = rows,
-                      .vocabulary = h.vocabulary,
-                      .stride = block.stride,
-                      .ignore = h.ignore,
-                      .dtype = h.wide,
-                      .first = column,
-                      .columns = block.columns,
-                      .sum = Head::at(sum, row, 1)});
+      compute_losses(h, block, logits, targets, result, sum);
     });
   }
   result.take_mean(h, targets);
@@ -176,22 +163,8 @@ void gradients(const TiledHead& h, const SavedHead& saved, const Tensor& dloss,
     for_chunks(h.rows, h.chunk, [&](std::int64_t row, std::int64_t rows) {
       const TileGradient tile{h, dlogits, h.block(row, rows, column)};
       compute_logits(h, x, weight, tile.block, logits);
-      TESSERA_LAUNCH(h.device, cross_entropy_backward,
-                     {.logits = logits.raw_data(),
-                      .targets = Head::at(targets, row, 1),
-                      .target_dtype = targets.dtype(),
-                      .log_sum_exp = Head::at(saved.log_sum_exp, row, 1),
-                      .dloss = dloss.data(),
-                      .inverse_count = saved.inverse_count.data_as<double>(),
-                      .dlogits = dlogits.raw_data(),
-                      .rows = rows,
-                      .vocabulary = h.vocabulary,
-                      .stride = tile.block.stride,
-                      .ignore = h.ignore,
-                      .dtype = h.wide,
-                      .first = column,
-                      .columns = columns,
-                      .out_dtype = h.dtype});
+      compute_logit_gradients(h, tile.block, logits, targets, saved.log_sum_exp, dloss,
+                              saved.inverse_count, dlogits);
       tile.to_x(weight, dx);
       tile.to_weight(x, dweight);
     });

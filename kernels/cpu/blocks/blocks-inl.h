@@ -1,4 +1,4 @@
-// What the codecs of blocks share, compiled once per instruction set.
+// Shared by the codecs of blocks, compiled once per instruction set.
 #if defined(TESSERA_KERNELS_CPU_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_KERNELS_CPU_BLOCKS_INL_H_
 #undef TESSERA_KERNELS_CPU_BLOCKS_INL_H_

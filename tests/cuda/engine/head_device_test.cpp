@@ -95,6 +95,20 @@ TEST(DeviceHead, IsCrossEntropyOfWholeLogitsForEveryChunk) {
   }
 }
 
+// One row with equal logits: each probability is 2e-5, which float16 holds to 0.15 % only; the
+// scaled gradient has float16's precision.
+TEST(DeviceHead, SmallProbabilitiesKeepFloat16sPrecision) {
+  constexpr std::int64_t many = 50'000;
+  Tensor x = Tensor::full({1, 8}, 1, float16, gpu).set_requires_grad(true);
+  Tensor weight = Tensor::zeros({many, 8}, float16, gpu).set_requires_grad(true);
+  const Tensor target = Tensor::full({1}, 0, int32, gpu);
+  linear_cross_entropy(x, weight, target).backward(Tensor::full({}, 65536, float32, gpu));
+  const std::vector<double> dweight = weight.grad().to_vector();
+  for (std::size_t i = 8; i < dweight.size(); ++i) {
+    ASSERT_NEAR(dweight[i], 65536.0 / many, 65536.0 / many * 0x1p-10) << i;
+  }
+}
+
 // The factor of the loss is known only in the backward; a power of two changes no bit otherwise.
 TEST(DeviceHead, GradientsHaveTheFactorOfTheLossAndAreAdded) {
   DeviceHead once(float32, gpu), twice(float32, gpu);
