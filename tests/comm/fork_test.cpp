@@ -189,7 +189,7 @@ TEST(Fork, TheChildDestroysItsCopiesAndTheRankContinues) {
 
 // Over TCP each rank has threads for the control plane, and rank 0 has those of the hub.
 TEST(Fork, RanksOfSeveralHostsBehaveLikeThoseOfOne) {
-  const int port = testing::free_port();
+  const int port = testing::job_port();
   const auto each_on_its_host = [port](int rank) {
     return testing::world_on_hosts({1, 1}, rank, port);
   };

@@ -3,7 +3,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -14,20 +13,12 @@
 #include "comm/control/bootstrap.h"
 #include "comm/control/mpi_broadcast.h"
 #include "comm/watch/busy.h"
+#include "support/free_port.h"
 
 namespace tessera::comm::control {
 namespace {
 
 using namespace std::chrono_literals;
-
-int next_port() {
-  static std::atomic<int> count{0};
-  int port = 0;
-  do {
-    port = 20000 + (static_cast<int>(getpid()) * 41 + count++ * 16) % 30000;
-  } while (!listen_on(port));
-  return port;
-}
 
 World world_of(int rank, int size, int port) {
   World world;
@@ -43,7 +34,7 @@ using Ranks = std::function<void(HubGroup&)>;
 // Each rank's failure, "" for none.
 std::vector<std::string> run(int size, const Ranks& fn, std::chrono::milliseconds collective = 60s,
                              std::chrono::milliseconds standstill = 5s) {
-  const int port = next_port();
+  const int port = testing::free_port();
   std::vector<std::string> failures(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -170,7 +161,7 @@ TEST(Control, FramesOfCallsAreSmall) {
 }
 
 TEST(Control, ADuplicateRankIsRefused) {
-  const int port = next_port();
+  const int port = testing::free_port();
   std::vector<std::string> failures(3);
   std::vector<std::jthread> threads;
   for (int i = 0; i < 3; ++i) {

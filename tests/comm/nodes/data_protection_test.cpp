@@ -19,8 +19,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using tessera::testing::expect_parts;
-using tessera::testing::free_port;
 using tessera::testing::Hosts;
+using tessera::testing::job_port;
 using tessera::testing::Outcome;
 using tessera::testing::Processes;
 using tessera::testing::run_on_hosts;
@@ -61,7 +61,7 @@ TEST(DataProtection, EncryptedWorldsComputeTheSame) {
 // The frames do not fit each other then; the cause is what the ranks report.
 TEST(DataProtection, CallsThatDifferAreBothNamed) {
   const EncryptionVariables variables("1", a_key);
-  const int port = free_port();
+  const int port = job_port();
   Processes processes(3, [=](int rank, std::atomic<int>&) {
     set_compute_threads(1);
     const Ranks ranks = connect(world_on_hosts({1, 2}, rank, port), {.standstill_timeout = 1s});
@@ -78,7 +78,7 @@ TEST(DataProtection, CallsThatDifferAreBothNamed) {
 
 TEST(DataProtection, HostsThatDifferAreBothNamed) {
   const EncryptionVariables variables("0", a_key);
-  const int port = free_port();
+  const int port = job_port();
   Processes processes(2, [=](int rank, std::atomic<int>&) {
     if (rank == 1) setenv("TESSERA_ENCRYPT", "1", 1);
     connect(world_on_hosts({1, 1}, rank, port));
@@ -92,7 +92,7 @@ TEST(DataProtection, HostsThatDifferAreBothNamed) {
 
 std::string refusal_on_hosts(const Hosts& hosts, const ConnectOptions& options = {}) {
   try {
-    connect(world_on_hosts(hosts, 0, free_port()), options);
+    connect(world_on_hosts(hosts, 0, job_port()), options);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::configuration) << error.what();
     return error.what();

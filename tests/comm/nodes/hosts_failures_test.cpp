@@ -25,8 +25,8 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-using tessera::testing::free_port;
 using tessera::testing::Hosts;
+using tessera::testing::job_port;
 using tessera::testing::Outcome;
 using tessera::testing::Processes;
 using tessera::testing::world_on_hosts;
@@ -37,7 +37,7 @@ constexpr int failed = static_cast<int>(ErrorCode::rank_failed);
 
 Processes start(const Hosts& hosts, const RankBody& body, ConnectOptions options = {}) {
   if (options.standstill_timeout.count() == 0) options.standstill_timeout = 1s;
-  const int port = free_port();
+  const int port = job_port();
   return Processes(tessera::testing::ranks_of(hosts), [=](int rank, std::atomic<int>& progress) {
     set_compute_threads(1);
     body(connect(world_on_hosts(hosts, rank, port), options), progress);
@@ -226,7 +226,7 @@ TEST(HostsFailures, ARankThatComputesIsWaitedFor) {
 }
 
 TEST(HostsFailures, MissingRanksAreNamed) {
-  const int port = free_port();
+  const int port = job_port();
   Processes processes(4, [=](int rank, std::atomic<int>&) {
     if (rank == 3) return;
     connect(world_on_hosts({2, 2}, rank, port), {.rendezvous_timeout = 500ms});

@@ -296,7 +296,7 @@ TEST(MpiHosts, OtherBackendsAndLibrariesAreRefused) {
     setenv(variable, value, 1);
     std::string text;
     try {
-      connect(tessera::testing::world_on_hosts({1, 1}, 0, tessera::testing::free_port()));
+      connect(tessera::testing::world_on_hosts({1, 1}, 0, tessera::testing::job_port()));
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::configuration) << error.what();
       text = error.what();

@@ -57,7 +57,7 @@ class MpiRun {
     // one fails.
     command << "env -u TESSERA_TEST_REPORTS -u RANK -u WORLD_SIZE OMPI_ALLOW_RUN_AS_ROOT=1 "
             << "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 TESSERA_BACKEND=shm+mpi TESSERA_JOB_KEY=none "
-            << "TESSERA_HOST_ADDRESS=127.0.0.1 MASTER_ADDR=127.0.0.1 MASTER_PORT=" << free_port()
+            << "TESSERA_HOST_ADDRESS=127.0.0.1 MASTER_ADDR=127.0.0.1 MASTER_PORT=" << job_port()
             << " " << mpi_folder_variable << "=" << folder_.string() << " " << environment
             << " timeout -k 1 100 mpirun --oversubscribe --bind-to none -n 4 sh -c '" << self
             << " --gtest_filter=" << test << "; code=$?; " << before_end << " exit $code' > "

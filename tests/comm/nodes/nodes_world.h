@@ -2,10 +2,7 @@
 // over TCP at 127.0.0.1.
 #pragma once
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <exception>
@@ -19,9 +16,9 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
-#include "comm/file_descriptor.h"
 #include "comm/world.h"
 #include "engine/device/device.h"
+#include "support/free_port.h"
 
 namespace tessera::testing {
 
@@ -33,16 +30,9 @@ inline int ranks_of(const Hosts& hosts) {
 }
 
 // A free port for a job without a key, if the test has not set one.
-inline int free_port() {
+inline int job_port() {
   setenv("TESSERA_JOB_KEY", "none", 0);
-  const comm::FileDescriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof(address);
-  EXPECT_EQ(bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), bytes), 0);
-  EXPECT_EQ(getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &bytes), 0);
-  return ntohs(address.sin_port);
+  return free_port();
 }
 
 inline comm::World world_on_hosts(const Hosts& hosts, int rank, int port) {
@@ -66,7 +56,7 @@ inline void run_on_hosts(
     const Hosts& hosts,
     const std::function<void(const comm::World&, const std::shared_ptr<comm::Communicator>&)>& fn,
     const comm::ConnectOptions& options = {}) {
-  const int port = free_port();
+  const int port = job_port();
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;

@@ -4,29 +4,18 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <exception>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "comm/control/wire.h"
 #include "comm/nccl/connect.h"
 #include "cuda/device_under_test.h"
 #include "engine/device/backend.h"
+#include "support/free_port.h"
 
 namespace tessera::testing {
-
-// Ports of this process that no other test uses at the same time.
-inline int next_port() {
-  static std::atomic<int> count{0};
-  int port = 0;
-  do {
-    port = 20000 + (static_cast<int>(getpid()) * 37 + count++ * 16) % 30000;
-  } while (!comm::control::listen_on(port));
-  return port;
-}
 
 inline comm::World world_of(int rank, int size, int port) {
   comm::World world;
@@ -47,7 +36,7 @@ inline std::vector<std::string> run_nccl(
   EXPECT_EQ(nccl.missing, "");
   if (nccl.functions == nullptr) return {};
   if (functions == nullptr) functions = nccl.functions;
-  const int port = next_port();
+  const int port = free_port();
   std::vector<std::string> failures(static_cast<std::size_t>(ranks));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank) {

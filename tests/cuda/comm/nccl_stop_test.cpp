@@ -28,7 +28,7 @@ std::string missing_nccl(int ranks) {
 
 TEST(NcclStop, AStoppedProcessIsNamedSoonByAllOthers) {
   if (const std::string missing = missing_nccl(3); !missing.empty()) GTEST_SKIP() << missing;
-  const int port = next_port();
+  const int port = free_port();
   Processes processes(3, [port](int rank, std::atomic<int>& progress) {
     const NcclUnderTest nccl = nccl_under_test(3);
     comm::ConnectOptions options{.standstill_timeout = 800ms};

@@ -68,7 +68,7 @@ std::string interface_for(const std::string& master_address) {
     interface_of_nccl = name == nullptr ? "" : name;
     return real_nccl->GetUniqueId(id);
   };
-  comm::World world = world_of(0, 1, next_port());
+  comm::World world = world_of(0, 1, free_port());
   world.master_address = master_address;
   (void)comm::connect_nccl_with(functions, world, {.device = nccl_device(0)});
   return interface_of_nccl;
@@ -383,7 +383,7 @@ class PointOfAFailingDevice final : public QueuePoint {
 TEST(NcclJob, AFailingDeviceIsReportedToEveryRank) {
   constexpr std::chrono::seconds patience{20};
   comm::NcclJob job(
-      comm::control::connect_control_plane(world_of(0, 1, next_port()), {patience, patience}),
+      comm::control::connect_control_plane(world_of(0, 1, free_port()), {patience, patience}),
       nccl_device(0), patience);
   const comm::Call call(comm::Op::all_gather, {.step = 3});
   job.expect(call, std::make_shared<PointOfAFailingDevice>());
@@ -403,7 +403,7 @@ TEST(NcclJob, AFailingDeviceIsReportedToEveryRank) {
 // NCCL would send the data of several hosts as it is.
 TEST(Nccl, EncryptionBetweenHostsIsRefused) {
   TESSERA_NEEDS_NCCL(2);
-  comm::World world = world_of(0, 2, next_port());
+  comm::World world = world_of(0, 2, free_port());
   world.local_size = 1;
   comm::ConnectOptions options;
   options.device = nccl_device(0);
