@@ -37,20 +37,20 @@ inline Tensor decode_layer(const nn::Linear& layer, const Tensor& x) {
                              WeightLayout::out_in);
   });
 }
-inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const Tensor& table) {
+inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const nn::Embedding& table) {
   const Tensor logits =
-      head ? decode_layer(head, x) : decode_linear(x, table, {}, WeightLayout::out_in);
+      head ? decode_layer(head, x) : decode_linear(x, table->weight(), {}, WeightLayout::out_in);
   return reshape(logits, {logits.size(0), logits.size(2)});
 }
 
 // The loss of a head that is a layer of its own or, if that is empty, the token table.
-inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const Tensor& table,
+inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const nn::Embedding& table,
                            const Tensor& targets) {
-  if (!head) return linear_cross_entropy(x, table, targets);
+  if (!head) return linear_cross_entropy(x, table->weight(), targets);
   if (head->has_lora()) return cross_entropy(head(x), targets);
   return head.call([&](const nn::LinearImpl& linear) {
-    return linear_cross_entropy(nn::detail::in_precision(x, linear.weight().dtype()),
-                                linear.weight(), targets);
+    const Tensor weight = linear.weight();
+    return linear_cross_entropy(nn::detail::in_precision(x, weight.dtype()), weight, targets);
   });
 }
 

@@ -17,6 +17,7 @@
 #include "engine/nn/module.h"
 #include "engine/nn/module_list.h"
 #include "engine/nn/sequential.h"
+#include "engine/nn/weight_rounding.h"
 #include "engine/ops.h"
 #include "engine/ops/products/grouped.h"
 #include "engine/optim/optimizer.h"

@@ -70,6 +70,11 @@ void at_key(const Recipe& recipe, const std::string& key, const Work& work) {
 }
 
 void adapt(const Recipe& recipe, models::Model& model) {
+  if (recipe.model.quantize_aware != WeightRounding::none) {
+    // GGUF files keep the positions of GPT-2 in float32.
+    at_key(recipe, "model.quantize_aware",
+           [&] { round_weights(model, recipe.model.quantize_aware, {"wpe"}); });
+  }
   if (!trains_adapters(recipe)) return;
   std::optional<DType> storage;
   if (recipe.sharding.mixed_precision == MixedPrecision::bf16) storage = bfloat16;

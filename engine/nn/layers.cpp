@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "engine/device/memory_kind.h"
+#include "engine/tensor_ops.h"
 
 namespace tessera::nn {
 
@@ -28,12 +29,26 @@ Tensor LinearImpl::forward(const Tensor& x) const {
   return with_lora(linear(x, weight(), bias(), layout()), x);
 }
 
+Tensor LinearImpl::weight() const {
+  const Tensor& weight = parameter("weight");
+  if (rounding_ == WeightRounding::none) return weight;
+  if (layout() == WeightLayout::out_in) return round_to_blocks(weight, rounding_);
+  return transpose(round_to_blocks(transpose(weight, 0, 1), rounding_), 0, 1);
+}
+
+bool LinearImpl::round_weight(WeightRounding rounding) {
+  const std::int64_t in = parameter("weight").size(layout() == WeightLayout::out_in ? 1 : 0);
+  if (in % rounded_together != 0) return false;
+  rounding_ = rounding;
+  return true;
+}
+
 LoraFactorImpl::LoraFactorImpl(std::int64_t in, std::int64_t out, Initializer initializer) {
   register_parameter("weight", make_parameter({out, in}, initializer));
 }
 
 void LinearImpl::lay_in_first() {
-  const Tensor old = weight();
+  const Tensor old = parameter("weight");
   TESSERA_REQUIRE(old.dtype() == float32 && old.device().type == DeviceType::cpu,
                   "lay_in_first: a weight of {} on {}", name_of(old.dtype()),
                   old.device().to_string());
@@ -76,10 +91,11 @@ void LinearImpl::add_lora(const LoraOptions& options) {
   TESSERA_REQUIRE(options.dropout >= 0 && options.dropout < 1,
                   "the adapter's dropout {} is not in [0, 1)", options.dropout);
   const bool out_first = layout() == WeightLayout::out_in;
-  const std::int64_t in = weight().size(out_first ? 1 : 0);
-  const std::int64_t out = weight().size(out_first ? 0 : 1);
+  const Tensor& adapted = parameter("weight");
+  const std::int64_t in = adapted.size(out_first ? 1 : 0);
+  const std::int64_t out = adapted.size(out_first ? 0 : 1);
   const double bound = 1.0 / std::sqrt(static_cast<double>(in));
-  const DeviceGuard where_the_weight_is(weight().device());
+  const DeviceGuard where_the_weight_is(adapted.device());
   lora_a_ = register_module("lora_A", LoraFactor(in, options.rank, uniform(-bound, bound)));
   lora_b_ = register_module("lora_B", LoraFactor(options.rank, out, constant(0)));
   lora_scaling_ = options.scaling();
@@ -103,7 +119,18 @@ EmbeddingImpl::EmbeddingImpl(std::int64_t entries, std::int64_t dim, double devi
 }
 
 Tensor EmbeddingImpl::forward(const Tensor& ids) const {
-  return embedding(ids, weight());
+  // The rounding of rows that are read is that of the whole table.
+  return round_to_blocks(embedding(ids, parameter("weight")), rounding_);
+}
+
+Tensor EmbeddingImpl::weight() const {
+  return round_to_blocks(parameter("weight"), rounding_);
+}
+
+bool EmbeddingImpl::round_weight(WeightRounding rounding) {
+  if (parameter("weight").size(1) % rounded_together != 0) return false;
+  rounding_ = rounding;
+  return true;
 }
 
 LayerNormImpl::LayerNormImpl(std::int64_t dim, double eps) : eps_(eps) {

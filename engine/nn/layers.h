@@ -5,6 +5,7 @@
 
 #include "engine/nn/lora_options.h"
 #include "engine/nn/module.h"
+#include "engine/nn/weight_rounding.h"
 #include "engine/ops.h"
 
 namespace tessera::nn {
@@ -29,13 +30,18 @@ class LinearImpl : public Module {
  public:
   LinearImpl(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
-  [[nodiscard]] const Tensor& weight() const { return parameter("weight"); }
+  // What products read: the parameter, or its rounded values.
+  [[nodiscard]] Tensor weight() const;
   [[nodiscard]] Tensor bias() const { return options_.bias ? parameter("bias") : Tensor{}; }
   [[nodiscard]] WeightLayout layout() const { return options_.layout; }
   // Transposes a float32 weight on a CPU to [in, out], which products read without packing it
   // first; their results stay the same. For a layer that from now on only computes: its parameter
   // has another shape, so it must not be trained, sharded or saved.
   void lay_in_first();
+
+  // From now on weight() gives rounded values, of blocks along the inputs. Returns false, and does
+  // nothing, if the number of inputs is no multiple of a block.
+  bool round_weight(WeightRounding rounding);
 
   // Adds an adapter on the weight's device, in the thread's dtype of parameters. A is drawn like a
   // linear layer in torch, B is zero. The matrices are named `lora_A` and `lora_B`, as in PEFT.
@@ -59,6 +65,7 @@ class LinearImpl : public Module {
   LoraFactor lora_a_, lora_b_;
   double lora_scaling_ = 0;
   double lora_dropout_ = 0;
+  WeightRounding rounding_ = WeightRounding::none;
 };
 TESSERA_MODULE(Linear);
 
@@ -69,7 +76,14 @@ class EmbeddingImpl : public Module {
  public:
   EmbeddingImpl(std::int64_t entries, std::int64_t dim, double deviation = 1.0);
   Tensor forward(const Tensor& ids) const;  // [...] -> [..., dim]
-  [[nodiscard]] const Tensor& weight() const { return parameter("weight"); }
+  // What a product with the table reads: the parameter, or its rounded values.
+  [[nodiscard]] Tensor weight() const;
+  [[nodiscard]] const Tensor& stored_weight() const { return parameter("weight"); }
+  // As LinearImpl::round_weight, for blocks along `dim`.
+  bool round_weight(WeightRounding rounding);
+
+ private:
+  WeightRounding rounding_ = WeightRounding::none;
 };
 TESSERA_MODULE(Embedding);
 

@@ -142,13 +142,13 @@ GPT2LMHeadModel::GPT2LMHeadModel(Gpt2Config config) : config_(std::move(config))
         nn::Linear(config_.n_embd, config_.vocab_size,
                    nn::LinearOptions{.bias = false, .deviation = config_.initializer_range}));
   } else {
-    reads_parameter(transformer_->token_table());
+    reads_parameter(transformer_->token_table()->stored_weight());
   }
 }
 
 Tensor GPT2LMHeadModel::forward(const Tensor& ids) {
   const Tensor x = transformer_(ids);
-  return lm_head_ ? lm_head_(x) : linear(x, transformer_->token_table());
+  return lm_head_ ? lm_head_(x) : linear(x, transformer_->token_table()->weight());
 }
 
 Tensor GPT2LMHeadModel::loss(const Tensor& ids, const Tensor& targets) {
@@ -156,7 +156,7 @@ Tensor GPT2LMHeadModel::loss(const Tensor& ids, const Tensor& targets) {
 }
 
 KeyValueCache GPT2LMHeadModel::make_cache(std::int64_t capacity) const {
-  const Tensor& table = transformer_->token_table();
+  const Tensor& table = transformer_->token_table()->stored_weight();
   return {config_.n_layer, capacity, {.key = 3 * config_.n_embd}, table.dtype(), table.device()};
 }
 

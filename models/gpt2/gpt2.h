@@ -64,7 +64,7 @@ class GPT2ModelImpl : public nn::Module {
   explicit GPT2ModelImpl(const Gpt2Config& config);
   Tensor forward(const Tensor& ids) const;          // the last norm's output
   Tensor decode(const DecodingBatch& batch) const;  // the same for each sequence's last token
-  [[nodiscard]] const Tensor& token_table() const { return wte_->weight(); }
+  [[nodiscard]] const nn::Embedding& token_table() const { return wte_; }
 
  private:
   std::int64_t positions_;

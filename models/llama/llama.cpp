@@ -79,20 +79,20 @@ LlamaForCausalLM::LlamaForCausalLM(LlamaConfig config) : config_(std::move(confi
         nn::Linear(config_.hidden_size, config_.vocab_size,
                    nn::LinearOptions{.bias = false, .deviation = config_.initializer_range}));
   } else {
-    reads_parameter(model_->token_table());
+    reads_parameter(model_->token_table()->stored_weight());
   }
 }
 
 Tensor LlamaForCausalLM::forward(const Tensor& ids) {
   const Tensor x = model_(ids);
-  return lm_head_ ? lm_head_(x) : linear(x, model_->token_table());
+  return lm_head_ ? lm_head_(x) : linear(x, model_->token_table()->weight());
 }
 
 Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
   const ExpertsConfig& experts = config_.experts;
   if (!experts.output_router_logits)
     return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
-  const Device device = model_->token_table().device();
+  const Device device = model_->token_table()->stored_weight().device();
   const auto [x, routing] = model_(ids, no_routing(experts.num_experts, device));
   const Tensor loss = loss_of_head(x, lm_head_, model_->token_table(), targets);
   const Tensor balance = load_balance_loss(routing, ids.elements() * config_.layers_with_experts());
@@ -101,7 +101,7 @@ Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
 
 KeyValueCache LlamaForCausalLM::make_cache(std::int64_t capacity) const {
   const std::int64_t width = config_.num_key_value_heads * config_.head_dim;
-  const Tensor& table = model_->token_table();
+  const Tensor& table = model_->token_table()->stored_weight();
   return {config_.num_hidden_layers,
           capacity,
           {.key = width, .value = width},

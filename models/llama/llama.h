@@ -24,7 +24,7 @@ class LlamaModelImpl : public nn::Module {
   // The same, and `routing` with the mixtures of experts of all layers added (no_routing()).
   std::pair<Tensor, Tensor> forward(const Tensor& ids, const Tensor& routing);
   Tensor decode(const DecodingBatch& batch);  // the same for each sequence's last token
-  [[nodiscard]] const Tensor& token_table() const { return embed_tokens_->weight(); }
+  [[nodiscard]] const nn::Embedding& token_table() const { return embed_tokens_; }
 
  private:
   Tensor embed(const Tensor& ids) const;

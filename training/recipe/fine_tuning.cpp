@@ -139,6 +139,11 @@ void validate_fine_tuning(const Recipe& recipe) {
   check_key(factor.can_scale(), recipe, "model.lora.alpha", "is {}, too much to multiply by",
             factor.alpha);
   validate_groups(recipe);
+  const bool rounds = recipe.model.quantize_aware != WeightRounding::none;
+  check_key(!rounds || recipe.train.task == TaskKind::next_token, recipe, "model.quantize_aware",
+            "is for language models, which GGUF files hold");
+  check_key(!rounds || !trains_adapters(recipe), recipe, "model.quantize_aware",
+            "rounds weights that are trained, and under an adapter they are frozen");
   if (!trains_adapters(recipe)) return;
   const std::string key = recipe.model.adapter ? "model.adapter" : targets;
   const bool keeps = recipe.checkpoint.dir.has_value() && recipe.checkpoint.every > 0;

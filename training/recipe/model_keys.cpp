@@ -1,10 +1,13 @@
-// The keys of Hugging Face's config.json, by architecture, from the architectures' own tables. They
-// end up in ModelRecipe::config under the same names.
+// The keys of `model`: those of every architecture, and those of Hugging Face's config.json by
+// architecture, from the architectures' own tables. The latter end up in ModelRecipe::config under
+// the same names.
 #include <nlohmann/json.hpp>
 
 #include "engine/data/tokenizer.h"
 #include "models/registry/registry.h"
+#include "training/recipe/fine_tuning.h"
 #include "training/recipe/schema.h"
+#include "training/recipe/schema_rows.h"
 #include "training/recipe/values.h"
 
 namespace tessera::training {
@@ -107,7 +110,46 @@ std::optional<Json> value_from_recipe(const Recipe& recipe, ConfigKey::Role role
   return std::nullopt;
 }
 
+std::vector<Choice<std::string>> architecture_choices() {
+  std::vector<Choice<std::string>> choices;
+  for (const models::Architecture& architecture : models::architectures()) {
+    choices.push_back({architecture.model_type, std::string(architecture.model_type)});
+  }
+  return choices;
+}
+
 }  // namespace
+
+std::vector<RecipeKey> model_keys() {
+  return {
+      choice(TESSERA_KEY(model, architecture), architecture_choices(),
+             "The kind of model. With `pretrained`, the folder's config.json decides it."),
+      default_is("none",
+                 key(TESSERA_KEY(model, pretrained),
+                     "A folder that transformers or Tessera saved: its config.json and weights. In "
+                     "a folder of steps: the newest complete step. Nothing is downloaded.")),
+      key(TESSERA_KEY(model, seq_len), "Tokens in a training sequence.", at_least(1)),
+      key(TESSERA_KEY(model, dropout),
+          "Sets every dropout rate of the model that is not set by its own key.", from_up_to(0, 1)),
+      choice(TESSERA_KEY(model, quantize_aware),
+             std::vector<Choice<WeightRounding>>{{"none", WeightRounding::none},
+                                                 {"q8_0", WeightRounding::q8_0},
+                                                 {"q4_0", WeightRounding::q4_0}},
+             "Train with the weights as `convert --to gguf --type q8_0` or `q4_0` rounds them."),
+      default_is("none", target_modules_key()),
+      default_is("8", key(TESSERA_KEY(model, lora.r), "The rank of the adapters.",
+                          Range{1, nn::max_lora_rank, false, false})),
+      default_is("16", key(TESSERA_KEY(model, lora.alpha),
+                           "The output of an adapter is multiplied by `alpha / r`.", above(0))),
+      default_is("0", key(TESSERA_KEY(model, lora.dropout),
+                          "The dropout rate of the adapters' input.", from_up_to(0, 1))),
+      default_is("false", key(TESSERA_KEY(model, lora.use_rslora),
+                              "Multiply by `alpha / sqrt(r)` instead.")),
+      default_is("none", key(TESSERA_KEY(model, adapter),
+                             "A folder of an adapter, PEFT's or a step of a run with `model.lora`: "
+                             "training of its adapters continues, over the base in `pretrained`.")),
+  };
+}
 
 std::vector<RecipeKey> model_config_keys() {
   std::vector<RecipeKey> rows;

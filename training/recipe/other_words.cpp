@@ -145,6 +145,7 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "lora_dropout", "model.lora.dropout"},
     {"key", "lora_r", "model.lora.r"},
     {"key", "lora_rank", "model.lora.r"},
+    {"key", "qat", "model.quantize_aware", "none, q8_0 or q4_0"},
     // Precision and sharding.
     {"key", "bf16", precision_key, precision},
     {"key", "fp16", precision_key, precision},

@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "comm/world.h"
 #include "engine/nn/lora_options.h"
+#include "engine/nn/weight_rounding.h"
 #include "engine/optim/schedule.h"
 #include "sharding/context/loss_scaler.h"
 #include "sharding/policy/options.h"
@@ -63,6 +64,7 @@ struct ModelRecipe {
   std::optional<std::string> adapter;  // PEFT's folder, to continue its training
   std::int64_t seq_len = 256;
   double dropout = 0.0;
+  WeightRounding quantize_aware = WeightRounding::none;
   // Without `pretrained`: the whole configuration of the architecture under the names of Hugging
   // Face's config.json, with its defaults. With it: only the values of the folder's config.json
   // that the recipe changes (the dropout rates).

@@ -9,11 +9,6 @@
 namespace tessera::training {
 namespace {
 
-#define TESSERA_KEY(section, member)                \
-#section "." #member, [](auto& recipe) -> auto& { \
-    return recipe.section.member;                   \
-  }
-
 const std::vector<Choice<DType>> floating_types = {
     {"fp32", DType::float32},  {"float32", DType::float32, true, false},
     {"bf16", DType::bfloat16}, {"bfloat16", DType::bfloat16, true, false},
@@ -27,40 +22,6 @@ void check_resume(const YamlNode& node, const std::string& key) {
   if (is_truth(node) || word == "always" || word == "latest" || word == "last" || word == "none") {
     refuse_value(node, key, "auto, never or the path of a checkpoint");
   }
-}
-
-std::vector<Choice<std::string>> architecture_choices() {
-  std::vector<Choice<std::string>> choices;
-  for (const models::Architecture& architecture : models::architectures()) {
-    choices.push_back({architecture.model_type, std::string(architecture.model_type)});
-  }
-  return choices;
-}
-
-std::vector<RecipeKey> model_keys() {
-  return {
-      choice(TESSERA_KEY(model, architecture), architecture_choices(),
-             "The kind of model. With `pretrained`, the folder's config.json decides it."),
-      default_is("none",
-                 key(TESSERA_KEY(model, pretrained),
-                     "A folder that transformers or Tessera saved: its config.json and weights. In "
-                     "a folder of steps: the newest complete step. Nothing is downloaded.")),
-      key(TESSERA_KEY(model, seq_len), "Tokens in a training sequence.", at_least(1)),
-      key(TESSERA_KEY(model, dropout),
-          "Sets every dropout rate of the model that is not set by its own key.", from_up_to(0, 1)),
-      default_is("none", target_modules_key()),
-      default_is("8", key(TESSERA_KEY(model, lora.r), "The rank of the adapters.",
-                          Range{1, nn::max_lora_rank, false, false})),
-      default_is("16", key(TESSERA_KEY(model, lora.alpha),
-                           "The output of an adapter is multiplied by `alpha / r`.", above(0))),
-      default_is("0", key(TESSERA_KEY(model, lora.dropout),
-                          "The dropout rate of the adapters' input.", from_up_to(0, 1))),
-      default_is("false", key(TESSERA_KEY(model, lora.use_rslora),
-                              "Multiply by `alpha / sqrt(r)` instead.")),
-      default_is("none", key(TESSERA_KEY(model, adapter),
-                             "A folder of an adapter, PEFT's or a step of a run with `model.lora`: "
-                             "training of its adapters continues, over the base in `pretrained`.")),
-  };
 }
 
 std::vector<RecipeKey> data_keys() {

@@ -30,6 +30,7 @@ struct RecipeKey {
 };
 
 const std::vector<RecipeKey>& recipe_keys();
+std::vector<RecipeKey> model_keys();  // of every architecture
 std::vector<RecipeKey> model_config_keys();
 
 // Call it when all keys are read: it fills in values of the architecture's configuration that are

@@ -19,6 +19,12 @@
 #include "training/recipe/schema.h"
 #include "training/recipe/values.h"
 
+// The first two arguments of a row: the key's name, and its place in a recipe.
+#define TESSERA_KEY(section, member)                \
+#section "." #member, [](auto& recipe) -> auto& { \
+    return recipe.section.member;                   \
+  }
+
 namespace tessera::training {
 
 template <class T>
