@@ -40,7 +40,7 @@ class LinearImpl : public Module {
   void lay_in_first();
 
   // From now on weight() gives rounded values, of blocks along the inputs. Returns false, and does
-  // nothing, if the number of inputs is no multiple of a block.
+  // nothing, if a block does not divide the number of inputs.
   bool round_weight(WeightRounding rounding);
 
   // Adds an adapter on the weight's device, in the thread's dtype of parameters. A is drawn like a
