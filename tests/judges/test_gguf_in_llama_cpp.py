@@ -7,7 +7,7 @@ import pathlib
 import gguf
 import pytest
 import torch
-from models import gpt2, llama, mistral, qwen2
+from models import assert_close, gpt2, llama, logits_of, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from safetensors.torch import load_file
 from test_gguf import K_QUANTS, TYPES, llama_cpp_quantise  # noqa: F401
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -48,8 +48,12 @@ def greedy_tokens_of_llama_cpp(path, ids):
     return [token["id"] for token in answer["choices"][0]["logprobs"]["content"]]
 
 
-@pytest.mark.parametrize("make", [lambda size: positions_matter(gpt2(size)), llama, mistral, qwen2],
-                         ids=["gpt2", "llama", "mistral", "qwen2"])
+MAKERS = {"gpt2": lambda size: positions_matter(gpt2(size)), "llama": llama, "mistral": mistral, "qwen2": qwen2,
+          "qwen3": qwen3, "olmo2": olmo2, "phi3": phi3,
+          "smollm3": lambda size: smollm3(size, num_hidden_layers=5, no_rope_layers=[1, 1, 1, 0, 1])}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_llama_cpp_writes_the_same_greedy_tokens(tessera, make):
     tokenizer = byte_pairs()
     model = make(tokenizer.get_vocab_size())
@@ -61,9 +65,11 @@ def test_llama_cpp_writes_the_same_greedy_tokens(tessera, make):
     ids = [10, 20, 30, 40, 50]
     with torch.no_grad():
         expected = model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS,
-                                  do_sample=False, pad_token_id=0)[0, len(ids):].tolist()
+                                  do_sample=False, suppress_tokens=[0], pad_token_id=0)[0, len(ids):].tolist()
     assert len(set(expected)) > 2
     assert greedy_tokens_of_llama_cpp(tessera.folder / "m.gguf", ids) == expected
+    tessera.run("convert", "m.gguf", "back", "--to", "hf")
+    assert_close(tessera.logits(tessera.folder / "back", ids), logits_of(model, ids))
 
 
 def text_bytes():

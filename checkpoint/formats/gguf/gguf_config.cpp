@@ -57,6 +57,10 @@ void only(const json& config, const char* key, const json& value) {
   }
 }
 
+bool is_called(const GgufFamily& family, std::string_view architecture) {
+  return family.architecture == architecture;
+}
+
 // config.json with the values that GPT-2 and Llama's build leave out.
 json with_defaults(const GgufFamily& family, json config) {
   if (!family.rotary) {
@@ -114,14 +118,39 @@ std::vector<float> llama3_divisors(const json& scaling, double base, std::int64_
   return divisors;
 }
 
+// The elements of a head that rotary positions turn.
+std::int64_t turned_part(const json& config, const json& scaling, std::int64_t head) {
+  const json* part = given(scaling, "partial_rotary_factor");
+  if (part == nullptr) part = given(config, "partial_rotary_factor");
+  const double factor = part == nullptr ? 1.0 : positive_real(*part, "partial_rotary_factor");
+  const auto turned = static_cast<std::int64_t>(static_cast<double>(head) * factor);
+  if (turned % 2 != 0 || turned < 2 || turned > head) {
+    refuse_config("head_dim", head, "rotary positions turn pairs of a head");
+  }
+  return turned;
+}
+
+// llama.cpp turns no positions in every fourth layer of SmolLM3.
+void check_turned_layers(const json& config) {
+  constexpr std::size_t interval = 4;
+  const json* const layers = given(config, "no_rope_layers");
+  if (layers == nullptr) {
+    only(config, "no_rope_layer_interval", interval);
+    return;
+  }
+  json expected = json::array();
+  for (std::size_t i = 1; i <= layers->size(); ++i) expected.push_back(i % interval == 0 ? 0 : 1);
+  only(config, "no_rope_layers", expected);
+}
+
 void write_rope(const json& config, const std::string& prefix, GgufMetadata& metadata,
                 GgufModel& model) {
   const auto head = positive(config, "head_dim");
-  if (head % 2 != 0) refuse_config("head_dim", head, "rotary positions turn pairs");
   const auto [scaling, base] = rope_of(config);
+  const std::int64_t turned = turned_part(config, scaling, head);
   metadata.number(prefix + "attention.key_length", static_cast<std::uint32_t>(head));
   metadata.number(prefix + "attention.value_length", static_cast<std::uint32_t>(head));
-  metadata.number(prefix + "rope.dimension_count", static_cast<std::uint32_t>(head));
+  metadata.number(prefix + "rope.dimension_count", static_cast<std::uint32_t>(turned));
   metadata.real(prefix + "rope.freq_base", static_cast<float>(base));
   const json& type = scaling["rope_type"];
   if (type == "linear") {
@@ -130,14 +159,14 @@ void write_rope(const json& config, const std::string& prefix, GgufMetadata& met
         prefix + "rope.scaling.factor",
         static_cast<float>(positive_real(scaling.value("factor", json()), "rope_scaling.factor")));
   } else if (type == "llama3") {
-    if (model.family->architecture != std::string_view("llama")) {
+    if (!is_called(*model.family, "llama")) {
       refuse_config("rope_scaling.rope_type", type, "llama.cpp has it for Llama only");
     }
     json whole = scaling;
     if (given(whole, "original_max_position_embeddings") == nullptr) {
       whole["original_max_position_embeddings"] = positive(config, "max_position_embeddings");
     }
-    model.rope = llama3_divisors(whole, base, head);
+    model.rope = llama3_divisors(whole, base, turned);
     metadata.text(rope_scaling_key, whole.dump());
   } else if (type != "default") {
     refuse_config("rope_scaling.rope_type", type,
@@ -229,23 +258,28 @@ json llama3_scaling(const GgufHeader& header, const std::vector<float>& rope, do
   return scaling;
 }
 
-void read_rope(const SettingsReader& settings, const GgufHeader& header,
+void read_rope(const SettingsReader& settings, const GgufFamily& family, const GgufHeader& header,
                const std::vector<float>& rope, const std::string& file, json& config) {
   const auto heads = config["num_attention_heads"].get<std::int64_t>();
   const std::int64_t even = config["hidden_size"].get<std::int64_t>() / heads;
   const std::int64_t head =
       settings.whole_or("attention.key_length", settings.whole_or("rope.dimension_count", even));
-  settings.require(settings.whole_or("rope.dimension_count", head) == head &&
-                       settings.whole_or("attention.value_length", head) == head && head % 2 == 0,
+  const std::int64_t turned = settings.whole_or("rope.dimension_count", head);
+  const bool may_be_part = is_called(family, "phi3");
+  settings.require(settings.whole_or("attention.value_length", head) == head && turned % 2 == 0 &&
+                       (may_be_part ? turned <= head : turned == head),
                    "rope.dimension_count", "is not the size of a head");
   config["head_dim"] = head;
+  if (turned != head) {
+    config["partial_rotary_factor"] = static_cast<double>(turned) / static_cast<double>(head);
+  }
   const double base =
       settings.find("rope.freq_base") == nullptr ? 10000.0 : settings.real("rope.freq_base");
   config["rope_theta"] = base;
   const json* const type = settings.find("rope.scaling.type");
   config["rope_scaling"] = nullptr;
   if (!rope.empty()) {
-    config["rope_scaling"] = llama3_scaling(header, rope, base, head, file);
+    config["rope_scaling"] = llama3_scaling(header, rope, base, turned, file);
   } else if (type != nullptr && *type == "linear") {
     config["rope_scaling"] = {{"rope_type", "linear"},
                               {"factor", settings.real("rope.scaling.factor")}};
@@ -293,6 +327,10 @@ GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadat
     return model;
   }
   only(config, "hidden_act", "silu");
+  if (!is_called(*model.family, "phi3")) only(config, "partial_rotary_factor", 1);
+  if (!model.family->biases) only(config, "attention_bias", false);
+  if (!model.family->biases) only(config, "mlp_bias", false);
+  if (is_called(*model.family, "smollm3")) check_turned_layers(config);
   model.heads = {positive(config, "num_attention_heads"), positive(config, "num_key_value_heads")};
   write_rope(config, prefix, metadata, model);
   note_window(config, model);
@@ -334,7 +372,8 @@ json config_of_gguf(const GgufHeader& header, const GgufFamily& family,
     config["attention_bias"] = has_tensor(header, "blk.0.attn_q.bias");
     config["mlp_bias"] = has_tensor(header, "blk.0.ffn_up.bias");
   }
-  read_rope(settings, header, rope, file, config);
+  if (is_called(family, "smollm3")) config["no_rope_layer_interval"] = 4;
+  read_rope(settings, family, header, rope, file, config);
   return config;
 }
 

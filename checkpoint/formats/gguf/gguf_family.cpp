@@ -12,22 +12,53 @@ namespace tessera::checkpoint::formats {
 
 namespace {
 
-// Llama and the models of its build. The order of query and key rows depends on how llama.cpp
-// turns pairs: neighbours for "llama", halves of a head for "qwen2".
-std::vector<GgufModule> decoder_modules(bool permuted) {
+// The modules of Llama that all models of its build have.
+std::vector<GgufModule> decoder_modules(const std::vector<GgufModule>& own) {
+  std::vector<GgufModule> modules{{"model.embed_tokens", "token_embd"},
+                                  {"model.norm", "output_norm"},
+                                  {"lm_head", "output"},
+                                  {"model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"},
+                                  {"model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"}};
+  modules.insert(modules.end(), own.begin(), own.end());
+  return modules;
+}
+
+// Three projections before the attention. The order of query and key rows depends on how llama.cpp
+// turns pairs: neighbours for "llama" and "smollm3", halves of a head for the others.
+std::vector<GgufModule> attention_modules(bool permuted) {
   using enum GgufOrder;
-  return {{"model.embed_tokens", "token_embd"},
-          {"model.norm", "output_norm"},
-          {"lm_head", "output"},
-          {"model.layers.{}.input_layernorm", "blk.{}.attn_norm"},
-          {"model.layers.{}.self_attn.q_proj", "blk.{}.attn_q", permuted ? query_heads : same},
+  return {{"model.layers.{}.self_attn.q_proj", "blk.{}.attn_q", permuted ? query_heads : same},
           {"model.layers.{}.self_attn.k_proj", "blk.{}.attn_k", permuted ? key_heads : same},
           {"model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"},
-          {"model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"},
-          {"model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"},
           {"model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"},
-          {"model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"},
-          {"model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"}};
+          {"model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"}};
+}
+
+std::vector<GgufModule> norms_before() {
+  return {{"model.layers.{}.input_layernorm", "blk.{}.attn_norm"},
+          {"model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"}};
+}
+
+std::vector<GgufModule> norms_after() {
+  return {{"model.layers.{}.post_attention_layernorm", "blk.{}.post_attention_norm"},
+          {"model.layers.{}.post_feedforward_layernorm", "blk.{}.post_ffw_norm"}};
+}
+
+std::vector<GgufModule> norms_of_heads() {
+  return {{"model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"},
+          {"model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"}};
+}
+
+// One projection of queries, keys and values, and one of gate and up.
+std::vector<GgufModule> fused_modules() {
+  return {{"model.layers.{}.self_attn.qkv_proj", "blk.{}.attn_qkv"},
+          {"model.layers.{}.mlp.gate_up_proj", "blk.{}.ffn_up"}};
+}
+
+std::vector<GgufModule> joined(std::initializer_list<std::vector<GgufModule>> lists) {
+  std::vector<GgufModule> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return decoder_modules(all);
 }
 
 std::vector<GgufModule> gpt2_modules() {
@@ -63,23 +94,34 @@ std::vector<GgufSetting> gpt2_settings() {
           {"layer_norm_epsilon", "attention.layer_norm_epsilon", true}};
 }
 
+// A family of Llama's build.
+GgufFamily decoder(const char* architecture, std::vector<const char*> model_types,
+                   const char* model_class, std::vector<GgufModule> modules, bool biases = false) {
+  return {architecture,       std::move(model_types), model_class, "model.",
+          std::move(modules), decoder_settings(),     true,        biases};
+}
+
 const std::vector<GgufFamily>& gguf_families() {
   static const std::vector<GgufFamily> families{
-      {"llama",
-       {"llama", "mistral"},
-       "LlamaForCausalLM",
-       "model.",
-       decoder_modules(true),
-       decoder_settings(),
+      decoder("llama", {"llama", "mistral"}, "LlamaForCausalLM",
+              joined({attention_modules(true), norms_before()}), true),
+      decoder("qwen2", {"qwen2"}, "Qwen2ForCausalLM",
+              joined({attention_modules(false), norms_before()}), true),
+      decoder("qwen3", {"qwen3"}, "Qwen3ForCausalLM",
+              joined({attention_modules(false), norms_before(), norms_of_heads()})),
+      decoder("olmo2", {"olmo2"}, "Olmo2ForCausalLM",
+              joined({attention_modules(false), norms_after(), norms_of_heads()})),
+      decoder("smollm3", {"smollm3"}, "SmolLM3ForCausalLM",
+              joined({attention_modules(true), norms_before()})),
+      decoder("phi3", {"phi3"}, "Phi3ForCausalLM", joined({fused_modules(), norms_before()})),
+      {"gpt2",
+       {"gpt2"},
+       "GPT2LMHeadModel",
+       "transformer.",
+       gpt2_modules(),
+       gpt2_settings(),
+       false,
        true},
-      {"qwen2",
-       {"qwen2"},
-       "Qwen2ForCausalLM",
-       "model.",
-       decoder_modules(false),
-       decoder_settings(),
-       true},
-      {"gpt2", {"gpt2"}, "GPT2LMHeadModel", "transformer.", gpt2_modules(), gpt2_settings(), false},
   };
   return families;
 }

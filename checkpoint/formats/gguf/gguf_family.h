@@ -45,6 +45,7 @@ struct GgufFamily {
   std::vector<GgufModule> modules;
   std::vector<GgufSetting> settings;
   bool rotary;  // settings of rope
+  bool biases;  // llama.cpp reads biases of projections, if there are any
 };
 
 // A parameter in both spellings.

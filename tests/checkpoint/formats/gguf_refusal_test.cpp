@@ -143,9 +143,29 @@ TEST_F(GgufModelRefusal, ModelsWithoutAMapping) {
                   "rope_type is \"yarn\""));
   EXPECT_TRUE(has(refusal([](auto& c) { c["num_attention_heads"] = 3; }), "head_dim is 21"));
   EXPECT_TRUE(has(refusal([](auto& c) { c["vocab_size"] = 41; }), "token table"));
-  EXPECT_TRUE(has(refusal([](auto& c) { c["num_hidden_layers"] = 3; }), "blk.2.attn_norm.weight"));
+  EXPECT_TRUE(
+      has(refusal([](auto& c) { c["num_hidden_layers"] = 3; }), "blk.2.attn_output.weight"));
   EXPECT_TRUE(has(refusal([](auto& c) { c["hidden_size"] = -1; }), "hidden_size is -1"));
   EXPECT_TRUE(has(refusal([](auto& c) { c["rms_norm_eps"] = "x"; }), "rms_norm_eps"));
+  // llama.cpp turns no positions in every fourth layer of SmolLM3.
+  EXPECT_TRUE(has(refusal([](auto& c) {
+                    c.update({{"model_type", "smollm3"}, {"no_rope_layers", {1, 0}}});
+                  }),
+                  "no_rope_layers is [1,0]; llama.cpp computes with [1,1] only"));
+  EXPECT_TRUE(has(refusal([](auto& c) {
+                    c.update({{"model_type", "smollm3"}, {"no_rope_layer_interval", 3}});
+                  }),
+                  "no_rope_layer_interval is 3"));
+  EXPECT_TRUE(has(refusal([](auto& c) { c["partial_rotary_factor"] = 0.5; }),
+                  "partial_rotary_factor is 0.5; llama.cpp computes with 1 only"));
+  EXPECT_TRUE(has(refusal([](auto& c) {
+                    c.update({{"model_type", "qwen3"}, {"attention_bias", true}});
+                  }),
+                  "attention_bias is true"));
+  EXPECT_TRUE(has(refusal([](auto& c) {
+                    c.update({{"model_type", "smollm3"}, {"mlp_bias", true}});
+                  }),
+                  "mlp_bias is true"));
 }
 
 TEST_F(GgufModelRefusal, TypesAndDtypesThatDoNotFit) {
