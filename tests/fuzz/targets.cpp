@@ -202,6 +202,23 @@ void run_safetensors_shards(std::string_view bytes) {
   read_through(*dcp_format().open(folder.path()));
 }
 
+// config.json with a quantization_config, and the weights.
+void run_quantized(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [config, tensors] = two_files(bytes);
+  write_bytes(folder.path() / "config.json", config);
+  write_bytes(folder.path() / "model.safetensors", tensors);
+  std::vector<std::byte> data;
+  for (const auto& [name, weight] : open_hugging_face(folder.path()).tensors) {
+    if (weight.decoder == nullptr) continue;
+    const std::int64_t all = element_count(weight.entry->shape, name);
+    const std::int64_t count = std::min(all, readable);
+    data.resize(static_cast<std::size_t>(count) * 2);
+    weight.read(0, count, data.data());
+    weight.read(all - count, count, data.data());
+  }
+}
+
 void run_deepspeed(std::string_view bytes) {
   static const ScratchFolder folder;
   const auto [model, optimizer] = two_files(bytes);
@@ -279,6 +296,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"gguf", tolerant<run_gguf>},
       {"safetensors", tolerant<run_safetensors>},
       {"index", tolerant<run_index>},
+      {"quantized", tolerant<run_quantized>},
       {"manifest", tolerant<run_manifest>},
       {"recipe", tolerant<run_recipe>},
       {"config", tolerant<run_config>},
