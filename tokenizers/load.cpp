@@ -40,7 +40,7 @@ fs::path file_in(const fs::path& folder) {
       ranks.push_back(path);
     }
   }
-  // Of several, none can be chosen.
+  // If there are several, none can be chosen.
   if (ranks.size() == 1) return ranks.front();
   if (fs::is_regular_file(folder / "vocab.json", error) &&
       fs::is_regular_file(folder / "merges.txt", error)) {

@@ -156,8 +156,9 @@ class HuggingFaceSource final : public Source {
         add_modules(entry.path());
         continue;
       }
-      const bool wanted = std::find(carried.begin(), carried.end(),
-                                    entry.path().extension().string()) != carried.end();
+      const bool wanted =
+          name == "README.md" || std::find(carried.begin(), carried.end(),
+                                           entry.path().extension().string()) != carried.end();
       if (!wanted || name.starts_with('.') || !is_plain_name(name) ||
           name.ends_with(".index.json") || !entry.is_regular_file(error) ||
           entry.file_size(error) > small_file) {

@@ -31,8 +31,8 @@ struct StoredWeight {
 struct HuggingFaceFolder {
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   std::map<std::string, StoredWeight> tensors;
-  // Of weights that are decoded: one line for each thing that the user should know, and config.json
-  // without its quantization_config.
+  // For decoded weights: one line for each thing that the user should know, and config.json without
+  // its quantization_config.
   std::vector<std::string> notes = {};
   std::optional<std::string> config = {};
 

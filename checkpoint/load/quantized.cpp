@@ -24,9 +24,9 @@ constexpr std::int64_t usual_block = 128;
 constexpr std::int64_t largest_block = std::int64_t{1} << 31;
 
 struct Scheme {
-  json config;                     // config.json; null: none, or not a JSON object
-  const char* key = nullptr;       // of the scheme in it; null: it has none
-  std::string method = {};         // quant_method
+  json config;                          // config.json; null: none, or not a JSON object
+  const char* key = nullptr;            // of the scheme in it; null: it has none
+  std::string method = {};              // quant_method
   std::optional<ScaleGrid> block = {};  // of fp8 weights
 };
 
@@ -89,7 +89,7 @@ std::optional<ScaleGrid> block_of(const json& given, const std::string& place) {
   return ScaleGrid{given[0].get<std::int64_t>(), given[1].get<std::int64_t>()};
 }
 
-// Of compressed-tensors, weights in fp8 are read.
+// Accepts weights in fp8, one of many kinds of compressed-tensors.
 void read_compressed_groups(const json& scheme, const std::string& place, Scheme& out) {
   const std::string sparse = text_at(scheme.value("sparsity_config", json::object()), "format");
   if (!sparse.empty() && sparse != "dense") {

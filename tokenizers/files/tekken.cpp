@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Of the files of 2024, which do not list their special tokens.
+// The files of 2024 do not list their special tokens, which are these.
 constexpr std::array<const char*, 20> first_special_tokens{"<unk>",
                                                            "<s>",
                                                            "</s>",

@@ -17,7 +17,7 @@ namespace tessera::tokenizers {
 namespace {
 
 constexpr std::int32_t no_symbol = -1;
-// Of a search for the two parts of every token; o200k_base has 30 million.
+// The limit of a search for the two parts of every token.
 constexpr std::uint64_t most_steps_of_merges = std::uint64_t{1} << 30;
 constexpr std::size_t longest_mark = 1024;  // it is added to each character of a word
 
