@@ -62,7 +62,7 @@ constexpr std::array<RefusedMethod, 6> refused_methods{{
        place, name, detail.empty() ? "" : " " + detail, way_out);
 }
 
-std::string text_at(const json& object, const char* key) {
+std::string text_in_scheme(const json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
@@ -91,7 +91,8 @@ std::optional<ScaleGrid> block_of(const json& given, const std::string& place) {
 
 // Accepts weights in fp8, one of many kinds of compressed-tensors.
 void read_compressed_groups(const json& scheme, const std::string& place, Scheme& out) {
-  const std::string sparse = text_at(scheme.value("sparsity_config", json::object()), "format");
+  const std::string sparse =
+      text_in_scheme(scheme.value("sparsity_config", json::object()), "format");
   if (!sparse.empty() && sparse != "dense") {
     refuse_method(place, out.method, fmt::format("({}, sparse)", printable(sparse)));
   }
@@ -102,11 +103,12 @@ void read_compressed_groups(const json& scheme, const std::string& place, Scheme
     const json weights = group.is_object() ? group.value("weights", json()) : json();
     if (!weights.is_object()) continue;
     const json bits = weights.value("num_bits", json());
-    const std::string type = text_at(weights, "type");
+    const std::string type = text_in_scheme(weights, "type");
     if (type != "float" || bits != 8) {
-      refuse_method(place, out.method,
-                    fmt::format("({} of {} bits, {})", printable(type.empty() ? "int" : type),
-                                printable(bits.dump()), printable(text_at(scheme, "format"))));
+      refuse_method(
+          place, out.method,
+          fmt::format("({} of {} bits, {})", printable(type.empty() ? "int" : type),
+                      printable(bits.dump()), printable(text_in_scheme(scheme, "format"))));
     }
     if (const json block = weights.value("block_structure", json()); block.is_array()) {
       out.block = block_of(block, place);
@@ -124,7 +126,7 @@ Scheme scheme_of(const fs::path& folder) {
     TESSERA_CHECK(scheme->is_object(), ErrorCode::checkpoint, "'{}': {} is not an object", place,
                   key);
     out.key = key;
-    out.method = text_at(*scheme, "quant_method");
+    out.method = text_in_scheme(*scheme, "quant_method");
     if (scheme->contains("load_in_8bit") || scheme->contains("load_in_4bit")) {
       out.method = "bitsandbytes";
     }
@@ -177,7 +179,7 @@ class Decoding {
     drop_scales_of_activations(names);
     for (const auto& [kind, number] : decoded_) {
       opened_.notes.push_back(
-          fmt::format("{} of {} become bfloat16", counted(number, "tensor"), kind));
+          fmt::format("{} of {} read as bfloat16", counted(number, "tensor"), kind));
     }
     if (dropped_ > 0) {
       opened_.notes.push_back(

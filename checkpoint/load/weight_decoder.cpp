@@ -80,7 +80,7 @@ float scale_at(const StoredDType& stored, const std::byte* data, std::size_t ind
   return stored.dtype == DType::float16 ? to_float(Float16{bits}) : to_float(BFloat16{bits});
 }
 
-void put(std::byte* out, std::int64_t index, float value) {
+void put_bfloat16(std::byte* out, std::int64_t index, float value) {
   const std::uint16_t bits = to_bfloat16(value).bits;
   std::memcpy(out + static_cast<std::size_t>(index) * sizeof bits, &bits, sizeof bits);
 }
@@ -118,7 +118,8 @@ class Fp8Decoder final : public WeightDecoder {
         const std::int64_t scale_row = row / rows_ * scale_rows_ + row % rows_ / grid_.block_rows;
         const float scale = scale_of(buffers, scale_row * scale_columns_ + block);
         for (std::int64_t k = i; k < i + run; ++k) {
-          put(out, done + k, values[at_byte(buffers.raw[static_cast<std::size_t>(k)])] * scale);
+          put_bfloat16(out, done + k,
+                       values[at_byte(buffers.raw[static_cast<std::size_t>(k)])] * scale);
         }
         i += run;
       }

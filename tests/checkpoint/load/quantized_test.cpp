@@ -236,7 +236,7 @@ TEST_F(Quantized, TheResultHasNoQuantizationConfig) {
   const json config = json::parse(read_file(folder.path() / "out/config.json", 1 << 20));
   EXPECT_EQ(config, json({{"model_type", "other"}}));
   ASSERT_FALSE(report.notes.empty());
-  EXPECT_EQ(report.notes.front(), "1 tensor of fp8 become bfloat16");
+  EXPECT_EQ(report.notes.front(), "1 tensor of fp8 read as bfloat16");
   const auto plain = formats::hugging_face_format().open(folder.path() / "out");
   expect_equal(tensors_of(*plain), tensors_of(*open()));
 }
