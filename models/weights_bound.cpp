@@ -63,7 +63,7 @@ void take_headers(const fs::path& folder, WeightsBound& bound) {
     return;
   }
   for (const auto& [name, place] : checkpoint::open_hugging_face(folder).tensors) {
-    bound.take(name, place.second->shape);
+    bound.take(name, place.entry->shape);
   }
 }
 

@@ -1,6 +1,8 @@
 // Finds the file of a tokenizer by its name.
 #include "tokenizers/load.h"
 
+#include <vector>
+
 #include "base/error.h"
 #include "tokenizers/files/files.h"
 
@@ -10,12 +12,16 @@ namespace {
 namespace fs = std::filesystem;
 
 std::shared_ptr<const Tokenizer> tokenizer_of_file(const fs::path& path) {
+  if (path.filename() == "tekken.json") return tokenizer_from_tekken(path);
+  if (path.filename() == "vocab.json") return tokenizer_from_merges(path);
   if (path.extension() == ".json") return tokenizer_from_json(path);
   if (path.extension() == ".txt") return tokenizer_from_vocabulary(path);
   if (path.extension() == ".model") return tokenizer_from_sentencepiece(path);
+  if (path.extension() == ".tiktoken") return tokenizer_from_tiktoken(path);
   fail(ErrorCode::configuration,
-       "tokenizer {}: the name ends in neither .json (tokenizer.json) nor .txt (vocab.txt) nor "
-       ".model (SentencePiece)",
+       "tokenizer {}: the name ends in none of .json (tokenizer.json, tekken.json, vocab.json), "
+       ".txt "
+       "(vocab.txt), .model (SentencePiece) and .tiktoken",
        path.string());
 }
 
@@ -25,6 +31,20 @@ fs::path file_in(const fs::path& folder) {
   for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
                            "sentencepiece.bpe.model"}) {
     if (fs::is_regular_file(folder / name, error)) return folder / name;
+  }
+  if (fs::is_regular_file(folder / "tekken.json", error)) return folder / "tekken.json";
+  std::vector<fs::path> ranks;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const fs::path& path = entry.path();
+    if (path.extension() == ".tiktoken" || path.filename() == "tiktoken.model") {
+      ranks.push_back(path);
+    }
+  }
+  // If there are several, none can be chosen.
+  if (ranks.size() == 1) return ranks.front();
+  if (fs::is_regular_file(folder / "vocab.json", error) &&
+      fs::is_regular_file(folder / "merges.txt", error)) {
+    return folder / "vocab.json";
   }
   return {};
 }
@@ -47,7 +67,8 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path)
   const fs::path file = file_in(path);
   if (!file.empty()) return tokenizer_of_file(file);
   fail(ErrorCode::configuration,
-       "tokenizer {}: the folder holds no tokenizer.json, vocab.txt or tokenizer.model; "
+       "tokenizer {}: the folder holds no tokenizer.json, vocab.txt, tokenizer.model or another of "
+       "the files in docs/tokenizers.md; "
        "AutoTokenizer.from_pretrained(..).save_pretrained(..) writes a tokenizer.json",
        name_or_path);
 }

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "checkpoint/convert/averaged_source.h"
 #include "checkpoint/convert/header_bytes.h"
+#include "checkpoint/convert/hub_files.h"
 #include "checkpoint/convert/merged_source.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/convert/stream.h"
@@ -97,6 +98,30 @@ std::uint64_t needed_bytes(const ConversionPlan& plan, int files) {
     if (!error) needed += bytes;
   }
   return needed;
+}
+
+// The small files of the result, which a target may have that --force replaces. Not among them is a
+// model card that somebody wrote, unless the result has the same.
+std::set<std::string> replaceable_names(const formats::Contents& contents, const fs::path& target) {
+  constexpr std::uint64_t largest_card = std::uint64_t{16} << 20;
+  std::set<std::string> names;
+  for (const auto& file : contents.files) names.insert(file.first);
+  for (const auto& text : contents.texts) names.insert(text.first);
+  std::error_code error;
+  const fs::path card = target / model_card_file;
+  if (!fs::is_regular_file(card, error)) return names;
+  const std::string present =
+      fs::file_size(card, error) > largest_card ? std::string() : read_file(card, largest_card);
+  const auto kept = contents.files.find(model_card_file);
+  const bool same = kept != contents.files.end() &&
+                    fs::file_size(kept->second, error) <= largest_card &&
+                    read_file(kept->second, largest_card) == present;
+  if (is_written_card(present) || same) {
+    names.insert(model_card_file);
+  } else {
+    names.erase(model_card_file);
+  }
+  return names;
 }
 
 // In a scope of its own: the sink must be destroyed before its folder is renamed or removed.
@@ -211,6 +236,13 @@ class Inputs {
            (format_->name == std::string_view("full") ||
             format_->name == std::string_view("sharded"));
   }
+  [[nodiscard]] CardSource card(const fs::path& target) const {
+    const fs::path named = target.has_filename() ? target : target.parent_path();
+    std::string from = fmt::format("from the format {}", format_->name);
+    if (!adapter_.empty()) from = "an adapter merged into its base";
+    if (paths_.size() > 1) from = fmt::format("the mean of {} checkpoints", paths_.size());
+    return {path(), from, !adapter_.empty() || paths_.size() > 1, named.filename().string()};
+  }
   void require_unchanged() const {
     for (std::size_t i = 0; i < paths_.size(); ++i) {
       TESSERA_CHECK(stamps_of(paths_[i]) == stamps_[i], ErrorCode::checkpoint,
@@ -287,12 +319,14 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   auto source = inputs.open(to, options);
   ConversionPlan plan = plan_conversion(*source, to, options, !inputs.is_step());
   const std::size_t block_bytes = block_bytes_for(options.max_memory, before_bytes, *source, plan);
-
-  std::set<std::string> carried;
-  for (const auto& file : plan.contents.files) carried.insert(file.first);
-  for (const auto& text : plan.contents.texts) carried.insert(text.first);
+  if (to.name == std::string_view("hf")) {
+    add_hub_files(plan.contents, inputs.card(target_path));
+  } else {
+    plan.contents.files.erase(model_card_file);
+  }
+  const std::set<std::string> carried = replaceable_names(plan.contents, target_path);
   PendingTarget target(target_path, to.is_file, options.force,
-                       needed_bytes(plan, options.world_size), std::move(carried));
+                       needed_bytes(plan, options.world_size), carried);
   ConvertReport report;
   report.notes = plan.contents.notes;
   report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());

@@ -188,13 +188,14 @@ class MergedSource final : public formats::Source {
   }
 
   [[nodiscard]] std::vector<float> read_whole(const PeftTensor& wanted) const {
-    const auto& [file, entry] = opened_.tensors.at(wanted.name);
+    const StoredWeight& factor = opened_.tensors.at(wanted.name);
+    const TensorEntry* const entry = factor.entry;
     TESSERA_CHECK(entry->stored->dtype && is_floating(*entry->stored->dtype), ErrorCode::checkpoint,
                   "{}: '{}' is stored as {}, which is not a floating dtype", folder_, wanted.name,
                   entry->stored->name);
     std::vector<std::byte> stored(static_cast<std::size_t>(entry->end - entry->begin));
-    file->read(*entry, 0, stored.data(), stored.size());
     std::vector<float> values(static_cast<std::size_t>(element_count(wanted.shape, wanted.name)));
+    factor.read(0, static_cast<std::int64_t>(values.size()), stored.data());
     kernels::cpu::cast({.in = stored.data(),
                         .out = reinterpret_cast<std::byte*>(values.data()),
                         .n = static_cast<std::int64_t>(values.size()),

@@ -35,13 +35,15 @@ class HuggingFaceSource final : public Source {
       for (const auto& file : folder_.files) require_member(path, file->file());
       add_files(path);
     } else {
-      folder_.add(path);
+      folder_ = open_weights(path);
     }
     for (const auto& [name, place] : folder_.tensors) {
-      contents_.tensors.push_back({Part::model, name, place.second->stored, place.second->shape,
-                                   place.first->path().filename().string()});
+      contents_.tensors.push_back({Part::model, name, place.entry->stored, place.entry->shape,
+                                   place.file->path().filename().string()});
       places_.push_back(place);
     }
+    contents_.notes = folder_.notes;
+    use_config_without_quantization();
     for (const auto& module : modules_) add_tensors_of(*module);
     if (folder_.files.size() > 1) {
       contents_.notes.push_back(fmt::format("{} numbered files", folder_.files.size()));
@@ -52,10 +54,7 @@ class HuggingFaceSource final : public Source {
   [[nodiscard]] const Contents& contents() const override { return contents_; }
 
   void read(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* data) override {
-    const auto& [file, entry] = places_[tensor];
-    const std::size_t size = entry->stored->bits / 8;
-    file->read(*entry, static_cast<std::uint64_t>(first) * size, data,
-               static_cast<std::size_t>(count) * size);
+    places_[tensor].read(first, count, data);
   }
 
   // There are no checksums: verification shows only that every byte can be read.
@@ -69,25 +68,39 @@ class HuggingFaceSource final : public Source {
     std::vector<Damage> damages;
     std::vector<std::byte> block(verify_block);
     for (std::size_t i = 0; i < places_.size(); ++i) {
-      const auto& [file, entry] = places_[i];
-      const std::uint64_t bytes = entry->end - entry->begin;
-      std::uint64_t done = 0;
-      try {
-        while (done < bytes) {
-          const std::uint64_t part = std::min<std::uint64_t>(block.size(), bytes - done);
-          file->read(*entry, done, block.data(), static_cast<std::size_t>(part));
-          done += part;
-          progress(part);
+      const StoredWeight& place = places_[i];
+      const std::vector<FileTensor> parts = place.decoder != nullptr
+                                                ? place.decoder->parts()
+                                                : std::vector{FileTensor{place.file, place.entry}};
+      for (const auto& [file, entry] : parts) {
+        const std::uint64_t bytes = entry->end - entry->begin;
+        std::uint64_t done = 0;
+        try {
+          while (done < bytes) {
+            const std::uint64_t part = std::min<std::uint64_t>(block.size(), bytes - done);
+            file->read(*entry, done, block.data(), static_cast<std::size_t>(part));
+            done += part;
+            progress(part);
+          }
+        } catch (const Error& error) {
+          damages.push_back(
+              {fmt::format("tensor '{}': {}", entry->name, error.what()), bytes - done, {i}});
         }
-      } catch (const Error& error) {
-        damages.push_back(
-            {fmt::format("tensor '{}': {}", entry->name, error.what()), bytes - done, {i}});
       }
     }
     return damages;
   }
 
  private:
+  void use_config_without_quantization() {
+    if (!folder_.config) return;
+    const auto file = contents_.files.find("config.json");
+    if (file == contents_.files.end()) return;
+    contents_.text_modes["config.json"] = File::open_for_reading(file->second).mode();
+    contents_.files.erase(file);
+    contents_.texts["config.json"] = *folder_.config;
+  }
+
   void note_files_beside(const fs::path& folder) {
     contents_.unread_state = optimizer_file_in(folder);
     if (!contents_.unread_state.empty()) {
@@ -130,7 +143,7 @@ class HuggingFaceSource final : public Source {
                     hugging_face_file, folder, entry.name);
       contents_.tensors.push_back({Part::model, folder + "." + entry.name, entry.stored,
                                    entry.shape, folder + "/" + hugging_face_file});
-      places_.emplace_back(&module, &entry);
+      places_.push_back({&module, &entry});
     }
   }
 
@@ -143,8 +156,9 @@ class HuggingFaceSource final : public Source {
         add_modules(entry.path());
         continue;
       }
-      const bool wanted = std::find(carried.begin(), carried.end(),
-                                    entry.path().extension().string()) != carried.end();
+      const bool wanted =
+          name == "README.md" || std::find(carried.begin(), carried.end(),
+                                           entry.path().extension().string()) != carried.end();
       if (!wanted || name.starts_with('.') || !is_plain_name(name) ||
           name.ends_with(".index.json") || !entry.is_regular_file(error) ||
           entry.file_size(error) > small_file) {
@@ -158,7 +172,7 @@ class HuggingFaceSource final : public Source {
   HuggingFaceFolder folder_;
   std::vector<std::unique_ptr<SafetensorsFile>> modules_;  // of folders in it
   Contents contents_;
-  std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> places_;
+  std::vector<StoredWeight> places_;
 };
 
 class HuggingFaceSink final : public Sink {

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
+#include "checkpoint/load/quantized.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/steps/commit.h"
 #include "checkpoint/steps/manifest.h"
@@ -95,12 +96,22 @@ void open_indexed(const fs::path& folder, HuggingFaceFolder& opened) {
 
 }  // namespace
 
+void StoredWeight::read(std::int64_t first, std::int64_t count, std::byte* data) const {
+  if (decoder != nullptr) {
+    decoder->read(first, count, data);
+    return;
+  }
+  const std::size_t size = entry->stored->bits / 8;
+  file->read(*entry, static_cast<std::uint64_t>(first) * size, data,
+             static_cast<std::size_t>(count) * size);
+}
+
 const SafetensorsFile& HuggingFaceFolder::add(const fs::path& path) {
   files.push_back(std::make_unique<SafetensorsFile>(path));
   for (const TensorEntry& entry : files.back()->header().tensors()) {
-    const auto [it, added] = tensors.emplace(entry.name, std::pair(files.back().get(), &entry));
+    const auto [it, added] = tensors.emplace(entry.name, StoredWeight{files.back().get(), &entry});
     TESSERA_CHECK(added, ErrorCode::checkpoint, "tensor '{}' is in '{}' and in '{}'", entry.name,
-                  it->second.first->path().string(), path.string());
+                  it->second.file->path().string(), path.string());
   }
   return *files.back();
 }
@@ -117,6 +128,7 @@ HuggingFaceFolder open_hugging_face(const fs::path& folder) {
                   folder.string(), hugging_face_file, hugging_face_index, folder.string());
     open_indexed(folder, opened);
   }
+  decode_quantized(opened, folder);
   return opened;
 }
 
@@ -134,6 +146,7 @@ HuggingFaceFolder open_weights(const fs::path& source) {
                 source.string());
   HuggingFaceFolder opened;
   opened.add(source);
+  decode_quantized(opened, {});
   return opened;
 }
 

@@ -6,26 +6,42 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/load/weight_decoder.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/state/state.h"
 
 namespace tessera::checkpoint {
 
-// The place of each tensor of the folder. Files stay open: there are tens of them at most.
+// A tensor of a folder: in a file as it is, or decoded while it is read.
+struct StoredWeight {
+  const SafetensorsFile* file = nullptr;  // that has its elements
+  const TensorEntry* entry = nullptr;     // as readers see it; a decoded one has no place
+  std::shared_ptr<const WeightDecoder> decoder = nullptr;
+
+  // Elements [first, first + count) in row-major order, in the entry's dtype. Used by one thread.
+  void read(std::int64_t first, std::int64_t count, std::byte* data) const;
+};
+
+// The tensors of a folder. Files stay open: there are tens of them at most.
 struct HuggingFaceFolder {
   std::vector<std::unique_ptr<SafetensorsFile>> files;
-  std::map<std::string, std::pair<const SafetensorsFile*, const TensorEntry*>> tensors;
+  std::map<std::string, StoredWeight> tensors;
+  // For decoded weights: one line for each thing that the user should know, and config.json without
+  // its quantization_config.
+  std::vector<std::string> notes = {};
+  std::optional<std::string> config = {};
 
   // Refuses a tensor that another file has.
   const SafetensorsFile& add(const std::filesystem::path& path);
 };
 
-// The index is checked against the files.
+// The index is checked against the files. Quantised weights are decoded to bfloat16, or refused
+// (quantized.h).
 HuggingFaceFolder open_hugging_face(const std::filesystem::path& folder);
 
 // The same, or one .safetensors file.

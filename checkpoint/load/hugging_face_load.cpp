@@ -21,13 +21,13 @@ std::string list_names(const std::vector<std::string>& names) {
                            : fmt::format("any of '{}'", fmt::join(names, "', '"));
 }
 
-void read_pieces(const LogicalTensor& tensor, const SafetensorsFile& file, const TensorEntry& entry,
-                 Staging& staging) {
-  const DType stored = *entry.stored->dtype;
+void read_pieces(const LogicalTensor& tensor, const StoredWeight& weight, Staging& staging) {
+  const DType stored = *weight.entry->stored->dtype;
   for (const Piece& piece : tensor.pieces) {
-    const std::uint64_t first = static_cast<std::uint64_t>(piece.first) * size_of(stored);
     const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
-      file.read(entry, first + offset, data, bytes);
+      weight.read(piece.first + static_cast<std::int64_t>(offset / size_of(stored)),
+                  static_cast<std::int64_t>(bytes / size_of(stored)),
+                  static_cast<std::byte*>(data));
     };
     if (piece.file) {
       staging.load(piece.file, piece.count, stored, tensor.dtype, get);
@@ -70,7 +70,7 @@ LoadedPieces load_weights(const std::string& source, State& state, LoadParts par
   const HuggingFaceFolder opened = open_weights(source);
   Catalogue stored;
   for (const auto& [name, place] : opened.tensors) {
-    stored[name] = {place.second->stored, place.second->shape, {}};
+    stored[name] = {place.entry->stored, place.entry->shape, {}};
   }
   std::vector<std::string> problems;
   Matched matched =
@@ -79,8 +79,7 @@ LoadedPieces load_weights(const std::string& source, State& state, LoadParts par
   refuse_misfit(problems, selection);
   Staging staging;
   for (const LogicalTensor* tensor : matched.tensors) {
-    const auto& [file, entry] = opened.tensors.at(tensor->name);
-    read_pieces(*tensor, *file, *entry, staging);
+    read_pieces(*tensor, opened.tensors.at(tensor->name), staging);
   }
   return {Scalars(), {std::move(matched.mismatch), {}}};
 }
@@ -89,7 +88,7 @@ void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tens
                const std::vector<std::string>& ignored, const Aliases& rename,
                const std::function<std::string(const std::string& problems)>& message) {
   std::vector<std::string> problems;
-  std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> sources;
+  std::vector<const StoredWeight*> sources;
   std::set<std::string> used;
   for (const LogicalTensor& tensor : tensors) {
     const auto names = rename ? rename(tensor.name) : std::vector{tensor.name};
@@ -101,9 +100,9 @@ void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tens
       problems.push_back(fmt::format("missing tensor {}", list_names(names)));
       continue;
     }
-    const TensorEntry& entry = *it->second.second;
+    const TensorEntry& entry = *it->second.entry;
     used.insert(entry.name);
-    sources.push_back(it->second);
+    sources.push_back(&it->second);
     if (entry.shape != tensor.shape) {
       problems.push_back(fmt::format("tensor '{}' has shape {}, wanted {}", entry.name,
                                      describe_shape(entry.shape), describe_shape(tensor.shape)));
@@ -122,7 +121,7 @@ void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tens
   TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint, "{}", message(join_some(problems)));
   Staging staging;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    read_pieces(tensors[i], *sources[i].first, *sources[i].second, staging);
+    read_pieces(tensors[i], *sources[i], staging);
   }
 }
 

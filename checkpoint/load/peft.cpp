@@ -195,8 +195,8 @@ std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened) {
     TESSERA_CHECK(
         name.starts_with(peft_prefix) && is_lora_parameter(name), ErrorCode::checkpoint,
         "{}: tensor '{}' is not an adapter of a linear layer; other adapters are not supported",
-        place.first->path().string(), name);
-    tensors.push_back({name, place.second->shape});
+        place.file->path().string(), name);
+    tensors.push_back({name, place.entry->shape});
   }
   TESSERA_CHECK(!tensors.empty(), ErrorCode::checkpoint, "{}: no tensors in it",
                 opened.files.front()->path().string());

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // The files that Hugging Face's tokenizers and generation need.
-constexpr std::array<std::string_view, 13> carried_file_names = {"tokenizer.json",
+constexpr std::array<std::string_view, 16> carried_file_names = {"tokenizer.json",
                                                                  "tokenizer_config.json",
                                                                  "special_tokens_map.json",
                                                                  "added_tokens.json",
@@ -25,6 +25,9 @@ constexpr std::array<std::string_view, 13> carried_file_names = {"tokenizer.json
                                                                  "tokenizer.model",
                                                                  "spiece.model",
                                                                  "sentencepiece.bpe.model",
+                                                                 "tekken.json",
+                                                                 "tiktoken.model",
+                                                                 "qwen.tiktoken",
                                                                  "chat_template.jinja",
                                                                  "generation_config.json",
                                                                  "preprocessor_config.json"};

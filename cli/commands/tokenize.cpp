@@ -163,8 +163,8 @@ Command describe_tokenize() {
             .required = true},
            {.name = "--tokenizer",
             .target = &options->tokenizer,
-            .help = "tokenizer.json, vocab.txt, a SentencePiece .model, a folder with one "
-                    "of them, or 'bytes'",
+            .help = "tokenizer.json, vocab.txt, a SentencePiece .model or another file of "
+                    "docs/tokenizers.md, a folder with one of them, or 'bytes'",
             .type = "PATH"},
            {.name = "--out",
             .target = &options->out,

@@ -367,7 +367,7 @@ bool has_pooler(const std::string& folder, const SentenceEncoder& model) {
   const auto has = [&](const char* name, const std::vector<std::int64_t>& shape) {
     for (const std::string& alias : names.aliases(name)) {
       const auto found = opened.tensors.find(alias);
-      if (found != opened.tensors.end()) return found->second.second->shape == shape;
+      if (found != opened.tensors.end()) return found->second.entry->shape == shape;
     }
     return false;
   };

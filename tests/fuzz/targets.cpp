@@ -202,6 +202,23 @@ void run_safetensors_shards(std::string_view bytes) {
   read_through(*dcp_format().open(folder.path()));
 }
 
+// config.json with a quantization_config, and the weights.
+void run_quantized(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [config, tensors] = two_files(bytes);
+  write_bytes(folder.path() / "config.json", config);
+  write_bytes(folder.path() / "model.safetensors", tensors);
+  std::vector<std::byte> data;
+  for (const auto& [name, weight] : open_hugging_face(folder.path()).tensors) {
+    if (weight.decoder == nullptr) continue;
+    const std::int64_t all = element_count(weight.entry->shape, name);
+    const std::int64_t count = std::min(all, readable);
+    data.resize(static_cast<std::size_t>(count) * 2);
+    weight.read(0, count, data.data());
+    weight.read(all - count, count, data.data());
+  }
+}
+
 void run_deepspeed(std::string_view bytes) {
   static const ScratchFolder folder;
   const auto [model, optimizer] = two_files(bytes);
@@ -241,12 +258,8 @@ void run_config(std::string_view bytes) {
 }
 
 // Loads a tokenizer, encodes and decodes.
-void run_tokenizer(std::string_view bytes) {
-  static const ScratchFolder folder;
-  File file = File::create_or_truncate(folder.path() / "tokenizer.json");
-  file.write_at(0, bytes.data(), bytes.size());
-  file.close();
-  const auto tokenizer = tokenizers::load_tokenizer(folder.path() / "tokenizer.json");
+void use_tokenizer(const fs::path& path) {
+  const auto tokenizer = tokenizers::load_tokenizer(path);
   const std::vector<std::int32_t> ids =
       tokenizer->encode("The \xff queen's 3rd  \u00c9a\u0301\n\n\u4e2d<s>");
   for (const std::int32_t id : ids) {
@@ -254,6 +267,36 @@ void run_tokenizer(std::string_view bytes) {
   }
   (void)tokenizer->encode_sequence("x", 100);
   (void)tokenizer->decode(ids);
+}
+
+void run_tokenizer(std::string_view bytes) {
+  static const ScratchFolder folder;
+  write_bytes(folder.path() / "tokenizer.json", bytes);
+  use_tokenizer(folder.path() / "tokenizer.json");
+}
+
+void run_tekken(std::string_view bytes) {
+  static const ScratchFolder folder;
+  write_bytes(folder.path() / "tekken.json", bytes);
+  use_tokenizer(folder.path());
+}
+
+void run_tiktoken(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [settings, ranks] = two_files(bytes);
+  write_bytes(folder.path() / "tokenizer_config.json", settings);
+  write_bytes(folder.path() / "own.tiktoken", ranks);
+  use_tokenizer(folder.path());
+}
+
+void run_vocab_merges(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [vocabulary, rest] = two_files(bytes);
+  const auto [settings, merges] = two_files(rest);
+  write_bytes(folder.path() / "vocab.json", vocabulary);
+  write_bytes(folder.path() / "tokenizer_config.json", settings);
+  write_bytes(folder.path() / "merges.txt", merges);
+  use_tokenizer(folder.path());
 }
 
 // A parser may refuse its input.
@@ -279,10 +322,14 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"gguf", tolerant<run_gguf>},
       {"safetensors", tolerant<run_safetensors>},
       {"index", tolerant<run_index>},
+      {"quantized", tolerant<run_quantized>},
       {"manifest", tolerant<run_manifest>},
       {"recipe", tolerant<run_recipe>},
       {"config", tolerant<run_config>},
       {"tokenizer", tolerant<run_tokenizer>},
+      {"tekken", tolerant<run_tekken>},
+      {"tiktoken", tolerant<run_tiktoken>},
+      {"vocab_merges", tolerant<run_vocab_merges>},
       {"control", tolerant<run_control>},
       {"data", tolerant<run_data>},
   };

@@ -136,7 +136,8 @@ TEST(TokenizerRefusals, DamagedFiles) {
   EXPECT_TRUE(says(refusal_of_text("vocab.txt", ""), "empty"));
   EXPECT_TRUE(says(refusal_of_text("vocab.txt", "a\nb\n"), "[UNK]"));
   EXPECT_TRUE(says(refusal_of_text("some.model", "no protobuf at all"), "SentencePiece"));
-  EXPECT_TRUE(says(refusal_of_text("tokenizer.model", "IQ== 0\nIg== 1\n"), "file of tiktoken's"));
+  EXPECT_TRUE(
+      says(refusal_of_text("tokenizer.model", "IQ== 0\nIg== 1\n"), "is a file of tiktoken's"));
   std::string cut = contents_of(fixture("pieces.model"));
   EXPECT_TRUE(says(refusal_of_text("cut.model", cut.substr(0, cut.size() / 2)), "SentencePiece"));
 }

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "engine/data/tokenizer.h"
 #include "tokenizers/pipeline/pipeline.h"
@@ -30,9 +32,35 @@ struct SpecialNames {
 };
 void name_special_tokens(const SpecialNames& names, PipelineParts& parts);
 
+// The tokenizer of a tokenizer.json with these contents. `path` is the file that they come from,
+// for the name, messages and the files beside it.
+std::shared_ptr<const Tokenizer> tokenizer_of_json(const nlohmann::json& file,
+                                                   const std::filesystem::path& path,
+                                                   ModelOptions options = {});
+// A vocabulary whose ids are ranks, as tiktoken and Mistral's tekken have it.
+struct RankedVocabulary {
+  std::map<std::string, std::int32_t> tokens;   // by their bytes; the lowest id is merged first
+  std::map<std::int32_t, std::string> special;  // by id
+  std::string pattern;                          // of words, in the syntax of tiktoken
+  std::string begin_of_sequence = {};           // a special token before each; empty: none
+};
+// `pattern_place` says where the pattern is, for messages.
+std::shared_ptr<const Tokenizer> tokenizer_of_ranks(const RankedVocabulary& vocabulary,
+                                                    const std::filesystem::path& path,
+                                                    const std::string& pattern_place);
+// The bytes of base64 text, or none if it is not base64.
+std::optional<std::string> from_base64(std::string_view text);
+
+// One function for each kind of file.
 std::shared_ptr<const Tokenizer> tokenizer_from_json(const std::filesystem::path& path);
 std::shared_ptr<const Tokenizer> tokenizer_from_vocabulary(const std::filesystem::path& path);
 std::shared_ptr<const Tokenizer> tokenizer_from_sentencepiece(const std::filesystem::path& path);
+// Lines of a token in base64 and its rank.
+std::shared_ptr<const Tokenizer> tokenizer_from_tiktoken(const std::filesystem::path& path);
+bool is_tiktoken(std::string_view contents);
+std::shared_ptr<const Tokenizer> tokenizer_from_tekken(const std::filesystem::path& path);
+// vocab.json with merges.txt beside it: the files of GPT-2 and RoBERTa.
+std::shared_ptr<const Tokenizer> tokenizer_from_merges(const std::filesystem::path& path);
 
 // The same for tokenizers that give the same ids for every text.
 std::uint64_t fingerprint_of(std::string_view contents);

@@ -1,8 +1,6 @@
 // Reads SentencePiece's .model with the library itself.
 #include <sentencepiece_processor.h>
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "tokenizers/files/files.h"
 #include "tokenizers/text/json_fields.h"
@@ -14,27 +12,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Its first line is a token in base64, a blank and a number.
-bool is_tiktoken(std::string_view contents) {
-  constexpr std::size_t longest_line = 1024;
-  const std::string_view line = contents.substr(0, std::min(contents.find('\n'), longest_line));
-  const std::size_t blank = line.find(' ');
-  constexpr std::string_view base64 =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=";
-  return blank != std::string_view::npos && blank > 0 && blank % 4 == 0 &&
-         blank + 1 < line.size() && line.find_first_not_of(base64) == blank &&
-         line.find_first_not_of("0123456789\r", blank + 1) == std::string_view::npos;
-}
-
 class SentencePiece final : public Tokenizer {
  public:
-  explicit SentencePiece(const fs::path& path) : name_(path.filename().string()) {
-    const std::string contents = read_tokenizer_file(path);
-    TESSERA_CHECK(!is_tiktoken(contents), ErrorCode::data,
-                  "'{}' is a file of tiktoken's (a token in base64 and its rank on each line), not "
-                  "a SentencePiece model, and lacks the pattern and the special tokens; "
-                  "AutoTokenizer.from_pretrained(..).save_pretrained(..) writes a tokenizer.json",
-                  path.string());
+  SentencePiece(const fs::path& path, const std::string& contents)
+      : name_(path.filename().string()) {
     const auto status = processor_.LoadFromSerializedProto(contents);
     TESSERA_CHECK(status.ok() && processor_.GetPieceSize() > 0, ErrorCode::data,
                   "'{}' is not a SentencePiece model, or it is damaged", path.string());
@@ -119,7 +100,9 @@ class SentencePiece final : public Tokenizer {
 }  // namespace
 
 std::shared_ptr<const Tokenizer> tokenizer_from_sentencepiece(const fs::path& path) {
-  return std::make_shared<SentencePiece>(path);
+  const std::string contents = read_tokenizer_file(path);
+  if (is_tiktoken(contents)) return tokenizer_from_tiktoken(path);
+  return std::make_shared<SentencePiece>(path, contents);
 }
 
 }  // namespace tessera::tokenizers

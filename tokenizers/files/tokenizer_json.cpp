@@ -34,12 +34,16 @@ std::uint64_t fingerprint_of_file(json file) {
 }  // namespace
 
 std::shared_ptr<const Tokenizer> tokenizer_from_json(const fs::path& path) {
+  return tokenizer_of_json(read_tokenizer_json(path), path);
+}
+
+std::shared_ptr<const Tokenizer> tokenizer_of_json(const json& file, const fs::path& path,
+                                                   ModelOptions options) {
   const std::string source = fmt::format("'{}'", path.string());
-  const json file = read_tokenizer_json(path);
   const bool bytes = keeps_bytes(file.contains("model") ? file : json{{"model", nullptr}});
+  options.byte_alphabet = bytes;
   PipelineParts parts;
-  parts.model = make_vocabulary_model(member(file, "model", source), {.byte_alphabet = bytes},
-                                      source + ": model");
+  parts.model = make_vocabulary_model(member(file, "model", source), options, source + ": model");
   if (has(file, "normalizer")) {
     parts.normalizer = make_normalizer(file["normalizer"], source + ": normalizer");
   }

@@ -17,6 +17,8 @@ namespace tessera::tokenizers {
 namespace {
 
 constexpr std::int32_t no_symbol = -1;
+// The limit of a search for the two parts of every token.
+constexpr std::uint64_t most_steps_of_merges = std::uint64_t{1} << 30;
 constexpr std::size_t longest_mark = 1024;  // it is added to each character of a word
 
 // A possible merge, of the symbol at `place` with the next one.
@@ -60,6 +62,7 @@ class BytePair final : public VocabularyModel {
   void read_vocabulary(const nlohmann::json& object, const std::string& source);
   void read_merges(const nlohmann::json& object, const std::string& source);
   void read_bytes();
+  void make_merges(const std::set<std::int32_t>& special, const std::string& source);
   void cut(std::string_view word, std::vector<std::int32_t>& symbols) const;
   void cut_characters(std::string_view word, std::vector<std::int32_t>& symbols) const;
   void merge_short(BytePairScratch& scratch) const;
@@ -109,6 +112,7 @@ BytePair::BytePair(const nlohmann::json& object, const ModelOptions& options,
     unknown_ = id_of(unknown_name_).value_or(no_symbol);
   }
   read_merges(object, source);
+  if (options.merges_by_id_except) make_merges(*options.merges_by_id_except, source);
 }
 
 void BytePair::read_vocabulary(const nlohmann::json& object, const std::string& source) {
@@ -172,6 +176,32 @@ void BytePair::read_merges(const nlohmann::json& object, const std::string& sour
                   "{}: '{}' lacks the continuing_subword_prefix", where, shown(right));
     merges_.insert(left_id, right_id, {rank, token(left + right.substr(prefix_.size()))});
     ++rank;
+  }
+}
+
+void BytePair::make_merges(const std::set<std::int32_t>& special, const std::string& source) {
+  struct Made {
+    std::int32_t left, right, token;
+  };
+  std::vector<Made> made;
+  std::uint64_t steps = 0;
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    const auto token = static_cast<std::int32_t>(i);
+    const auto bytes = byte_alphabet().read(tokens_[i]);
+    if (!bytes || special.contains(token)) continue;
+    steps += std::uint64_t{bytes->size()} * bytes->size();
+    TESSERA_CHECK(steps <= most_steps_of_merges, ErrorCode::data,
+                  "{}: the tokens are longer than in any tokenizer; the file is damaged", source);
+    for (std::size_t cut = 1; cut < bytes->size(); ++cut) {
+      const std::int32_t left = trie_.find(std::string_view(*bytes).substr(0, cut));
+      const std::int32_t right = trie_.find(std::string_view(*bytes).substr(cut));
+      if (left == Trie::none || right == Trie::none) continue;
+      if (!special.contains(left) && !special.contains(right)) made.push_back({left, right, token});
+    }
+  }
+  merges_ = MergeTable(made.size());
+  for (const Made& merge : made) {
+    merges_.insert(merge.left, merge.right, {static_cast<std::uint32_t>(merge.token), merge.token});
   }
 }
 

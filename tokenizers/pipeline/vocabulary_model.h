@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,10 @@ class VocabularyModel {
 struct ModelOptions {
   // The words are bytes and the file's tokens are written in GPT-2's alphabet for bytes.
   bool byte_alphabet = false;
+  // Byte-pair encoding as in tiktoken: with byte_alphabet, any two neighbours whose bytes together
+  // are a token are merged, and the id of that token is the rank. Not among the tokens are these
+  // ids, of special tokens.
+  std::optional<std::set<std::int32_t>> merges_by_id_except = {};
 };
 
 // Chosen by the `type` of the JSON, or by its members in old files without a type. Throws

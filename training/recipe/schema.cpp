@@ -35,7 +35,8 @@ std::vector<RecipeKey> data_keys() {
       default_is("the folder's with `pretrained`, else bytes",
                  key(TESSERA_KEY(data, tokenizer),
                      "The tokenizer: a folder or file of a tokenizer (tokenizer.json, vocab.txt, a "
-                     "SentencePiece .model), or `bytes`: each byte is a token, 256 in total.")),
+                     "SentencePiece .model, tiktoken's, tekken.json, vocab.json), or `bytes`: each "
+                     "byte is a token, 256 in total.")),
       key(TESSERA_KEY(data, batch_size),
           "Samples in a micro-batch of one rank (of the whole world with `split_batches`); a pair "
           "of sentences is one sample.",

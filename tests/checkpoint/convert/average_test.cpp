@@ -1,4 +1,5 @@
 // The mean of several checkpoints' weights: its elements, its dtype, and what is refused.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "base/low_precision.h"
@@ -73,7 +74,7 @@ class Average : public ::testing::Test {
 TEST_F(Average, ElementsAreSumsInTheGivenOrderDividedByTheirNumber) {
   const auto report = average({"b", "c"}, {.verify = true});
   EXPECT_TRUE(report.verified);
-  EXPECT_TRUE(has(report.notes.back(), "the mean of 3 checkpoints"));
+  EXPECT_TRUE(has(fmt::format("{}", fmt::join(report.notes, "\n")), "the mean of 3 checkpoints"));
   EXPECT_EQ(report.bytes_read, 3 * report.bytes_written);
   EXPECT_TRUE(fs::exists(at("mean") / "config.json"));
   for (const NamedShape& tensor : small_llama_tensors()) {
