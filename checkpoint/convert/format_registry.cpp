@@ -14,7 +14,7 @@ namespace tessera::checkpoint::formats {
 
 const std::vector<Format>& formats() {
   static const std::vector<Format> list = {
-      sharded_format(),      full_format(),  dcp_format(),  deepspeed_format(),
+      sharded_format(),      full_format(),  dcp_format(),  deepspeed_format(), verl_format(),
       hugging_face_format(), torch_format(), llmc_format(), gguf_format(),
   };
   return list;

@@ -14,6 +14,9 @@ const Format& hugging_face_format();
 // that Hugging Face (pytorch_model.bin, numbered files with an index) and Accelerate
 // (pytorch_model_fsdp.bin, optimizer.bin) make of them.
 const Format& torch_format();
+// verl's folders: a file of torch.save for each rank, with the rank's parts of the tensors
+// (DTensors); read only.
+const Format& verl_format();
 // PyTorch Distributed Checkpoint: folders of .metadata and *.distcp, and Accelerate's pairs of them
 // (pytorch_model_fsdp_0, optimizer_0).
 const Format& dcp_format();

@@ -202,6 +202,15 @@ void run_safetensors_shards(std::string_view bytes) {
   read_through(*dcp_format().open(folder.path()));
 }
 
+// Two ranks of a state dict of DTensors.
+void run_verl(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [first, second] = two_files(bytes);
+  write_bytes(folder.path() / "model_world_size_2_rank_0.pt", first);
+  write_bytes(folder.path() / "model_world_size_2_rank_1.pt", second);
+  read_through(*verl_format().open(folder.path()));
+}
+
 void run_deepspeed(std::string_view bytes) {
   static const ScratchFolder folder;
   const auto [model, optimizer] = two_files(bytes);
@@ -275,6 +284,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"dcp", tolerant<run_dcp>},
       {"safetensors_shards", tolerant<run_safetensors_shards>},
       {"deepspeed", tolerant<run_deepspeed>},
+      {"verl", tolerant<run_verl>},
       {"torch_file", tolerant<run_torch_file>},
       {"gguf", tolerant<run_gguf>},
       {"safetensors", tolerant<run_safetensors>},
