@@ -23,6 +23,8 @@ const Format& dcp_format();
 // DeepSpeed's ZeRO checkpoints (stages 1, 2 and 3), as documented by its zero_to_fp32.py; read
 // only.
 const Format& deepspeed_format();
+// DeepSpeed's universal checkpoints, a file for each tensor.
+const Format& universal_format();
 // llm.c's model files: GPT-2's weights in fp32 or bf16, one file.
 const Format& llmc_format();
 // llama.cpp's GGUF files of Llama, Mistral, Qwen2 and GPT-2.

@@ -219,6 +219,18 @@ void run_deepspeed(std::string_view bytes) {
   read_through(*deepspeed_format().open(folder.path()));
 }
 
+// The model's file and one tensor's.
+void run_universal(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [model, tensor] = two_files(bytes);
+  const fs::path parameter = folder.path() / "zero/norm.bias";
+  fs::create_directories(parameter);
+  write_bytes(folder.path() / "mp_rank_00_model_states.pt", model);
+  write_bytes(parameter / "fp32.pt", tensor);
+  write_bytes(parameter / "step.pt", tensor);
+  read_through(*universal_format().open(folder.path()));
+}
+
 // The bytes are the part that the manifest's checksum covers; the checksum is made correct, because
 // otherwise nothing would pass it.
 void run_manifest(std::string_view bytes) {
@@ -285,6 +297,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"safetensors_shards", tolerant<run_safetensors_shards>},
       {"deepspeed", tolerant<run_deepspeed>},
       {"verl", tolerant<run_verl>},
+      {"universal", tolerant<run_universal>},
       {"torch_file", tolerant<run_torch_file>},
       {"gguf", tolerant<run_gguf>},
       {"safetensors", tolerant<run_safetensors>},

@@ -147,7 +147,7 @@ class DTensorReader {
     return sizes;
   }
 
-  // Of a number, or of nested tuples of them.
+  // The product of a number, or of nested tuples of them.
   std::int64_t product(const PickleValue& value, int depth) const {
     check(depth < layout_depth, "with a mesh that is nested too deep");
     if (!value.is(PickleKind::tuple) && !value.is(PickleKind::list)) {

@@ -20,7 +20,7 @@ struct DTensorPart {
 // The globals of torch_rules, and those of DTensors and their meshes.
 extern const PickleRules dtensor_rules;
 
-// None if the value is no DTensor. The box follows from the placements (Shard, Replicate), the
+// None if the value is not a DTensor. The box follows from the placements (Shard, Replicate), the
 // sizes of the device mesh and the rank's place in it, which the file has, as torch.chunk cuts a
 // dimension. Error(checkpoint) for other placements (Partial, _StridedShard, two shards of one
 // dimension), a mesh of an unknown form, and a local tensor of another shape.

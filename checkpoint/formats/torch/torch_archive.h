@@ -26,7 +26,8 @@ struct TorchDType {
 const TorchDType* torch_dtype(const StoredDType& stored);         // null: PyTorch has none
 const TorchDType* torch_dtype_named(std::string_view name);       // "float32"
 const TorchDType* torch_dtype_of_storage(std::string_view name);  // "FloatStorage"
-// Of the elements in which a storage of this class is counted, "torch.FloatStorage"; 0: unknown.
+// The bytes of an element in which a storage of this class ("torch.FloatStorage") is counted; 0:
+// unknown.
 std::uint64_t storage_element_bytes(std::string_view global);
 
 // A pickled tensor: a view of a storage in the archive.

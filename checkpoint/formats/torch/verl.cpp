@@ -137,7 +137,7 @@ class RankJoiner {
   }
 
   // The tensor at this path, to which a rank adds its part; null if the rank's does not fit, and
-  // that is no Error.
+  // that is allowed.
   Joined* joined(std::size_t rank, const TorchArchive& archive, const StatePath& path,
                  const TorchTensor& local, const std::vector<std::int64_t>& shape,
                  bool distributed) {
@@ -217,7 +217,7 @@ class VerlOpener {
     RankJoiner model(store_, source, false);
     for (std::size_t r = 0; r < files.world; ++r) model.add_rank(r, files.model[r]);
     TESSERA_CHECK(!model.has_unjoined(), ErrorCode::checkpoint,
-                  "{}: {} is no DTensor, and differs between the ranks: such tensors are not "
+                  "{}: {} is not a DTensor, and differs between the ranks: such tensors are not "
                   "joined; save model.state_dict() under FSDP with a device mesh, sharded",
                   source, model.first_unjoined());
     StateItems items;

@@ -139,7 +139,7 @@ class OldDTensors : public ::testing::Test {
     second.write(folder_.path() / "model_world_size_2_rank_1.pt");
     return error_of([&] { (void)formats::verl_format().open(folder_.path()); });
   }
-  // Of the tensor that two ranks have together.
+  // The shape of the tensor that two ranks have together.
   std::vector<std::int64_t> shape(const OldDTensor& first, const OldDTensor& second) {
     first.write(folder_.path() / "model_world_size_2_rank_0.pt");
     second.write(folder_.path() / "model_world_size_2_rank_1.pt");
@@ -150,7 +150,7 @@ class OldDTensors : public ::testing::Test {
     second.place = {1};
     return shape(form, second);
   }
-  // Of two ranks with the same form.
+  // The same for two ranks with one form.
   std::string refusal(OldDTensor form, std::vector<std::int64_t> second_place = {1}) {
     OldDTensor second = form;
     second.place = std::move(second_place);
