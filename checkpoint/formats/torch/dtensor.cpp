@@ -1,5 +1,5 @@
 // Finds the placements and the mesh among the attributes of a pickled DTensor. Their names differ
-// between versions of PyTorch (2.2 to 2.15): torch/distributed/device_mesh.py and
+// between versions of PyTorch: torch/distributed/device_mesh.py and
 // torch/distributed/tensor/_dtensor_spec.py.
 #include "checkpoint/formats/torch/dtensor.h"
 
