@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/text/print.h"
 #include "base/text/printable.h"
+#include "checkpoint/formats/deepspeed/universal.h"
 #include "checkpoint/formats/format.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"
@@ -51,7 +52,7 @@ bool present(const fs::path& path) {
 bool is_conversion_file(const std::string& name) {
   return name == manifest_name || name == ".metadata" || is_model_file(name) ||
          is_weights_file(name, "model") || is_weights_file(name, "optimizer") ||
-         (name.starts_with("__") && name.ends_with(".distcp"));
+         (name.starts_with("__") && name.ends_with(".distcp")) || formats::is_universal_file(name);
 }
 
 // Tessera wrote the files that a step's manifest lists.

@@ -14,12 +14,17 @@ const Format& hugging_face_format();
 // that Hugging Face (pytorch_model.bin, numbered files with an index) and Accelerate
 // (pytorch_model_fsdp.bin, optimizer.bin) make of them.
 const Format& torch_format();
+// verl's folders: a file of torch.save for each rank, with the rank's parts of the tensors
+// (DTensors); read only.
+const Format& verl_format();
 // PyTorch Distributed Checkpoint: folders of .metadata and *.distcp, and Accelerate's pairs of them
 // (pytorch_model_fsdp_0, optimizer_0).
 const Format& dcp_format();
 // DeepSpeed's ZeRO checkpoints (stages 1, 2 and 3), as documented by its zero_to_fp32.py; read
 // only.
 const Format& deepspeed_format();
+// DeepSpeed's universal checkpoints, a file for each tensor.
+const Format& universal_format();
 // llm.c's model files: GPT-2's weights in fp32 or bf16, one file.
 const Format& llmc_format();
 // llama.cpp's GGUF files of Llama, Mistral, Qwen2 and GPT-2.

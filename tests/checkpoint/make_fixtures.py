@@ -7,7 +7,9 @@ tensors that a reader must find (NAME.safetensors; names begin with "model/" or 
 PYTHON is that of scripts/judges. DeepSpeed's folders are laid out as its zero_to_fp32.py reads them.
 """
 import os
+import pickle
 import shutil
+import struct
 import sys
 import warnings
 from collections import OrderedDict
@@ -78,6 +80,33 @@ def fsdp2(folder, rank):
         expect(f"{folder}/fsdp2.safetensors", whole, whole_optimizer["state"])
 
 
+def verl(folder, rank):
+    """As verl's FSDPCheckpointManager does: every rank saves its state dict of DTensors for itself."""
+    import json
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(4)
+    model = Net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    optimizer = train(model, rank)
+    name = f"world_size_{WORLD}_rank_{rank}.pt"
+    place = f"{folder}/verl"
+    os.makedirs(f"{place}/huggingface", exist_ok=True)
+    torch.save(model.state_dict(), f"{place}/model_{name}")
+    torch.save(optimizer.state_dict(), f"{place}/optim_{name}")
+    torch.save({"lr_scheduler": {"last_epoch": 3}, "rng": torch.arange(3)}, f"{place}/extra_state_{name}")
+    whole, whole_optimizer = get_state_dict(
+        model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        with open(f"{place}/fsdp_config.json", "w", encoding="ascii") as file:
+            json.dump({"FSDP_version": 2, "world_size": WORLD}, file)
+        with open(f"{place}/huggingface/config.json", "w", encoding="ascii") as file:
+            json.dump({"model_type": "net"}, file)
+        expect(f"{folder}/verl.safetensors", whole, whole_optimizer["state"])
+
+
 def fsdp1(folder, rank):
     """As Accelerate's save_fsdp_model and save_fsdp_optimizer do."""
     from torch.distributed.fsdp import (FullOptimStateDictConfig, FullStateDictConfig, FullyShardedDataParallel,
@@ -118,6 +147,7 @@ def rank_main(rank, folder):
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     fsdp2(folder, rank)
     fsdp1(folder, rank)
+    verl(folder, rank)
     dist.destroy_process_group()
 
 
@@ -180,8 +210,42 @@ def views(folder):
         state[f"dtype.{str(dtype)[6:]}"] = torch.arange(5).to(dtype)
     state["parameter"] = nn.Parameter(torch.ones(3))
     torch.save(state, f"{folder}/views.pt")
+    torch.save(state, f"{folder}/legacy_views.pt", _use_new_zipfile_serialization=False)
     expected = {name: tensor for name, tensor in state.items() if name != "also_tied"}
     expect(f"{folder}/views.safetensors", expected, None)
+
+
+def storage_views(path):
+    """An old torch.save file whose storages are views of others, which PyTorch no longer writes but reads: `whole` is a
+    storage of 20 elements, `part` lies in its elements 5 to 15."""
+    base = torch.arange(20, dtype=torch.float32)
+
+    class Storage:
+        def __init__(self, *view):
+            self.id = ("storage", torch.FloatStorage, "7", "cpu", 20, view[0] if view else None)
+
+    class Tensor:
+        def __init__(self, storage, first, shape, strides):
+            self.arguments = (storage, first, shape, strides, False, OrderedDict())
+
+        def __reduce__(self):
+            return torch._utils._rebuild_tensor_v2, self.arguments
+
+    class Pickler(pickle._Pickler):
+        def persistent_id(self, obj):
+            return obj.id if isinstance(obj, Storage) else None
+
+    state = OrderedDict(whole=Tensor(Storage(), 0, (4, 5), (5, 1)), part=Tensor(Storage(("8", 5, 10)), 1, (3, 2), (1, 3)))
+    with open(path, "wb") as file:
+        machine = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+        for value in (0x1950A86A20F9469CFC6C, 1001, machine):
+            pickle.dump(value, file, protocol=2)
+        Pickler(file, protocol=2).dump(state)
+        pickle.dump(["7"], file, protocol=2)
+        file.write(struct.pack("<q", 20) + base.numpy().tobytes())
+    found = torch.load(path, weights_only=True)
+    assert torch.equal(found["part"], base[6:12].as_strided((3, 2), (1, 3), 6)), found
+    expect(path.replace(".pt", ".safetensors"), found, None)
 
 
 def zero_parts(flat, world, align):
@@ -249,6 +313,47 @@ def zero(folder, stage, world):
     save_file(expected, f"{folder}/zero{stage}.safetensors")
 
 
+def universal(folder, stage):
+    """A universal checkpoint as DeepSpeed's ds_to_universal.py leaves it: of stage 1 and 2 whole tensors in dicts, of stage
+    3 flat ones; fp32 copies of a buffer and of a tied name."""
+    torch.manual_seed(30 + stage)
+    groups = [OrderedDict([("embed.weight", (7, 3)), ("head.weight", (2, 5))]), OrderedDict([("norm.bias", (5,))])]
+    tensors = {name: torch.randn(shape) for group in groups for name, shape in group.items()}
+    table, fixed = torch.arange(4), torch.randn(3, 2).bfloat16()
+    root = f"{folder}/universal{stage}"
+    tag = f"{root}/global_step4_universal"
+    expected = {"model/table": table, "model/fixed.weight": fixed}
+    for name, tensor in tensors.items():
+        os.makedirs(f"{tag}/zero/{name}")
+        for key, value in (("fp32", tensor), ("exp_avg", tensor / 2), ("exp_avg_sq", tensor * tensor)):
+            whole = {"param": value, "cat_dim": 0}
+            torch.save(value.flatten() if stage == 3 else whole, f"{tag}/zero/{name}/{key}.pt")
+            expected[f"model/{name}" if key == "fp32" else f"optimizer/{name}.{key}"] = value
+        if stage != 3:
+            torch.save(torch.tensor(4.0), f"{tag}/zero/{name}/step.pt")
+    module = {"table": table, "fixed.weight": fixed, "tied.weight": tensors["embed.weight"].bfloat16()}
+    if stage != 3:
+        for name, tensor in module.items():
+            os.makedirs(f"{tag}/zero/{name}")
+            torch.save({"param": tensor.float()}, f"{tag}/zero/{name}/fp32.pt")
+    hyper = [{"lr": 0.01 * (i + 1), "betas": (0.9, 0.99), "params": [i]} for i in range(2)]
+    state = {"zero_stage": stage, "ds_version": "0.19.8", "loss_scaler": None, "param_groups": hyper}
+    if stage == 3:
+        state["optimizer_state_dict"] = {"state": {0: {"step": torch.tensor(4.0)}}, "param_groups": hyper}
+    torch.save(state, f"{tag}/zero/optimizer_state.pt")
+    frozen = OrderedDict([("fixed.weight", fixed.shape)])
+    model = {"module": module, "buffer_names": ["table"], "shared_params": {"tied.weight": "embed.weight"},
+             "param_shapes": [OrderedDict((n, torch.Size(s)) for n, s in g.items()) for g in groups],
+             "frozen_param_shapes": frozen,
+             "frozen_param_fragments": {"fixed.weight": fixed.flatten() if stage == 3 else fixed},
+             "ds_version": "0.19.8", "global_steps": 4}
+    name = "zero_pp_rank_0_mp_rank_00" if stage == 3 else "mp_rank_00"
+    torch.save(model, f"{tag}/{name}_model_states.pt")
+    with open(f"{root}/latest_universal", "w", encoding="ascii") as file:
+        file.write("global_step4_universal")
+    save_file(expected, f"{root}.safetensors")
+
+
 def main():
     here = os.path.dirname(os.path.abspath(__file__))
     folder = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.path.join(here, "fixtures")
@@ -256,9 +361,12 @@ def main():
     os.makedirs(f"{folder}/found/local")
     torch.multiprocessing.spawn(rank_main, (folder,), nprocs=WORLD)
     views(folder)
+    storage_views(f"{folder}/legacy_storage_views.pt")
     found(folder)
     zero(folder, 2, 3)
     zero(folder, 3, 2)
+    universal(folder, 2)
+    universal(folder, 3)
 
 
 if __name__ == "__main__":

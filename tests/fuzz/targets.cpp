@@ -219,12 +219,33 @@ void run_quantized(std::string_view bytes) {
   }
 }
 
+// Two ranks of a state dict of DTensors.
+void run_verl(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [first, second] = two_files(bytes);
+  write_bytes(folder.path() / "model_world_size_2_rank_0.pt", first);
+  write_bytes(folder.path() / "model_world_size_2_rank_1.pt", second);
+  read_through(*verl_format().open(folder.path()));
+}
+
 void run_deepspeed(std::string_view bytes) {
   static const ScratchFolder folder;
   const auto [model, optimizer] = two_files(bytes);
   write_bytes(folder.path() / "mp_rank_00_model_states.pt", model);
   write_bytes(folder.path() / "zero_pp_rank_0_mp_rank_00_optim_states.pt", optimizer);
   read_through(*deepspeed_format().open(folder.path()));
+}
+
+// The model's file and one tensor's.
+void run_universal(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [model, tensor] = two_files(bytes);
+  const fs::path parameter = folder.path() / "zero/norm.bias";
+  fs::create_directories(parameter);
+  write_bytes(folder.path() / "mp_rank_00_model_states.pt", model);
+  write_bytes(parameter / "fp32.pt", tensor);
+  write_bytes(parameter / "step.pt", tensor);
+  read_through(*universal_format().open(folder.path()));
 }
 
 // The bytes are the part that the manifest's checksum covers; the checksum is made correct, because
@@ -318,6 +339,8 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"dcp", tolerant<run_dcp>},
       {"safetensors_shards", tolerant<run_safetensors_shards>},
       {"deepspeed", tolerant<run_deepspeed>},
+      {"verl", tolerant<run_verl>},
+      {"universal", tolerant<run_universal>},
       {"torch_file", tolerant<run_torch_file>},
       {"gguf", tolerant<run_gguf>},
       {"safetensors", tolerant<run_safetensors>},

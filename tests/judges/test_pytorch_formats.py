@@ -188,6 +188,29 @@ def test_every_dtype_stride_and_alias(tessera, tmp_path):
     assert_same_tensors(template, state)
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_files_from_before_pytorch_1_6(tessera, tmp_path, protocol):
+    """torch.save with its old format, of a model with its optimizer: the same tensors as from a file of today."""
+    torch.manual_seed(1)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, 0, 3)
+    weights = model.state_dict()
+    weights["transposed"], weights["hidden.again"] = weights["hidden.weight"].t(), weights["hidden.weight"]
+    weights["half"] = torch.randn(3).half()
+    kept = {"model": weights, "note": "text"}
+    both = {"model": Net().state_dict(), "optimizer": optimizer.state_dict()}
+    for name, state in (("weights", kept), ("both", both)):
+        for form, new in (("old", False), ("new", True)):
+            torch.save(state, tmp_path / f"{name}.{form}", _use_new_zipfile_serialization=new, pickle_protocol=protocol)
+        tessera.run("convert", tmp_path / f"{name}.old", tmp_path / f"{name}.pt", "--to", "torch", "--verify")
+        tessera.run("verify", tmp_path / f"{name}.old")
+        tessera.run("diff", tmp_path / f"{name}.old", tmp_path / f"{name}.new")
+    found = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert_same_tensors(found, weights)
+    assert found["hidden.again"].data_ptr() == found["hidden.weight"].data_ptr()
+
+
 @pytest.mark.parametrize("files", ["one", "two"])
 def test_safetensors_of_ranks_are_joined(tessera, tmp_path, files):
     from safetensors.torch import load_file

@@ -56,15 +56,15 @@ ZeroFiles list_zero_files(const fs::path& folder) {
 }
 
 // The folder itself, or the one that its file `latest` names.
-fs::path zero_tag_folder(const fs::path& path) {
+fs::path zero_tag_folder(const fs::path& path, const char* latest) {
   std::error_code error;
-  if (!fs::is_regular_file(path / "latest", error)) return path;
-  std::string tag = read_file(path / "latest", 4096);
+  if (!fs::is_regular_file(path / latest, error)) return path;
+  std::string tag = read_file(path / latest, 4096);
   while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) {
     tag.pop_back();
   }
   TESSERA_CHECK(is_plain_name(tag), ErrorCode::checkpoint,
-                "'{}' names {}, which is not a folder beside it", (path / "latest").string(),
+                "'{}' names {}, which is not a folder beside it", (path / latest).string(),
                 shown(tag));
   return path / tag;
 }

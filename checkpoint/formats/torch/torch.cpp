@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/formats/beside.h"
 #include "checkpoint/formats/known_formats.h"
+#include "checkpoint/formats/torch/legacy_file.h"
 #include "checkpoint/formats/torch/torch_optimizer.h"
 #include "checkpoint/formats/torch/torch_state.h"
 #include "checkpoint/io/json.h"
@@ -42,25 +43,24 @@ std::optional<fs::path> first_of(const fs::path& folder, const Names& names) {
   return std::nullopt;
 }
 
-bool begins_as_torch_file(const fs::path& path) {
+bool looks_like_torch_file(const fs::path& path) {
   try {
     const File file = File::open_for_reading(path);
-    std::array<char, 4> head{};
+    std::array<char, legacy_head_bytes> head{};
     if (file.size() < 64) return false;
     file.read_at(0, head.data(), head.size());
     const std::string_view text(head.data(), head.size());
     const std::string ending = path.extension().string();
     const bool named = ending == ".bin" || ending == ".pt" || ending == ".pth" || ending == ".ckpt";
-    // Files from before PyTorch used zip archives are recognised in order to refuse them with
-    // advice.
-    return text == "PK\x03\x04" || (named && text.starts_with("\x80\x02"));
+    // A plain pickle of such a name is recognised in order to refuse it with advice.
+    return begins_as_torch_file(text) || (named && text.starts_with('\x80'));
   } catch (const Error&) {
     return false;  // opening it reports the reason
   }
 }
 
 bool recognises_torch(const fs::path& path) {
-  if (is_file(path)) return begins_as_torch_file(path);
+  if (is_file(path)) return looks_like_torch_file(path);
   return is_file(path / torch_index_name) || first_of(path, torch_model_names).has_value() ||
          first_of(path, torch_optimizer_names).has_value() || has_flat_shards(path);
 }

@@ -10,43 +10,18 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/torch/legacy_file.h"
 #include "checkpoint/io/crc32.h"
 
 namespace tessera::checkpoint::formats {
 
 namespace {
 
-constexpr std::array<TorchDType, 19> torch_dtypes{{
-    {"float32", "FloatStorage", "F32"},
-    {"float64", "DoubleStorage", "F64"},
-    {"float16", "HalfStorage", "F16"},
-    {"bfloat16", "BFloat16Storage", "BF16"},
-    {"int64", "LongStorage", "I64"},
-    {"int32", "IntStorage", "I32"},
-    {"int16", "ShortStorage", "I16"},
-    {"int8", "CharStorage", "I8"},
-    {"uint8", "ByteStorage", "U8"},
-    {"bool", "BoolStorage", "BOOL"},
-    {"complex64", "ComplexFloatStorage", "C64"},
-    {"uint16", nullptr, "U16"},
-    {"uint32", nullptr, "U32"},
-    {"uint64", nullptr, "U64"},
-    {"float8_e4m3fn", nullptr, "F8_E4M3"},
-    {"float8_e5m2", nullptr, "F8_E5M2"},
-    {"float8_e4m3fnuz", nullptr, "F8_E4M3FNUZ"},
-    {"float8_e5m2fnuz", nullptr, "F8_E5M2FNUZ"},
-    {"float8_e8m0fnu", nullptr, "F8_E8M0"},
-}};
-
 constexpr std::int64_t widest_expansion = 1024;  // elements of a view to those of its storage
 constexpr std::size_t dimensions_limit = 64;     // PyTorch's
 constexpr int json_depth = 32;
 constexpr std::size_t json_values = 1'000'000;
 constexpr std::size_t json_text_value = 64;  // bytes of text that count as a value
-
-bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 // The folder of an archive, which has one data.pkl.
 std::string folder_of(const ZipDirectory& directory, const std::string& source) {
@@ -74,17 +49,22 @@ std::string folder_of(const ZipDirectory& directory, const std::string& source) 
   return folder;
 }
 
-void refuse_old_forms(FileTable& files, std::size_t file, std::uint64_t offset, std::uint64_t bytes,
-                      const std::string& source) {
+// A file that torch.save did not write, by what it begins with. True for the form before
+// PyTorch 1.6.
+bool has_legacy_form(FileTable& files, std::size_t file, std::uint64_t offset, std::uint64_t bytes,
+                     const std::string& source) {
   std::array<char, 264> head{};
   const auto length = static_cast<std::size_t>(std::min<std::uint64_t>(bytes, head.size()));
   files.read(file, offset, head.data(), length);
   const std::string_view text(head.data(), length);
-  const bool is_tar = length > 262 && text.substr(257, 5) == "ustar";
-  const bool is_legacy = length > 3 && text[0] == '\x80' && text[1] == '\x02';
-  TESSERA_CHECK(!is_tar && !is_legacy, ErrorCode::checkpoint,
-                "{} was written before PyTorch 1.6 (or without its zip format): load it with "
+  TESSERA_CHECK(length <= 262 || text.substr(257, 5) != "ustar", ErrorCode::checkpoint,
+                "{} is a tar file, as PyTorch 0.1 wrote them: load it with "
                 "torch.load(..., weights_only=True) and write it again with torch.save",
+                source);
+  if (is_legacy_file(text)) return true;
+  TESSERA_CHECK(!text.starts_with('\x80'), ErrorCode::checkpoint,
+                "{} is a plain pickle, without the beginning of a torch.save file: save the state "
+                "dict by torch.save or safetensors",
                 source);
   // A safetensors file: the length of a header, and its first character.
   TESSERA_CHECK(
@@ -97,6 +77,7 @@ void refuse_old_forms(FileTable& files, std::size_t file, std::uint64_t offset, 
       source);
   TESSERA_CHECK(text.starts_with("PK\x03\x04"), ErrorCode::checkpoint,
                 "{} does not begin as a torch.save file", source);
+  return false;
 }
 
 std::string read_record_whole(FileTable& files, std::size_t file, std::uint64_t offset,
@@ -114,91 +95,19 @@ std::string read_record_whole(FileTable& files, std::size_t file, std::uint64_t 
 
 }  // namespace
 
-const TorchDType* torch_dtype(const StoredDType& stored) {
-  const auto found = std::find_if(torch_dtypes.begin(), torch_dtypes.end(),
-                                  [&](const TorchDType& d) { return d.stored == stored.name; });
-  return found == torch_dtypes.end() ? nullptr : &*found;
+bool begins_as_torch_file(std::string_view head) {
+  return head.starts_with("PK\x03\x04") || is_legacy_file(head);
 }
-
-const TorchDType* torch_dtype_named(std::string_view name) {
-  const auto found = std::find_if(torch_dtypes.begin(), torch_dtypes.end(),
-                                  [&](const TorchDType& d) { return d.dtype == name; });
-  return found == torch_dtypes.end() ? nullptr : &*found;
-}
-
-bool is_torch_global(std::string_view global) {
-  if (is_one_of(global, {"collections.OrderedDict",
-                         "collections.defaultdict",
-                         "collections.Counter",
-                         "builtins.dict",
-                         "__builtin__.dict",
-                         "builtins.set",
-                         "__builtin__.set",
-                         "builtins.list",
-                         "__builtin__.list",
-                         "builtins.complex",
-                         "__builtin__.complex",
-                         "builtins.bytearray",
-                         "__builtin__.bytearray",
-                         "_codecs.encode",
-                         "torch.Size",
-                         "torch.device",
-                         "torch.Tensor",
-                         "torch.storage.UntypedStorage",
-                         "torch.storage.TypedStorage",
-                         "torch.UntypedStorage",
-                         "torch.serialization._get_layout",
-                         "torch.nn.parameter.Parameter",
-                         "torch._utils._rebuild_tensor",
-                         "torch._utils._rebuild_tensor_v2",
-                         "torch._utils._rebuild_tensor_v3",
-                         "torch._utils._rebuild_parameter",
-                         "torch._utils._rebuild_parameter_with_state",
-                         "torch._utils._rebuild_sparse_tensor",
-                         "torch._utils._rebuild_qtensor",
-                         "torch._utils._rebuild_meta_tensor_no_storage",
-                         "torch._tensor._rebuild_from_type_v2"})) {
-    return true;
-  }
-  constexpr std::string_view torch = "torch.";
-  if (!global.starts_with(torch)) return false;
-  const std::string_view name = global.substr(torch.size());
-  if (torch_dtype_named(name) != nullptr) return true;
-  // Listed so that a tensor of such a type is refused by its own name.
-  if (is_one_of(name, {"complex128", "complex32", "qint8", "quint8", "qint32", "quint4x2",
-                       "quint2x4", "ComplexDoubleStorage", "QInt8Storage", "QUInt8Storage",
-                       "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})) {
-    return true;
-  }
-  return std::any_of(torch_dtypes.begin(), torch_dtypes.end(), [&](const TorchDType& d) {
-    return d.storage != nullptr && name == d.storage;
-  });
-}
-
-namespace {
-
-// An object that a state dict of FSDP holds in place of a tensor.
-const char* advice_about_shards(std::string_view global) {
-  const bool shards = global == "torch._utils._rebuild_wrapper_subclass" ||
-                      global.starts_with("torch.distributed.");
-  return shards ? "It has one rank's shards (DTensor, ShardedTensor) in place of tensors: save "
-                  "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), or "
-                  "the sharded one by torch.distributed.checkpoint.save"
-                : nullptr;
-}
-
-}  // namespace
-
-const PickleRules torch_rules{is_torch_global, "a torch.save file of tensors and plain values",
-                              "Load the file where it was made and trusted, and save "
-                              "model.state_dict() (and the optimizer's) "
-                              "alone",
-                              advice_about_shards};
 
 TorchArchive::TorchArchive(FileTable& files, std::size_t file, std::uint64_t offset,
                            std::uint64_t bytes, std::string source, const PickleRules& rules)
     : source_(std::move(source)), file_(file), offset_(offset) {
-  refuse_old_forms(files, file, offset, bytes, source_);
+  if (has_legacy_form(files, file, offset, bytes, source_)) {
+    LegacyFile legacy = read_legacy_file(files, file, offset, bytes, source_, rules);
+    pickle_ = std::move(legacy.pickle);
+    legacy_storages_ = std::move(legacy.storages);
+    return;
+  }
   const ReadBytes read = [&](std::uint64_t at, void* data, std::size_t count) {
     files.read(file, offset + at, data, count);
   };
@@ -216,6 +125,13 @@ TorchArchive::TorchArchive(FileTable& files, std::size_t file, std::uint64_t off
 }
 
 StoredRecord TorchArchive::storage(const std::string& key) const {
+  if (!directory_.has_value()) {
+    const auto found = legacy_storages_.find(key);
+    TESSERA_CHECK(found != legacy_storages_.end(), ErrorCode::checkpoint,
+                  "{}: storage {} is not in the list of its storages; the file is damaged", source_,
+                  shown(key));
+    return found->second;
+  }
   const ZipRecord* record = directory_->find(prefix_ + "data/" + key);
   TESSERA_CHECK(record != nullptr, ErrorCode::checkpoint,
                 "{}: storage {} has no record; the file is damaged", source_, shown(key));
@@ -293,11 +209,9 @@ TorchTensor TorchArchive::rebuild(const PickleValue& arguments, bool with_dtype)
   refuse_lazy_bits(arguments, with_dtype ? 7 : 6);
   std::string_view name = with_dtype ? arguments.at(6).global() : id.at(1).global();
   if (name.starts_with("torch.")) name.remove_prefix(6);
-  const auto* const type =
-      std::find_if(torch_dtypes.begin(), torch_dtypes.end(), [&](const TorchDType& d) {
-        return with_dtype ? d.dtype == name : d.storage != nullptr && d.storage == name;
-      });
-  TESSERA_CHECK(type != torch_dtypes.end(), ErrorCode::checkpoint,
+  const TorchDType* const type =
+      with_dtype ? torch_dtype_named(name) : torch_dtype_of_storage(name);
+  TESSERA_CHECK(type != nullptr, ErrorCode::checkpoint,
                 "{}: tensors of {} cannot be converted; cast them first", source_, shown(name));
   tensor.stored = find_stored_dtype(type->stored);
   const std::int64_t elements = element_count(tensor.shape, source_);
@@ -307,10 +221,36 @@ TorchTensor TorchArchive::rebuild(const PickleValue& arguments, bool with_dtype)
   const bool untyped = id.at(1).global().ends_with("UntypedStorage");
   check(claimed <= record.bytes && (untyped ? claimed : claimed * size) == record.bytes,
         "has a storage whose record has another size");
+  if (id.size() > 5) enter_view(tensor, id);
   check(elements <= widest_expansion * 1024 ||
             static_cast<std::uint64_t>(elements / widest_expansion) <= record.bytes / size,
         "claims far more elements than its storage has");
   return tensor;
+}
+
+// A storage may be a view of another: its key, first element and size follow those of the other.
+void TorchArchive::enter_view(TorchTensor& tensor, const PickleValue& id) const {
+  const PickleValue view = id.at(5);
+  if (view.is(PickleKind::none)) return;
+  const auto check = [&](bool condition) {
+    TESSERA_CHECK(condition, ErrorCode::checkpoint,
+                  "{}: a tensor reaches out of the view of a storage that it lies in", source_);
+  };
+  const std::int64_t first = view.at(1).integer();
+  const std::int64_t size = view.at(2).integer();
+  const std::int64_t whole = id.at(4).integer();
+  check(first >= 0 && size >= 0 && first <= whole && size <= whole - first);
+  std::int64_t last = tensor.first;  // of the view
+  bool empty = false;
+  for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
+    std::int64_t step = 0;
+    empty = empty || tensor.shape[d] == 0;
+    check(tensor.strides[d] >= 0 &&
+          !__builtin_mul_overflow(tensor.shape[d] - 1, tensor.strides[d], &step) &&
+          !__builtin_add_overflow(last, step, &last));
+  }
+  check(tensor.first >= 0 && (empty || last < size));
+  check(!__builtin_add_overflow(tensor.first, first, &tensor.first));
 }
 
 std::vector<std::int64_t> integers_of(const PickleValue& value) {

@@ -1,7 +1,9 @@
-// The zip archives of torch.save, and the tensors that their pickles describe.
+// The files of torch.save, zip archives or in the older form (legacy_file.h), and the tensors that
+// their pickles describe.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -21,8 +23,12 @@ struct TorchDType {
   const char* storage;  // its typed storage, or null: "FloatStorage"
   const char* stored;   // in safetensors: "F32"
 };
-const TorchDType* torch_dtype(const StoredDType& stored);    // null: PyTorch has none
-const TorchDType* torch_dtype_named(std::string_view name);  // "float32"
+const TorchDType* torch_dtype(const StoredDType& stored);         // null: PyTorch has none
+const TorchDType* torch_dtype_named(std::string_view name);       // "float32"
+const TorchDType* torch_dtype_of_storage(std::string_view name);  // "FloatStorage"
+// The bytes of an element in which a storage of this class ("torch.FloatStorage") is counted; 0:
+// unknown.
+std::uint64_t storage_element_bytes(std::string_view global);
 
 // A pickled tensor: a view of a storage in the archive.
 struct TorchTensor {
@@ -32,11 +38,15 @@ struct TorchTensor {
   std::string key;         // of the storage
 };
 
+// True for a file that begins as one of torch.save, in either form. `head` has its first
+// legacy_head_bytes, or all of them.
+bool begins_as_torch_file(std::string_view head);
+
 // Globals that occur in torch.save files of tensors and plain values.
 extern const PickleRules torch_rules;
 bool is_torch_global(std::string_view global);
 
-// An archive that is a file or a part of one.
+// An archive that is a file or a part of one, in either form.
 class TorchArchive {
  public:
   // Bytes [offset, offset + bytes) of a file of the table. `source`, the file in quotes and the
@@ -55,6 +65,7 @@ class TorchArchive {
  private:
   [[nodiscard]] std::optional<TorchTensor> call(const std::string& function,
                                                 const PickleValue& arguments, int depth) const;
+  void enter_view(TorchTensor& tensor, const PickleValue& id) const;
   [[nodiscard]] TorchTensor rebuild(const PickleValue& arguments, bool with_dtype) const;
   void refuse_lazy_bits(const PickleValue& arguments, std::size_t at) const;
   std::string source_;
@@ -62,6 +73,7 @@ class TorchArchive {
   std::uint64_t offset_;
   std::string prefix_;  // the folder in the archive
   std::optional<ZipDirectory> directory_;
+  std::map<std::string, StoredRecord> legacy_storages_;  // of the older form
   std::unique_ptr<Pickle> pickle_;
 };
 

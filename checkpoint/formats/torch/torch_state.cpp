@@ -23,13 +23,15 @@ constexpr std::uintmax_t model_file_limit = std::uintmax_t{64} << 20;
 
 class StateWalker {
  public:
-  StateWalker(StateItems& items, PieceStore& store, const TorchArchive& archive, StatePath path)
-      : items_(items), store_(store), archive_(archive), path_(std::move(path)) {}
+  StateWalker(StateItems& items, PieceStore& store, const TorchArchive& archive, StatePath path,
+              const TakeValue& take)
+      : items_(items), store_(store), archive_(archive), path_(std::move(path)), take_(take) {}
 
   void walk(const PickleValue& value) {
     const std::size_t most = visits_for_all + visits_of_a_value * archive_.values();
     TESSERA_CHECK(path_.size() <= nesting_limit && ++visits_ <= most, ErrorCode::checkpoint,
                   "{} is nested too deep, or repeats its parts without end", archive_.source());
+    if (take_ && take_(path_, value)) return;
     if (const auto tensor = archive_.tensor(value)) {
       add_tensor(*tensor);
     } else if (value.is(PickleKind::dict)) {
@@ -85,9 +87,7 @@ class StateWalker {
     out.stored = tensor.stored;
     out.shape = tensor.shape;
     out.handle = add_torch_tensor(store_, archive_, tensor, name);
-    out.memory = fmt::format("{}/{}/{}/{}/{}/{}", archive_.source(), tensor.key, tensor.first,
-                             tensor.stored->name, fmt::join(tensor.shape, ","),
-                             fmt::join(tensor.strides, ","));
+    out.memory = memory_of(archive_, tensor);
     items_.tensors.push_back(std::move(out));
   }
 
@@ -95,6 +95,7 @@ class StateWalker {
   PieceStore& store_;
   const TorchArchive& archive_;
   StatePath path_;
+  const TakeValue& take_;
   std::size_t visits_ = 0;
   PickleToJson json_;
 };
@@ -102,8 +103,14 @@ class StateWalker {
 }  // namespace
 
 void add_state(StateItems& items, PieceStore& store, const TorchArchive& archive,
-               const PickleValue& value, const StatePath& path) {
-  StateWalker(items, store, archive, path).walk(value);
+               const PickleValue& value, const StatePath& path, const TakeValue& take) {
+  StateWalker(items, store, archive, path, take).walk(value);
+}
+
+std::string memory_of(const TorchArchive& archive, const TorchTensor& tensor) {
+  return fmt::format("{}/{}/{}/{}/{}/{}", archive.source(), tensor.key, tensor.first,
+                     tensor.stored->name, fmt::join(tensor.shape, ","),
+                     fmt::join(tensor.strides, ","));
 }
 
 std::size_t add_torch_tensor(PieceStore& store, const TorchArchive& archive,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "checkpoint/formats/pieces.h"
@@ -11,13 +12,17 @@
 
 namespace tessera::checkpoint::formats {
 
+// Sees every value before the walker does; true: it took the value, and the walker leaves it alone.
+using TakeValue = std::function<bool(const StatePath& path, const PickleValue& value)>;
 // Adds the contents of `value` of the archive, under `path`. Keeps only the plain values that an
 // optimizer needs.
 void add_state(StateItems& items, PieceStore& store, const TorchArchive& archive,
-               const PickleValue& value, const StatePath& path);
+               const PickleValue& value, const StatePath& path, const TakeValue& take = {});
 // Adds a tensor of the archive; `what` is its name for errors.
 std::size_t add_torch_tensor(PieceStore& store, const TorchArchive& archive,
                              const TorchTensor& tensor, const std::string& what);
+// What distinguishes the memory of a tensor from that of others, for StateTensor::memory.
+std::string memory_of(const TorchArchive& archive, const TorchTensor& tensor);
 // The small files of a model in a folder: config.json, the tokenizer's.
 void add_model_files(Contents& contents, const std::filesystem::path& folder);
 // A source of the result of name_state.

@@ -16,11 +16,12 @@ using namespace testing;
 using formats::Box;
 using formats::PickleWriter;
 
-// A tensor of storage "0", float32.
+// A float32 tensor of a storage.
 void write_strided(PickleWriter& pickle, const std::vector<std::int64_t>& shape,
-                   const std::vector<std::int64_t>& strides, std::int64_t storage_elements) {
+                   const std::vector<std::int64_t>& strides, std::int64_t storage_elements,
+                   const char* key = "0") {
   pickle.global("torch._utils", "_rebuild_tensor_v2").mark();
-  pickle.mark().text("storage").global("torch", "FloatStorage").text("0").text("cpu");
+  pickle.mark().text("storage").global("torch", "FloatStorage").text(key).text("cpu");
   pickle.integer(storage_elements).tuple().persistent();
   pickle.integer(0).tuple_of(shape).tuple_of(strides).boolean(false);
   pickle.global("collections", "OrderedDict").empty_tuple().reduce();
@@ -57,6 +58,21 @@ class ZeroFolder {
           state.finish(), {16});
     }
   }
+  // Replaces the model's file by one with the tensors of the module: the parameter "w" of eight
+  // elements, another name of its memory, and a tensor that nothing else lists.
+  void write_module() const {
+    PickleWriter model;
+    model.empty_dict().text("param_shapes").empty_list().empty_dict();
+    model.text("w").tuple_of({8}).set_item().append().set_item().text("module").empty_dict();
+    for (const auto& [name, key] : {std::pair{"w", "0"}, {"again", "0"}, {"fixed", "1"}}) {
+      model.text(name);
+      write_strided(model, {8}, {1}, 8, key);
+      model.set_item();
+    }
+    model.set_item();
+    fs::remove(folder_.path() / "mp_rank_00_model_states.pt");
+    write_torch_file(folder_.path() / "mp_rank_00_model_states.pt", model.finish(), {32, 32});
+  }
   [[nodiscard]] std::string refusal() const {
     return error_of([&] { (void)formats::deepspeed_format().open(folder_.path()); });
   }
@@ -71,6 +87,16 @@ class ZeroFolder {
 TEST(HostileZero, TheFoldersOfThisTestAreReadable) {
   EXPECT_EQ(ZeroFolder(2, 8).open()->contents().tensors.size(), 1u);
   EXPECT_EQ(ZeroFolder(3, 8).open()->contents().tensors.size(), 1u);
+}
+
+// Stage 1 does not list frozen parameters.
+TEST(ZeroModule, KeepsTensorsThatNoGroupHas) {
+  const ZeroFolder folder(2, 8);
+  folder.write_module();
+  const auto source = folder.open();
+  ASSERT_EQ(source->contents().tensors.size(), 2u);
+  EXPECT_EQ(source->contents().tensors[0].name, "fixed");
+  EXPECT_EQ(source->contents().aliases.at("again"), "w");
 }
 
 TEST(HostileZero, PartitionsWithoutGroups) {

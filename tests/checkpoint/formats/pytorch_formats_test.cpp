@@ -25,6 +25,8 @@ const Fixture fixtures[] = {
     {"accelerate", "accelerate.safetensors", formats::dcp_format},
     {"accelerate_full", "accelerate_full.safetensors", formats::torch_format},
     {"views.pt", "views.safetensors", formats::torch_format},
+    {"legacy_views.pt", "views.safetensors", formats::torch_format},
+    {"legacy_storage_views.pt", "legacy_storage_views.safetensors", formats::torch_format},
     {"zero2", "zero2.safetensors", formats::deepspeed_format},
     {"zero3", "zero3.safetensors", formats::deepspeed_format},
 };
@@ -198,15 +200,18 @@ TEST(PyTorchFormats, InconsistentFilesAreRefused) {
   EXPECT_TRUE(has(error_of([&] { formats::deepspeed_format().open(mixed); }), "two stages"));
 }
 
-TEST(PyTorchFormats, OldFormsAreRefusedWithAdvice) {
+TEST(PyTorchFormats, FormsThatAreNotReadAreRefusedWithAdvice) {
   const TemporaryFolder folder;
-  const fs::path legacy = folder.path() / "old.pt";
-  write_all(legacy,
-            "\x80\x02\x8a\x0al\xfc\x9c"
-            "F\xf9 j\xa8P\x19." +
-                std::string(100, 'x'));
-  EXPECT_TRUE(formats::torch_format().recognises(legacy));
-  EXPECT_TRUE(has(error_of([&] { formats::torch_format().open(legacy); }), "before PyTorch 1.6"));
+  const auto refusal = [&](const std::string& bytes) {
+    const fs::path path = folder.path() / "old.pt";
+    write_all(path, bytes);
+    EXPECT_TRUE(formats::torch_format().recognises(path));
+    return error_of([&] { formats::torch_format().open(path); });
+  };
+  EXPECT_TRUE(has(refusal("\x80\x04]." + std::string(100, 'x')), "a plain pickle"));
+  std::string tar("\x80" + std::string(400, 'x'));
+  tar.replace(257, 5, "ustar");
+  EXPECT_TRUE(has(refusal(tar), "PyTorch 0.1"));
 }
 
 }  // namespace
