@@ -13,6 +13,8 @@
 #include "engine/data/samples.h"
 #include "engine/device/memory_kind.h"
 #include "models/registry/registry.h"
+#include "tasks/columnar/table_corpus.h"
+#include "tasks/columnar/table_files.h"
 
 namespace tessera::tasks {
 namespace {
@@ -24,6 +26,28 @@ struct Windows final : Prepared {
 Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device device) {
   const MemoryScope kind(MemoryKind::other);
   return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len}).to(device);
+}
+
+using Corpora = std::vector<std::shared_ptr<const Corpus>>;
+
+Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer) {
+  if (auto tables = find_table_files(data.files)) {
+    return {open_table_corpus({std::move(*tables), data.column}, tokenizer)};
+  }
+  Corpora corpora;
+  for (const std::string& path : expand_files(data.files)) {
+    TESSERA_CHECK(data.column.empty(), ErrorCode::configuration,
+                  "data file {} is neither Parquet nor Arrow, so it has no column {}", path,
+                  data.column);
+    corpora.push_back(std::make_shared<Corpus>(path, tokenizer));
+  }
+  return corpora;
+}
+
+std::string names_of(const std::vector<TextData>& sets) {
+  std::vector<std::string> names;
+  for (const TextData& set : sets) names.insert(names.end(), set.files.begin(), set.files.end());
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 class NextToken final : public ModelTask {
@@ -120,7 +144,7 @@ class NextToken final : public ModelTask {
         scalars.get<std::uint64_t>("corpus") == fingerprint(), ErrorCode::data,
         "{}: {} is not the text that the run in {} was trained on, so its place in it is lost; "
         "give the old file, or start anew from the weights with model.pretrained",
-        options_.train_place, fmt::join(options_.train, ", "), folder);
+        options_.train_place, names_of(options_.train), folder);
     TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == options_.seq_len &&
                       scalars.get<std::int64_t>("seed", 0) == options_.seed &&
                       scalars.get<bool>("shuffle", false) == options_.shuffle,
@@ -134,14 +158,19 @@ class NextToken final : public ModelTask {
  private:
   void open_data() {
     const auto seed = static_cast<std::uint64_t>(options_.seed);
-    for (const std::string& path : options_.train) {
-      samples_.emplace_back(std::make_shared<Corpus>(path, *options_.tokenizer),
-                            SampleOptions{options_.seq_len, options_.shuffle, seed});
+    for (const TextData& data : options_.train) {
+      for (auto& corpus : open_corpora(data, *options_.tokenizer)) {
+        samples_.emplace_back(std::move(corpus),
+                              SampleOptions{options_.seq_len, options_.shuffle, seed});
+      }
     }
     if (!options_.valid) return;
-    validation_ =
-        std::make_unique<Samples>(std::make_shared<Corpus>(*options_.valid, *options_.tokenizer),
-                                  SampleOptions{options_.seq_len, false, seed});
+    auto valid = open_corpora(*options_.valid, *options_.tokenizer);
+    TESSERA_CHECK(valid.size() == 1, ErrorCode::configuration,
+                  "{}: data.valid is {} files; one is evaluated on", options_.valid_place,
+                  valid.size());
+    validation_ = std::make_unique<Samples>(std::move(valid.front()),
+                                            SampleOptions{options_.seq_len, false, seed});
   }
 
   // The vocabulary of the ids in the files if they state it; otherwise the tokenizer's.

@@ -14,9 +14,16 @@
 
 namespace tessera::tasks {
 
+// Files of texts or tokens, each a data set, or Parquet and Arrow files, which are one data set
+// together (columnar/table_corpus.h).
+struct TextData {
+  std::vector<std::string> files;  // paths, patterns and folders
+  std::string column = {};         // of Parquet and Arrow files; empty: the usual one
+};
+
 struct NextTokenOptions {
-  std::vector<std::string> train;  // paths; each is a data set
-  std::optional<std::string> valid;
+  std::vector<TextData> train;
+  std::optional<TextData> valid;  // one data set
   std::shared_ptr<const Tokenizer> tokenizer;
   std::int64_t seq_len = 0;
   bool shuffle = true;
@@ -30,7 +37,7 @@ struct NextTokenOptions {
   bool takes_vocabulary = false;                   // `model` has no vocab_size: the data's is used
   std::string model_source;                        // and where it came from
   // The place of the run's settings and their keys, for messages.
-  std::string source, train_place, seq_len_place;
+  std::string source, train_place, valid_place, seq_len_place;
 };
 
 // Reads data first: errors in a file are reported before a model is built, on the thread's default

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +16,8 @@
 
 #include "base/error.h"
 #include "engine/data/permutation.h"
+#include "tasks/columnar/table_files.h"
+#include "tasks/columnar/table_json.h"
 #include "tasks/table_rows.h"
 
 namespace tessera::tasks {
@@ -52,25 +53,6 @@ TableFormat format_of(std::string_view path, std::string_view first_line) {
 }
 
 }  // namespace
-
-std::vector<std::string> expand_files(const std::vector<std::string>& files) {
-  std::vector<std::string> paths;
-  for (const std::string& file : files) {
-    if (file.find_first_of("*?[") == std::string::npos || ::access(file.c_str(), F_OK) == 0) {
-      paths.push_back(file);
-      continue;
-    }
-    glob_t found{};
-    const int result = ::glob(file.c_str(), GLOB_ERR, nullptr, &found);
-    for (std::size_t i = 0; result == 0 && i < found.gl_pathc; ++i) {
-      paths.emplace_back(found.gl_pathv[i]);
-    }
-    ::globfree(&found);
-    TESSERA_CHECK(result == 0, ErrorCode::data, "data files {}: {}", file,
-                  result == GLOB_NOMATCH ? "no file has such a name" : "the folder cannot be read");
-  }
-  return paths;
-}
 
 // One file: the places of its rows, and the columns of a row.
 class Table::File {
@@ -308,7 +290,19 @@ class Table::File {
 Table::Table(const std::vector<std::string>& files, TableOptions options, const Check& check)
     : options_(std::move(options)), first_rows_{0} {
   TESSERA_REQUIRE(!options_.columns.empty(), "a table needs columns");
-  for (const std::string& path : expand_files(files)) {
+  std::vector<std::string> paths;
+  std::unique_ptr<DerivedFile> lines;  // an open file outlives its name
+  if (const auto tables = find_table_files(files)) {
+    TESSERA_CHECK(options_.format == TableFormat::automatic && !options_.header, ErrorCode::data,
+                  "data file {} is Parquet or Arrow; leave format and header out",
+                  tables->front().path);
+    options_.format = TableFormat::jsonl;
+    lines = make_json_lines(*tables, options_.columns);
+    paths = {lines->path().string()};
+  } else {
+    paths = expand_files(files);
+  }
+  for (const std::string& path : paths) {
     files_.push_back(std::make_unique<File>(path, options_, check));
     first_rows_.push_back(first_rows_.back() + static_cast<std::int64_t>(files_.back()->rows()));
   }

@@ -1,5 +1,6 @@
-// Rows of text files: CSV, TSV, JSON lines, or one text in each line. The rows of several files are
-// concatenated. Rows are read on demand; memory holds only their places.
+// Rows of text files: CSV, TSV, JSON lines, or one text in each line, and of Parquet and Arrow
+// files, whose rows become JSON lines in a file beside them (columnar/table_json.h). The rows of
+// several files are concatenated. Rows are read on demand; memory holds only their places.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +35,9 @@ class Table {
   using Check = std::function<std::string(const std::vector<std::string>& columns)>;
 
   // `files`: paths, or patterns as in a shell (*, ?, [a-z]), whose matches are taken in the order
-  // of their names. Every row is checked at once. A row that is not UTF-8, is empty, lacks a
-  // column, has another number of columns than the header, or fails `check`, is an Error(data) with
-  // file and line.
+  // of their names; folders of Parquet and Arrow files. Every row is checked at once. A row that is
+  // not UTF-8, is empty, lacks a column, has another number of columns than the header, or fails
+  // `check`, is an Error(data) with file and line.
   Table(const std::vector<std::string>& files, TableOptions options, const Check& check = {});
   ~Table();
   Table(const Table&) = delete;
@@ -64,8 +65,5 @@ class Table {
   std::vector<std::unique_ptr<File>> files_;
   std::vector<std::int64_t> first_rows_;  // of each file, and one behind the last
 };
-
-// Expands a list of paths and patterns to paths. A pattern without a match is an Error(data).
-std::vector<std::string> expand_files(const std::vector<std::string>& files);
 
 }  // namespace tessera::tasks

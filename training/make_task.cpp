@@ -91,12 +91,8 @@ void adapt(const Recipe& recipe, models::Model& model) {
   }
 }
 
-std::vector<std::string> files_of(const std::vector<DataSetRecipe>& sets) {
-  std::vector<std::string> files;
-  for (const DataSetRecipe& set : sets) {
-    files.insert(files.end(), set.files.begin(), set.files.end());
-  }
-  return files;
+tasks::TextData text_data(const DataSetRecipe& set) {
+  return {set.files, set.columns.empty() ? "" : set.columns.front()};
 }
 
 // If it is absent in the recipe: the pretrained folder's, else bytes.
@@ -168,15 +164,8 @@ std::unique_ptr<tasks::ModelTask> sentence_pairs_task(const Recipe& recipe, bool
 std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned) {
   tasks::NextTokenOptions options;
   options.reads_data = !planned;
-  if (!planned) {
-    options.train = tasks::expand_files(files_of(recipe.data.train));
-    const auto valid = tasks::expand_files(files_of(recipe.data.valid));
-    TESSERA_CHECK(valid.size() <= 1, ErrorCode::configuration,
-                  "{}: data.valid is {} files; one is "
-                  "evaluated on",
-                  where(recipe, "data.valid"), valid.size());
-    if (!valid.empty()) options.valid = valid.front();
-  }
+  for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(text_data(set));
+  if (!recipe.data.valid.empty()) options.valid = text_data(recipe.data.valid.front());
   options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
   options.seq_len = recipe.model.seq_len;
   options.shuffle = recipe.data.shuffle;
@@ -189,6 +178,7 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
   options.adapt = [&recipe](models::Model& model) { adapt(recipe, model); };
   options.source = recipe.source;
   options.train_place = where(recipe, "data.train");
+  options.valid_place = where(recipe, "data.valid");
   options.seq_len_place = where(recipe, "model.seq_len");
   return tasks::make_next_token_task(options);
 }

@@ -17,6 +17,8 @@
 #include "engine/data/tokenize_text.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
+#include "tasks/columnar/table_corpus.h"
+#include "tasks/columnar/table_files.h"
 #include "tokenizers/load.h"
 #include "training/interruption.h"
 
@@ -63,6 +65,7 @@ void on_workers(std::size_t count, int workers, const Body& body) {
 struct TokenizeCommand {
   std::string text;
   std::string tokenizer;
+  std::string column;
   std::string out;
   std::string json;
   std::int64_t workers = 1;
@@ -74,6 +77,8 @@ struct TokenizeCommand {
                   "--lines writes JSON: give --json FILE, and no --out");
     TESSERA_CHECK(lines || (!out.empty() && json.empty() && !special), ErrorCode::usage,
                   "give --out FILE for the stream; --json and --special-tokens belong to --lines");
+    TESSERA_CHECK(!lines || (column.empty() && !tasks::find_table_files({text})), ErrorCode::usage,
+                  "--lines reads a text; leave it out for Parquet and Arrow files");
     TESSERA_CHECK(!tokenizer.empty(), ErrorCode::usage,
                   "give --tokenizer FOLDER, with a tokenizer.json, vocab.txt or tokenizer.model");
     check_outputs();
@@ -104,6 +109,12 @@ struct TokenizeCommand {
   }
 
   void write_stream(const Tokenizer& loaded) const {
+    if (auto tables = tasks::find_table_files({text})) {
+      write_rows({std::move(*tables), column}, loaded);
+      return;
+    }
+    TESSERA_CHECK(column.empty(), ErrorCode::usage,
+                  "--column is for Parquet and Arrow files, and {} is neither", text);
     const auto begin = std::chrono::steady_clock::now();
     TokenStreamWriter writer(out, loaded, stamp_of_text(text));
     TokenizeOptions options;
@@ -119,6 +130,15 @@ struct TokenizeCommand {
     print_out("{}: {} of {} (vocabulary {}) from {} in {:.2f} s\n", out,
               counted(writer.tokens(), "token"), loaded.name(), loaded.vocabulary_size(),
               bytes_text(static_cast<std::uint64_t>(bytes)), seconds.count());
+  }
+
+  void write_rows(const tasks::TableText& table, const Tokenizer& loaded) const {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::int64_t tokens = tasks::write_table_tokens(table, loaded, static_cast<int>(workers),
+                                                          out, [] { stop_where_asked(); });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    print_out("{}: {} from {} in {:.2f} s\n", out, counted(tokens, "token"),
+              counted(static_cast<std::int64_t>(table.files.size()), "file"), seconds.count());
   }
 
   void write_lines(const Tokenizer& loaded) const {
@@ -158,7 +178,8 @@ Command describe_tokenize() {
       .arguments =
           {{.name = "text",
             .target = &options->text,
-            .help = "The text, in UTF-8",
+            .help = "The text, in UTF-8, or Parquet or Arrow: a file, a folder, or a pattern in "
+                    "quotes",
             .type = "FILE",
             .required = true},
            {.name = "--tokenizer",
@@ -166,6 +187,12 @@ Command describe_tokenize() {
             .help = "tokenizer.json, vocab.txt, a SentencePiece .model or another file of "
                     "docs/tokenizers.md, a folder with one of them, or 'bytes'",
             .type = "PATH"},
+           {.name = "--column",
+            .target = &options->column,
+            .help =
+                "The column of Parquet or Arrow that has the texts or token ids; by default text, "
+                "input_ids or tokens",
+            .type = "NAME"},
            {.name = "--out",
             .target = &options->out,
             .help = "Write the tokens of the whole text to this file, as a stream for data.train",

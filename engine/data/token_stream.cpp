@@ -60,8 +60,8 @@ TokenStreamFormat own_stream(const std::string& path, std::string_view header,
   const auto name_bytes = number_at<std::uint32_t>(header, name_bytes_at);
   const std::uint64_t body = static_cast<std::uint64_t>(file_bytes) - stream_header_bytes;
   const bool sound = (id_bytes == 2 || id_bytes == 4) && name_bytes <= longest_name &&
-                     vocabulary > 0 && vocabulary <= (std::uint64_t{1} << 31) &&
-                     body % id_bytes == 0 && tokens == body / id_bytes;
+                     vocabulary <= (std::uint64_t{1} << 31) && body % id_bytes == 0 &&
+                     tokens == body / id_bytes;
   TESSERA_CHECK(sound, ErrorCode::data,
                 "token stream {} is damaged: its header does not fit its {} bytes; write it again "
                 "with tessera tokenize",
@@ -182,7 +182,7 @@ TokenStreamWriter::TokenStreamWriter(std::filesystem::path path, const Tokenizer
       tokenizer_(tokenizer.name().substr(0, longest_name)),
       fingerprint_(tokenizer.fingerprint()),
       vocabulary_(tokenizer.vocabulary_size()),
-      bytes_per_token_(vocabulary_ <= 65536 ? 2 : 4),
+      bytes_per_token_(vocabulary_ > 0 && vocabulary_ <= 65536 ? 2 : 4),
       source_(source) {
   remove_stale_partials(path_);
   std::random_device random;
@@ -218,8 +218,8 @@ void TokenStreamWriter::write(const void* data, std::size_t bytes, std::int64_t 
 void TokenStreamWriter::append(std::span<const std::int32_t> ids) {
   buffer_.resize(ids.size() * static_cast<std::size_t>(bytes_per_token_));
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    TESSERA_REQUIRE(ids[i] >= 0 && ids[i] < vocabulary_, "token {} outside a vocabulary of {}",
-                    ids[i], vocabulary_);
+    TESSERA_REQUIRE(ids[i] >= 0 && (vocabulary_ == 0 || ids[i] < vocabulary_),
+                    "token {} outside a vocabulary of {}", ids[i], vocabulary_);
     if (bytes_per_token_ == 2) {
       const auto id = static_cast<std::uint16_t>(ids[i]);
       std::memcpy(buffer_.data() + 2 * i, &id, 2);

@@ -47,7 +47,8 @@ std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::p
 // ever sees half a stream.
 class TokenStreamWriter {
  public:
-  // Uses two bytes per id if all ids of the tokenizer fit. Throws Error(data) with the path.
+  // Uses two bytes per id if all ids of the tokenizer fit. A tokenizer with a vocabulary of 0 is
+  // unknown: any id is written, in four bytes. Throws Error(data) with the path.
   TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer,
                     const TextStamp& source);
   ~TokenStreamWriter();  // removes an unfinished file

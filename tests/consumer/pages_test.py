@@ -142,6 +142,7 @@ def prepare(root, build, folder):
         (folder / name).symlink_to(root / name)
     for name, file in (("gpt2", "gpt2.json"), ("all-MiniLM-L6-v2", "bert.json")):
         shutil.copy(root / "tests/tokenizers/fixtures" / file, folder / "path/to" / name / "tokenizer.json")
+    shutil.copy(root / "tests/tasks/columnar/fixtures/helper-rows.arrows", folder / "rows.arrow")
     shutil.copy(root / "examples/own_module.cpp", folder / "main.cpp")
     text = "".join(sentence + "\n" for sentence in SENTENCES)
     for name, content in (("recipe.yaml", RECIPE), ("encoder.yaml", ENCODER), ("text.txt", text * 40), ("lines.txt", text),

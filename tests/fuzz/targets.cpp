@@ -26,6 +26,8 @@
 #include "fuzz/control_target.h"
 #include "fuzz/data_target.h"
 #include "models/registry/registry.h"
+#include "tasks/columnar/arrow/arrow_input.h"
+#include "tasks/columnar/arrow/arrow_reader.h"
 #include "tokenizers/load.h"
 #include "training/recipe/recipe.h"
 
@@ -320,6 +322,36 @@ void run_vocab_merges(std::string_view bytes) {
   use_tokenizer(folder.path());
 }
 
+// All columns that can be read, in parts, as long as they are small.
+void run_arrow(std::string_view bytes) {
+  constexpr std::int64_t most_values = 1 << 12;
+  const MemoryFile file(bytes);
+  const auto input = tasks::open_arrow_file(file.path());
+  tasks::ArrowReader reader(*input, "'arrow'", false);
+  std::vector<tasks::ArrowColumn> columns;
+  for (const tasks::ArrowField& field : reader.schema().fields) {
+    if (tasks::is_readable(field)) {
+      columns.push_back(tasks::find_column(reader.schema().fields, field.name).value());
+    }
+    for (const tasks::ArrowField& child : field.children) {
+      const auto inner = tasks::find_column(reader.schema().fields, field.name + "." + child.name);
+      if (inner && tasks::is_readable(*inner->field)) columns.push_back(*inner);
+    }
+  }
+  reader.choose(columns);
+  while (reader.next()) {
+    const std::int64_t wanted = std::min(reader.batch().rows(), most_values);
+    for (const tasks::ArrowColumn& column : columns) {
+      const std::int64_t rows =
+          tasks::ArrowValues::fitting_rows(reader.batch(), column, 0, wanted, readable);
+      if (rows > wanted) continue;  // of an empty batch
+      const auto values =
+          tasks::ArrowValues::read(reader.batch(), column, 0, rows, reader.dictionaries());
+      for (std::int64_t i = 0; i < rows; ++i) (void)values.json(i);
+    }
+  }
+}
+
 // A parser may refuse its input.
 template <void (*parse)(std::string_view)>
 void tolerant(std::string_view bytes) {
@@ -355,6 +387,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"vocab_merges", tolerant<run_vocab_merges>},
       {"control", tolerant<run_control>},
       {"data", tolerant<run_data>},
+      {"arrow", tolerant<run_arrow>},
   };
   return targets;
 }

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "tasks/columnar/table_files.h"
 #include "tasks/table_rows.h"
 #include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
@@ -14,7 +15,7 @@ namespace {
 
 using Rows = std::vector<std::vector<std::string>>;
 
-class TableFile : public DataFolder {
+class TextTable : public DataFolder {
  public:
   // The rows, or the error, without the folder's name.
   [[nodiscard]] Rows rows(const std::string& name, const std::string& content,
@@ -38,7 +39,7 @@ class TableFile : public DataFolder {
 };
 
 TEST(Table, TabsWithoutQuotesAsInTheStsBenchmark) {
-  const TableFile file;
+  const TextTable file;
   const std::string text =
       "news\tM\t2012\t1\t5.000\tA \"plane\" is\tAn, air\nnews\tM\t2012\t4\t3.8\tx\ty\tmore\tmore\n";
   EXPECT_EQ(file.rows("sts.csv", text, {.columns = {"6", "7", "5"}}),
@@ -46,7 +47,7 @@ TEST(Table, TabsWithoutQuotesAsInTheStsBenchmark) {
 }
 
 TEST(Table, QuotesAndAHeader) {
-  const TableFile file;
+  const TextTable file;
   const std::string text =
       "label,text,other\r\n1,\"a, \"\"b\"\"\",x\r\n2,\"two\nlines\",5\" pipe\r\n3,,\r\n";
   EXPECT_EQ(file.rows("a.csv", text, {.columns = {"text", "label"}}),
@@ -56,13 +57,13 @@ TEST(Table, QuotesAndAHeader) {
 }
 
 TEST(Table, AHeaderCanBeSkipped) {
-  const TableFile file;
+  const TextTable file;
   EXPECT_EQ(file.rows("a.tsv", "x\ty\n1\t2", {.columns = {"2"}, .header = true}), (Rows{{"2"}}));
   EXPECT_EQ(file.rows("b.tsv", "\xEF\xBB\xBFx\ty\n1\t2", {.columns = {"1"}}), (Rows{{"x"}, {"1"}}));
 }
 
 TEST(Table, JsonLinesHaveKeys) {
-  const TableFile file;
+  const TextTable file;
   const std::string text =
       "{\"a\": \"x\\n\\u00e9\", \"n\": 2.5, \"v\": [1, 2]}\n{\"n\": 3, \"a\": \"y\", \"v\": []}\n";
   EXPECT_EQ(file.rows("a.jsonl", text, {.columns = {"a", "n", "v"}}),
@@ -70,13 +71,13 @@ TEST(Table, JsonLinesHaveKeys) {
 }
 
 TEST(Table, LinesOfText) {
-  const TableFile file;
+  const TextTable file;
   EXPECT_EQ(file.rows("a.txt", "one, \"two\nthree\tfour", {.columns = {"1"}}),
             (Rows{{"one, \"two"}, {"three\tfour"}}));
 }
 
 TEST(Table, RowsLongerThanAWindowAndManyOfThem) {
-  const TableFile file;
+  const TextTable file;
   std::string text;
   Rows expected;
   for (int i = 0; i < 4000; ++i) {
@@ -90,7 +91,7 @@ TEST(Table, RowsLongerThanAWindowAndManyOfThem) {
 }
 
 TEST(Table, SeveralFilesFollowEachOther) {
-  const TableFile file;
+  const TextTable file;
   const std::vector<std::string> b = {file.write("b1.tsv", "1\tx\n2\ty\n")};
   file.write("a.tsv", "3\tz");
   const Table table({b.front(), file.path("a*.tsv")}, {.columns = {"1"}});
@@ -104,7 +105,7 @@ TEST(Table, SeveralFilesFollowEachOther) {
 }
 
 TEST(Table, ErrorsHaveFileAndLine) {
-  const TableFile file;
+  const TextTable file;
   const TableOptions two{.columns = {"1", "2"}};
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two),
             "a.tsv:2: 1 columns, but column 2 is required");
@@ -132,7 +133,7 @@ TEST(Table, ErrorsHaveFileAndLine) {
 }
 
 TEST(Table, AFileThatBecameShorterIsAnError) {
-  const TableFile file;
+  const TextTable file;
   const Table table({file.write("a.tsv", "1\t2\n3\t4\n")}, {.columns = {"1"}});
   std::filesystem::resize_file(file.path("a.tsv"), 5);
   EXPECT_EQ(table.read(0), std::vector<std::string>{"1"});

@@ -23,7 +23,7 @@ ROOMS = {
                    "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
-    "tasks": (".",),
+    "tasks": ("columnar/arrow", "columnar", "."),
     "trainer": (".",),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),

@@ -105,7 +105,8 @@ const std::vector<DataSetKey>& data_set_keys() {
   using E = SentenceEvaluator;
   static const std::vector<DataSetKey> keys = {
       names("file", &DataSetRecipe::files, "text, or a list", "required",
-            "A file, several, or a pattern like `data/*.jsonl`."),
+            "A file, several, or a pattern like `data/*.jsonl`; for Parquet and Arrow also a "
+            "folder."),
       chosen("format", &DataSetRecipe::format,
              std::vector<Choice<F>>{{"auto", F::automatic},
                                     {"csv", F::csv},
@@ -117,8 +118,9 @@ const std::vector<DataSetKey>& data_set_keys() {
              "`text` one text per line. `auto`: by the name (.jsonl, .tsv, .txt), else `tsv` if "
              "the first line has a tab."),
       names("columns", &DataSetRecipe::columns, "list of names or numbers", "the first ones",
-            "Names of the header (keys, of JSON lines), or numbers from 1: first text, second "
-            "text, label; as many as the loss or evaluator takes."),
+            "Names of the header (keys, of JSON lines; columns, of Parquet and Arrow), or numbers "
+            "from 1: first text, second text, label; as many as the loss or evaluator takes. "
+            "`next_token`: the one column of Parquet and Arrow that has the texts or token ids."),
       header_key(),
       chosen("loss", &DataSetRecipe::loss,
              std::vector<Choice<L>>{{"none", L::none},

@@ -1,0 +1,360 @@
+// Buffers of each type of column. All numbers of a buffer are untrusted.
+#include "tasks/columnar/arrow/arrow_values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "base/low_precision.h"
+
+namespace tessera::tasks {
+namespace {
+
+// The values of a list, or the texts, of one row.
+constexpr std::int64_t longest_value = std::int64_t{1} << 30;
+
+// `count` numbers of a buffer from `first` on.
+template <class Number>
+std::vector<Number> numbers_of(const ArrowBatch& batch, std::size_t buffer, std::int64_t first,
+                               std::int64_t count) {
+  constexpr auto size = static_cast<std::int64_t>(sizeof(Number));
+  // Before the memory is taken: a damaged length must not ask for more than there is.
+  const std::int64_t held = batch.bytes(buffer) / size;
+  TESSERA_CHECK(first <= held && count <= held - first, ErrorCode::data,
+                "{}: a column has fewer values than its batch has rows", batch.what());
+  std::vector<Number> numbers(static_cast<std::size_t>(count));
+  batch.read(buffer, first * size, numbers.data(), count * size);
+  return numbers;
+}
+
+// Offsets `first` to `first + count`, count + 1 numbers that do not fall.
+std::vector<std::int64_t> offsets_of(const ArrowBatch& batch, std::size_t buffer, bool wide,
+                                     std::int64_t first, std::int64_t count) {
+  if (batch.bytes(buffer) == 0 && first == 0 && count == 0) return {0};
+  std::vector<std::int64_t> offsets;
+  if (wide) {
+    offsets = numbers_of<std::int64_t>(batch, buffer, first, count + 1);
+  } else {
+    const auto narrow = numbers_of<std::int32_t>(batch, buffer, first, count + 1);
+    offsets.assign(narrow.begin(), narrow.end());
+  }
+  TESSERA_CHECK(offsets.front() >= 0 && std::is_sorted(offsets.begin(), offsets.end()),
+                ErrorCode::data, "{}: the offsets of a column are damaged", batch.what());
+  return offsets;
+}
+
+struct View {
+  std::int32_t length;
+  char rest[12];  // the text, or 4 letters of it, the number of a buffer and the place in it
+};
+static_assert(sizeof(View) == 16);
+constexpr std::int32_t longest_inline = 12;
+
+void check_rows(const ArrowBatch& batch, std::size_t node, std::int64_t first, std::int64_t count) {
+  const std::int64_t length = batch.length(node);
+  TESSERA_CHECK(first >= 0 && count >= 0 && first <= length && count <= length - first,
+                ErrorCode::data, "{}: a column has {} rows, less than its batch or its lists",
+                batch.what(), length);
+}
+
+}  // namespace
+
+bool is_readable(const ArrowField& field) {
+  switch (field.kind) {
+    case ArrowKind::integer:
+    case ArrowKind::floating:
+    case ArrowKind::boolean:
+    case ArrowKind::text:
+      return true;
+    case ArrowKind::list:
+    case ArrowKind::fixed_list:
+      if (field.kind == ArrowKind::fixed_list && field.list_size == 0) return false;
+      return !field.index && is_readable(field.children.front());
+    case ArrowKind::structure:
+    case ArrowKind::other:
+      break;
+  }
+  return false;
+}
+
+void ArrowValues::read_validity(const ArrowBatch& batch, std::size_t node, std::size_t buffer,
+                                std::int64_t first) {
+  check_rows(batch, node, first, count_);
+  if (batch.bytes(buffer) == 0 || count_ == 0) return;  // no nulls
+  const std::int64_t begin = first / 8;
+  const auto bits =
+      numbers_of<unsigned char>(batch, buffer, begin, (first + count_ - 1) / 8 - begin + 1);
+  null_.resize(static_cast<std::size_t>(count_), false);
+  for (std::int64_t i = 0; i < count_; ++i) {
+    const std::int64_t bit = first + i;
+    const bool valid = ((bits[static_cast<std::size_t>(bit / 8 - begin)] >> (bit % 8)) & 1) != 0;
+    if (!valid) null_[static_cast<std::size_t>(i)] = true;
+  }
+}
+
+void ArrowValues::read_integers(const ArrowBatch& batch, std::size_t buffer, int bits,
+                                bool is_signed, std::int64_t first) {
+  const auto take = [&]<class Number>(Number) {
+    const auto numbers = numbers_of<Number>(batch, buffer, first, count_);
+    integers_.reserve(numbers.size());
+    for (const Number number : numbers) {
+      TESSERA_CHECK(std::in_range<std::int64_t>(number), ErrorCode::data,
+                    "{}: the whole number {} is too large", batch.what(), number);
+      integers_.push_back(static_cast<std::int64_t>(number));
+    }
+  };
+  if (bits == 8) return is_signed ? take(std::int8_t{}) : take(std::uint8_t{});
+  if (bits == 16) return is_signed ? take(std::int16_t{}) : take(std::uint16_t{});
+  if (bits == 32) return is_signed ? take(std::int32_t{}) : take(std::uint32_t{});
+  return is_signed ? take(std::int64_t{}) : take(std::uint64_t{});
+}
+
+void ArrowValues::read_floats(const ArrowBatch& batch, std::size_t buffer, std::int64_t first) {
+  if (field_->bits == 64) {
+    floats_ = numbers_of<double>(batch, buffer, first, count_);
+  } else if (field_->bits == 32) {
+    const auto numbers = numbers_of<float>(batch, buffer, first, count_);
+    floats_.assign(numbers.begin(), numbers.end());
+  } else {
+    for (const std::uint16_t bits : numbers_of<std::uint16_t>(batch, buffer, first, count_)) {
+      floats_.push_back(static_cast<double>(to_float(Float16{bits})));
+    }
+  }
+}
+
+void ArrowValues::read_bits(const ArrowBatch& batch, std::size_t buffer, std::int64_t first) {
+  if (count_ == 0) return;
+  const std::int64_t begin = first / 8;
+  const auto bits =
+      numbers_of<unsigned char>(batch, buffer, begin, (first + count_ - 1) / 8 - begin + 1);
+  for (std::int64_t bit = first; bit < first + count_; ++bit) {
+    integers_.push_back((bits[static_cast<std::size_t>(bit / 8 - begin)] >> (bit % 8)) & 1);
+  }
+}
+
+void ArrowValues::read_text(const ArrowBatch& batch, std::size_t buffer, std::int64_t first) {
+  offsets_ = offsets_of(batch, buffer, field_->wide, first, count_);
+  const std::int64_t begin = offsets_.front();
+  const std::int64_t bytes = offsets_.back() - begin;
+  TESSERA_CHECK(offsets_.back() <= batch.bytes(buffer + 1), ErrorCode::data,
+                "{}: a text ends behind its buffer", batch.what());
+  text_.resize(static_cast<std::size_t>(bytes));
+  batch.read(buffer + 1, begin, text_.data(), bytes);
+  for (std::int64_t& offset : offsets_) offset -= begin;
+}
+
+void ArrowValues::read_views(const ArrowBatch& batch, const ArrowColumn& column,
+                             std::int64_t first) {
+  const std::int64_t buffers = batch.view_buffers(column.views);
+  offsets_.push_back(0);
+  for (const View& view : numbers_of<View>(batch, column.buffer + 1, first, count_)) {
+    TESSERA_CHECK(view.length >= 0, ErrorCode::data, "{}: a text of {} bytes", batch.what(),
+                  view.length);
+    if (is_null(static_cast<std::int64_t>(offsets_.size()) - 1)) {
+      // What a null's view says is undefined.
+    } else if (view.length <= longest_inline) {
+      text_.append(view.rest, static_cast<std::size_t>(view.length));
+    } else {
+      std::int32_t place[2];
+      std::memcpy(place, view.rest + 4, sizeof(place));
+      TESSERA_CHECK(place[0] >= 0 && place[0] < buffers && place[1] >= 0, ErrorCode::data,
+                    "{}: a text is in a buffer that its column does not have", batch.what());
+      const std::size_t buffer = column.buffer + 2 + static_cast<std::size_t>(place[0]);
+      TESSERA_CHECK(
+          place[1] <= batch.bytes(buffer) && view.length <= batch.bytes(buffer) - place[1],
+          ErrorCode::data, "{}: a text ends behind its buffer", batch.what());
+      const std::size_t held = text_.size();
+      text_.resize(held + static_cast<std::size_t>(view.length));
+      batch.read(buffer, place[1], text_.data() + held, view.length);
+    }
+    offsets_.push_back(static_cast<std::int64_t>(text_.size()));
+  }
+}
+
+void ArrowValues::read_list(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
+                            const Dictionaries& dictionaries) {
+  const bool fixed = field_->kind == ArrowKind::fixed_list;
+  const std::int64_t size = field_->list_size;
+  if (!fixed) offsets_ = offsets_of(batch, column.buffer + 1, field_->wide, first, count_);
+  TESSERA_CHECK(!fixed || first + count_ <= std::numeric_limits<std::int64_t>::max() / size - 1,
+                ErrorCode::data, "{}: lists of {} values", batch.what(), size);
+  const std::int64_t begin = fixed ? first * size : offsets_.front();
+  const std::int64_t items = fixed ? count_ * size : offsets_.back() - begin;
+  // This checks that there are so many values, before memory is taken for the places of lists.
+  items_ = std::make_unique<ArrowValues>(read(batch, items_of(column), begin, items, dictionaries));
+  for (std::int64_t i = 0; fixed && i <= count_; ++i) offsets_.push_back(begin + i * size);
+  for (std::int64_t& offset : offsets_) offset -= begin;
+}
+
+void ArrowValues::check_indices(const ArrowBatch& batch) const {
+  for (std::int64_t i = 0; i < count_; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::int64_t index = integers_[at];
+    const bool null = !null_.empty() && null_[at];
+    TESSERA_CHECK(null || (index >= 0 && index < dictionary_->count()), ErrorCode::data,
+                  "{}: the index {} of a dictionary of {}", batch.what(), index,
+                  dictionary_->count());
+  }
+}
+
+ArrowValues ArrowValues::read(const ArrowBatch& batch, const ArrowColumn& column,
+                              std::int64_t first, std::int64_t count,
+                              const Dictionaries& dictionaries) {
+  ArrowValues values;
+  values.field_ = column.field;
+  values.count_ = count;
+  values.read_validity(batch, column.node, column.buffer, first);
+  for (const ArrowColumn& parent : column.parents) {
+    ArrowValues around;
+    around.count_ = count;
+    around.read_validity(batch, parent.node, parent.buffer, first);
+    if (around.null_.empty()) continue;
+    values.null_.resize(static_cast<std::size_t>(count), false);
+    for (std::size_t i = 0; i < around.null_.size(); ++i) {
+      if (around.null_[i]) values.null_[i] = true;
+    }
+  }
+  const ArrowField& field = *column.field;
+  if (field.index) {
+    const auto known = dictionaries.find(field.index->dictionary);
+    TESSERA_CHECK(known != dictionaries.end(), ErrorCode::data,
+                  "{}: column {} comes before its dictionary", batch.what(), field.name);
+    values.dictionary_ = &known->second;
+    values.read_integers(batch, column.buffer + 1, field.index->bits, field.index->is_signed,
+                         first);
+    values.check_indices(batch);
+    return values;
+  }
+  switch (field.kind) {
+    case ArrowKind::integer:
+      values.read_integers(batch, column.buffer + 1, field.bits, field.is_signed, first);
+      break;
+    case ArrowKind::floating:
+      values.read_floats(batch, column.buffer + 1, first);
+      break;
+    case ArrowKind::boolean:
+      values.read_bits(batch, column.buffer + 1, first);
+      break;
+    case ArrowKind::text:
+      if (field.view) {
+        values.read_views(batch, column, first);
+      } else {
+        values.read_text(batch, column.buffer + 1, first);
+      }
+      break;
+    case ArrowKind::list:
+    case ArrowKind::fixed_list:
+      values.read_list(batch, column, first, dictionaries);
+      break;
+    case ArrowKind::structure:
+    case ArrowKind::other:
+      fail(ErrorCode::data, "{}: column {} is of the type {}, which is not read", batch.what(),
+           field.name, field.type);
+  }
+  return values;
+}
+
+std::int64_t ArrowValues::fitting_rows(const ArrowBatch& batch, const ArrowColumn& column,
+                                       std::int64_t first, std::int64_t count, std::int64_t most) {
+  const ArrowField& field = *column.field;
+  check_rows(batch, column.node, first, count);
+  const bool has_offsets = (field.kind == ArrowKind::list || field.kind == ArrowKind::text) &&
+                           !field.view && !field.index;
+  std::int64_t fitting = count;
+  std::int64_t largest = 0;  // of the first row
+  if (has_offsets && count > 0) {
+    const auto offsets = offsets_of(batch, column.buffer + 1, field.wide, first, count);
+    const auto behind = std::upper_bound(offsets.begin(), offsets.end(), offsets.front() + most);
+    fitting = behind - offsets.begin() - 1;
+    largest = offsets[1] - offsets[0];
+  } else if (field.kind == ArrowKind::fixed_list && !field.index) {
+    fitting = most / std::max<std::int64_t>(field.list_size, 1);
+    largest = field.list_size;
+  } else if (field.view) {
+    std::int64_t bytes = 0;
+    const auto views = numbers_of<View>(batch, column.buffer + 1, first, count);
+    fitting = 0;
+    while (fitting < count) {
+      bytes += std::max(views[static_cast<std::size_t>(fitting)].length, 0);
+      if (bytes > most) break;
+      ++fitting;
+    }
+  }
+  TESSERA_CHECK(largest <= longest_value, ErrorCode::data,
+                "{}: a row of column {} has {} bytes or values; a row has at most {}", batch.what(),
+                field.name, largest, longest_value);
+  return std::clamp<std::int64_t>(fitting, 1, std::max<std::int64_t>(count, 1));
+}
+
+bool ArrowValues::is_null(std::int64_t i) const {
+  if (!null_.empty() && null_[static_cast<std::size_t>(i)]) return true;
+  return dictionary_ != nullptr && dictionary_->is_null(integers_[static_cast<std::size_t>(i)]);
+}
+
+std::string_view ArrowValues::text(std::int64_t i) const {
+  const auto at = static_cast<std::size_t>(i);
+  if (dictionary_ != nullptr) return dictionary_->text(integers_[at]);
+  const auto begin = static_cast<std::size_t>(offsets_[at]);
+  return std::string_view(text_).substr(begin, static_cast<std::size_t>(offsets_[at + 1]) - begin);
+}
+
+std::span<const std::int64_t> ArrowValues::integers(std::int64_t i) const {
+  const auto at = static_cast<std::size_t>(i);
+  return std::span(items_->integers_)
+      .subspan(static_cast<std::size_t>(offsets_[at]),
+               static_cast<std::size_t>(offsets_[at + 1] - offsets_[at]));
+}
+
+bool ArrowValues::has_null_items(std::int64_t i) const {
+  if (items_->null_.empty()) return false;
+  const auto at = static_cast<std::size_t>(i);
+  const auto begin = items_->null_.begin() + static_cast<std::ptrdiff_t>(offsets_[at]);
+  const auto end = items_->null_.begin() + static_cast<std::ptrdiff_t>(offsets_[at + 1]);
+  return std::find(begin, end, true) != end;
+}
+
+nlohmann::json ArrowValues::json(std::int64_t i) const {
+  if (is_null(i)) return nullptr;
+  const auto at = static_cast<std::size_t>(i);
+  if (dictionary_ != nullptr) return dictionary_->json(integers_[at]);
+  switch (field_->kind) {
+    case ArrowKind::integer:
+      return integers_[at];
+    case ArrowKind::boolean:
+      return integers_[at] != 0;
+    case ArrowKind::floating:
+      return floats_[at];
+    case ArrowKind::text:
+      return std::string(text(i));
+    default:
+      break;
+  }
+  nlohmann::json list = nlohmann::json::array();
+  for (std::int64_t k = offsets_[at]; k < offsets_[at + 1]; ++k) list.push_back(items_->json(k));
+  return list;
+}
+
+void ArrowValues::append(const ArrowValues& other) {
+  TESSERA_REQUIRE(items_ == nullptr && dictionary_ == nullptr && other.field_->kind == field_->kind,
+                  "a dictionary of lists");
+  if (!null_.empty() || !other.null_.empty()) {
+    null_.resize(static_cast<std::size_t>(count_), false);
+    for (std::int64_t i = 0; i < other.count_; ++i) null_.push_back(other.is_null(i));
+  }
+  count_ += other.count_;
+  integers_.insert(integers_.end(), other.integers_.begin(), other.integers_.end());
+  floats_.insert(floats_.end(), other.floats_.begin(), other.floats_.end());
+  if (offsets_.empty()) return;
+  const std::int64_t before = offsets_.back();
+  for (std::size_t i = 1; i < other.offsets_.size(); ++i) {
+    offsets_.push_back(before + other.offsets_[i]);
+  }
+  text_ += other.text_;
+}
+
+}  // namespace tessera::tasks

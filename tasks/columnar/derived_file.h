@@ -1,0 +1,39 @@
+// A file that is made from the rows of others and kept beside them, so that it is made once.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tasks/columnar/table_files.h"
+
+namespace tessera::tasks {
+
+// Its name is _FIRST.<purpose>.<stamp><ending> in the folder of the first file FIRST; other
+// programs pass over names with an underscore. The purpose says what was made from which files, the
+// stamp their sizes and times: when a file changes, another one is made, and the old one is
+// removed. One process of a machine makes it while the others wait. If the folder cannot be
+// written, it is an own file of this process in the folder for temporary files, which ends with
+// this object.
+class DerivedFile {
+ public:
+  // `make` writes the file under the name that it gets, and gives it that name when it is whole.
+  DerivedFile(const std::vector<TableFile>& files, std::uint64_t purpose, const std::string& ending,
+              const std::function<void(const std::filesystem::path&)>& make);
+  ~DerivedFile();
+  DerivedFile(const DerivedFile&) = delete;
+  DerivedFile& operator=(const DerivedFile&) = delete;
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  bool passing_ = false;
+};
+
+// Mixes a text into a number.
+std::uint64_t mix_text(std::uint64_t hash, std::string_view text);
+
+}  // namespace tessera::tasks

@@ -1,0 +1,37 @@
+// The texts or token ids of Parquet and Arrow files as one sequence of tokens.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/data/corpus.h"
+#include "engine/data/tokenizer.h"
+#include "tasks/columnar/table_files.h"
+
+namespace tessera::tasks {
+
+// The rows of a column, in the order of files and rows. A text is encoded by itself, and behind it
+// comes the tokenizer's token that ends a text, or, if it has none, a newline, which belongs to the
+// text. Lists of whole numbers are token ids, taken as they are; with the tokenizer `bytes` they
+// are those of an unknown tokenizer.
+struct TableText {
+  std::vector<TableFile> files;
+  std::string column;  // empty: text, input_ids or tokens, or the only column of such a type
+};
+
+// Writes them as a stream of `tessera tokenize` (engine/data/token_stream.h) and returns their
+// number. `workers` threads encode; they do not change the ids. `between` is called between parts
+// of the rows and may throw to stop. Error(data) with file and row: a null, an id outside the
+// vocabulary, a column of another type; no row at all.
+std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokenizer, int workers,
+                                const std::filesystem::path& path,
+                                const std::function<void()>& between = {});
+
+// Opens the stream that write_table_tokens() makes, which is kept beside the files (DerivedFile).
+std::shared_ptr<const Corpus> open_table_corpus(const TableText& table, const Tokenizer& tokenizer,
+                                                int workers = 1);
+
+}  // namespace tessera::tasks

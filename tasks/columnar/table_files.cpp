@@ -1,0 +1,202 @@
+// Patterns, folders, and the first bytes of files.
+#include "tasks/columnar/table_files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace tessera::tasks {
+namespace {
+
+namespace fs = std::filesystem;
+
+// By the first bytes; a stream of Arrow begins with a message. None for other files, and for those
+// that cannot be read.
+std::optional<TableFileKind> kind_of_file(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return std::nullopt;
+  char bytes[8] = {};
+  struct stat status {};
+  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  const ssize_t got = regular ? ::pread(file, bytes, sizeof(bytes), 0) : -1;
+  ::close(file);
+  const std::string_view begin(bytes, static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  if (begin.starts_with("PAR1") || begin.starts_with("PARE")) return TableFileKind::parquet;
+  constexpr std::string_view continuation = "\xff\xff\xff\xff";
+  if (begin.starts_with("ARROW1") || begin.starts_with(continuation)) return TableFileKind::arrow;
+  return std::nullopt;
+}
+
+std::optional<TableFileKind> kind_of_name(const fs::path& path) {
+  const std::string ending = path.extension().string();
+  if (ending == ".parquet" || ending == ".pq") return TableFileKind::parquet;
+  const bool arrow =
+      ending == ".arrow" || ending == ".arrows" || ending == ".feather" || ending == ".ipc";
+  return arrow ? std::optional(TableFileKind::arrow) : std::nullopt;
+}
+
+// "a%20b" as Hive and Spark escape values of folders.
+std::string unescaped(std::string_view text) {
+  const auto digit = [](char c) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    return digits.find(static_cast<char>(c | 0x20));
+  };
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool escape =
+        text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) < 16 && digit(text[i + 2]) < 16;
+    if (escape) {
+      out += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+TableFile table_file(const std::string& path, TableFileKind kind) {
+  TableFile file{path, kind, {}};
+  for (const fs::path& part : fs::path(path).parent_path()) {
+    const std::string name = part.string();
+    const std::size_t equals = name.find('=');
+    if (equals == 0 || equals == std::string::npos) continue;
+    file.partition.emplace_back(unescaped(std::string_view(name).substr(0, equals)),
+                                unescaped(std::string_view(name).substr(equals + 1)));
+  }
+  return file;
+}
+
+// The files of a folder that `Dataset.save_to_disk` of Hugging Face's datasets wrote. It may hold
+// other Arrow files as well, its caches.
+std::optional<std::vector<std::string>> files_of_dataset(const fs::path& folder) {
+  std::ifstream state(folder / "state.json");
+  if (!state.is_open()) return std::nullopt;
+  const nlohmann::json json = nlohmann::json::parse(state, nullptr, false);
+  if (!json.is_object() || !json.contains("_data_files")) return std::nullopt;
+  std::vector<std::string> files;
+  for (const nlohmann::json& one : json["_data_files"]) {
+    const nlohmann::json name =
+        one.is_object() ? one.value("filename", nlohmann::json()) : nlohmann::json();
+    const bool plain = name.is_string() && name.get<std::string>().find('/') == std::string::npos;
+    TESSERA_CHECK(plain, ErrorCode::data, "data folder {}: its state.json is damaged",
+                  folder.string());
+    files.push_back((folder / name.get<std::string>()).string());
+  }
+  return files;
+}
+
+void check_folder(const fs::path& folder) {
+  TESSERA_CHECK(!fs::exists(folder / "_temporary"), ErrorCode::data,
+                "data folder {}: the job that writes it has not finished, or has failed: it holds "
+                "_temporary; wait for its _SUCCESS, or remove _temporary",
+                folder.string());
+  std::ifstream splits(folder / "dataset_dict.json");
+  if (!splits.is_open()) return;
+  const nlohmann::json json = nlohmann::json::parse(splits, nullptr, false);
+  std::vector<std::string> names;
+  if (json.is_object() && json.contains("splits") && json["splits"].is_array()) {
+    for (const nlohmann::json& one : json["splits"]) {
+      if (one.is_string()) names.push_back((folder / one.get<std::string>()).string());
+    }
+  }
+  fail(ErrorCode::data, "data folder {} holds several splits; name one of them: {}",
+       folder.string(), fmt::join(names, ", "));
+}
+
+void add_file(const std::string& path, std::vector<TableFile>& files) {
+  const auto kind = kind_of_file(path);
+  const auto named = kind_of_name(path);
+  TESSERA_CHECK(kind || !named, ErrorCode::data,
+                "data file {} does not begin as the {} file that its name says; it is damaged, or "
+                "cannot be read",
+                path, named == TableFileKind::parquet ? "Parquet" : "Arrow");
+  if (kind) files.push_back(table_file(path, *kind));
+}
+
+void add_folder(const fs::path& folder, std::vector<TableFile>& files) {
+  check_folder(folder);
+  if (const auto listed = files_of_dataset(folder)) {
+    for (const std::string& path : *listed) add_file(path, files);
+    return;
+  }
+  std::vector<fs::path> folders;
+  std::vector<std::string> names;
+  std::error_code problem;
+  for (fs::directory_iterator entry(folder, problem); !problem && entry != fs::directory_iterator();
+       entry.increment(problem)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with('.') || name.starts_with('_')) continue;
+    names.push_back(entry->path().string());
+  }
+  TESSERA_CHECK(!problem, ErrorCode::data, "data folder {} cannot be read: {}", folder.string(),
+                problem.message());
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    if (fs::is_directory(name)) {
+      add_folder(name, files);
+    } else {
+      add_file(name, files);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> expand_files(const std::vector<std::string>& files) {
+  std::vector<std::string> paths;
+  for (const std::string& file : files) {
+    if (file.find_first_of("*?[") == std::string::npos || ::access(file.c_str(), F_OK) == 0) {
+      paths.push_back(file);
+      continue;
+    }
+    glob_t found{};
+    const int result = ::glob(file.c_str(), GLOB_ERR, nullptr, &found);
+    for (std::size_t i = 0; result == 0 && i < found.gl_pathc; ++i) {
+      paths.emplace_back(found.gl_pathv[i]);
+    }
+    ::globfree(&found);
+    TESSERA_CHECK(result == 0, ErrorCode::data, "data files {}: {}", file,
+                  result == GLOB_NOMATCH ? "no file has such a name" : "the folder cannot be read");
+  }
+  return paths;
+}
+
+std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::string>& names) {
+  std::vector<TableFile> files;
+  std::string other;
+  bool any = false;
+  for (const std::string& path : expand_files(names)) {
+    const std::size_t before = files.size();
+    if (fs::is_directory(path)) {
+      any = true;
+      add_folder(fs::path(path).lexically_normal(), files);
+      TESSERA_CHECK(files.size() > before, ErrorCode::data,
+                    "data folder {} has no Parquet and no Arrow file; name text files by a pattern "
+                    "like {}/*.txt",
+                    path, path);
+      continue;
+    }
+    add_file(path, files);
+    if (files.size() == before && other.empty()) other = path;
+  }
+  if (!any && files.empty()) return std::nullopt;
+  TESSERA_CHECK(other.empty(), ErrorCode::data,
+                "data file {} is neither Parquet nor Arrow, and other files of this data set are; "
+                "give it as a data set of its own",
+                other);
+  return files;
+}
+
+}  // namespace tessera::tasks

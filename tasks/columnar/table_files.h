@@ -1,0 +1,31 @@
+// The files that a data set names, and which of them are Parquet or Arrow IPC.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::tasks {
+
+enum class TableFileKind : std::uint8_t { arrow, parquet };
+
+struct TableFile {
+  std::string path;
+  TableFileKind kind = TableFileKind::arrow;
+  // The columns that folders named `name=value` give to all rows, as Hive and Spark write them.
+  std::vector<std::pair<std::string, std::string>> partition;
+};
+
+// Expands a list of paths and patterns to paths. A pattern without a match is an Error(data).
+std::vector<std::string> expand_files(const std::vector<std::string>& files);
+
+// The Parquet and Arrow files of these paths and patterns, each with its matches in the order of
+// their names, and for a folder the files below it in the order of their paths. In a folder, files
+// whose names begin with a dot or an underscore are left out, and so is what is neither. None if no
+// name is a folder or such a file. Error(data) if there are other files among them, if a folder has
+// none, if Spark has not finished it, or if it holds several splits of Hugging Face's datasets.
+std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::string>& names);
+
+}  // namespace tessera::tasks

@@ -1,0 +1,106 @@
+"""Writes fixtures/: small Arrow IPC files of each kind by pyarrow, and beside each the rows that pyarrow reads in it as
+JSON lines. Run it in an environment that has pyarrow (tests/judges/requirements.txt)."""
+import decimal
+import json
+import pathlib
+
+import pyarrow as pa
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+
+
+def types(first, rows):
+    """A batch with a column of each type that is read, with nulls, and some that are passed over."""
+    numbers = list(range(first, first + rows))
+    words = [None if n % 5 == 3 else f"row {n} " + "é" * (n % 4) for n in numbers]
+    floats = [None if n % 4 == 1 else n / 4 for n in numbers]
+    lists = [None if n % 6 == 2 else list(range(n % 4)) for n in numbers]
+    structs = [None if n % 3 == 1 else {"text": words[i], "n": n, "deep": {"flag": n % 2 == 0}}
+               for i, n in enumerate(numbers)]
+    amounts = pa.array([decimal.Decimal(n) / 4 for n in numbers], pa.decimal128(9, 2))
+    return pa.RecordBatch.from_arrays([
+        pa.array([None] * rows, pa.null()),
+        amounts,
+        pa.array(numbers, pa.int64()),
+        pa.array([n % 100 for n in numbers], pa.uint8()),
+        pa.array([-n % 100 for n in numbers], pa.int16()),
+        pa.array(floats, pa.float64()),
+        pa.array(floats, pa.float32()),
+        pa.array(floats, pa.float16()),
+        pa.array([n % 3 == 0 if n % 7 else None for n in numbers], pa.bool_()),
+        pa.array(words, pa.string()),
+        pa.array(words, pa.large_string()),
+        pa.array([[("k", n)] for n in numbers], pa.map_(pa.string(), pa.int64())),
+        pa.array(lists, pa.list_(pa.int32())),
+        pa.array(lists, pa.large_list(pa.int64())),
+        pa.array([[n, n + 1] if n % 4 else None for n in numbers], pa.list_(pa.int32(), 2)),
+        pa.array([[w, "x"] for w in words], pa.list_(pa.string())),
+        pa.array(structs, pa.struct([("text", pa.string()), ("n", pa.int64()),
+                                     ("deep", pa.struct([("flag", pa.bool_())]))])),
+        pa.array([[[n], []] for n in numbers], pa.list_(pa.list_(pa.int8()))),
+        pa.array(words, pa.string_view()),
+    ], names=["none", "amount", "id", "u8", "i16", "f64", "f32", "f16", "flag", "word", "large", "map", "ids", "large_ids",
+              "pair", "names", "meta", "nested", "view"])
+
+
+READ = ["id", "u8", "i16", "f64", "f32", "f16", "flag", "word", "large", "ids", "large_ids", "pair", "names", "meta.text",
+        "meta.n", "meta.deep.flag", "nested", "view"]
+
+
+def value(batch, row, path):
+    """The value of a column by the path of its name."""
+    names = path.split(".")
+    found = batch.column(names[0])[row].as_py()
+    for name in names[1:]:
+        found = None if found is None else found[name]
+    return found
+
+
+def write(name, batches, columns, options=None, stream=False):
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(str(FIXTURES / name), batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    opened = pa.ipc.open_stream(str(FIXTURES / name)) if stream else pa.ipc.open_file(str(FIXTURES / name))
+    table = opened.read_all()
+    lines = [json.dumps([value(table, row, path) for path in columns], ensure_ascii=False) for row in range(table.num_rows)]
+    head = json.dumps(columns)
+    (FIXTURES / (name + ".rows")).write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+
+
+def dictionaries():
+    """Batches of a stream whose dictionary grows by a delta, and then is another one."""
+    def batch(values, indices, index_type):
+        words = pa.DictionaryArray.from_arrays(pa.array(indices, index_type), pa.array(values, pa.string()))
+        return pa.RecordBatch.from_arrays([words, pa.array(range(len(indices)), pa.int32())], names=["word", "n"])
+
+    kind = pa.int8()
+    return [batch(["a", "b"], [0, 1, None, 0], kind), batch(["a", "b", "c"], [2, 1, 0], kind), batch(["z"], [0, 0], kind)]
+
+
+def main():
+    FIXTURES.mkdir(exist_ok=True)
+    two = [types(0, 13), types(13, 1), types(14, 0), types(14, 9)]
+    write("types.arrow", two, READ)
+    write("types.arrows", two, READ, stream=True)
+    # Batches that begin within a larger array: offsets that do not begin at 0.
+    write("slices.arrow", [types(0, 30).slice(5, 9), types(0, 30).slice(17, 11)], READ)
+    write("lz4.arrow", two, READ, pa.ipc.IpcWriteOptions(compression="lz4"))
+    write("zstd.arrow", two, READ, pa.ipc.IpcWriteOptions(compression="zstd"))
+    write("deltas.arrows", dictionaries(), ["word", "n"], pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True), stream=True)
+    write("dictionary.arrow", [dictionaries()[1], dictionaries()[1].slice(1)], ["n", "word"])
+    # Rows without nulls, for tasks.
+    rows = pa.RecordBatch.from_arrays([
+        pa.array(["a cat", "a dog", "rain", "é"]), pa.array(["a kitten", "a puppy", "sun", "\\n"]),
+        pa.array([4.5, 4, 0.25, 0]), pa.array(["yes", "yes", "no", "no"]).dictionary_encode(),
+        pa.array([[1, 2], [], [40000, 3], [5]], pa.list_(pa.int32())),
+        pa.array([[1], [2], [-1], [3]], pa.large_list(pa.int64()))],
+        names=["first", "second", "score", "kind", "ids", "wrong"])
+    write("rows.arrow", [rows.slice(0, 3), rows.slice(3)], ["first", "second", "score", "kind", "ids", "wrong"])
+    # What a helper sends for a Parquet file: the columns, then the rows.
+    words = pa.RecordBatch.from_arrays([pa.array(["one", "two", "three"]), pa.array([1, 2, 3])], names=["text", "n"])
+    pa.ipc.new_stream(str(FIXTURES / "helper-columns.arrows"), words.schema).close()
+    write("helper-rows.arrows", [words.select(["text"])], ["text"], stream=True)
+
+
+main()

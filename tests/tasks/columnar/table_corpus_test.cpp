@@ -1,0 +1,143 @@
+// Texts and token ids of Arrow files as a stream of tokens, and the file that keeps it.
+#include "tasks/columnar/table_corpus.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <numeric>
+
+#include "tasks/table.h"
+#include "tests/support/errors.h"
+#include "tests/tasks/columnar/columnar_testing.h"
+#include "tests/tasks/data_testing.h"
+
+namespace tessera::tasks {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder with fixtures.
+class FixturesFolder : public DataFolder {
+ public:
+  void add(const std::string& fixture, const std::string& name) const {
+    fs::create_directories(fs::path(path(name)).parent_path());
+    fs::copy_file(columnar_fixture(fixture), path(name));
+  }
+  [[nodiscard]] TableText table(const std::string& column) const {
+    return {find_table_files({path("")}).value(), column};
+  }
+  [[nodiscard]] std::vector<std::string> derived() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path(""))) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with('_')) names.push_back(name);
+    }
+    return names;
+  }
+};
+
+std::vector<std::int32_t> tokens_of(const Corpus& corpus) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(corpus.tokens()));
+  corpus.read(0, ids);
+  return ids;
+}
+
+// Bytes, with an id of its own behind each text.
+class EndingTokenizer final : public Tokenizer {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "ending"; }
+  [[nodiscard]] std::int64_t vocabulary_size() const override { return 300; }
+  [[nodiscard]] std::uint64_t fingerprint() const override { return 77; }
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const override {
+    return ByteTokenizer().encode(text);
+  }
+  [[nodiscard]] std::optional<std::int32_t> end_of_text() const override { return 299; }
+  [[nodiscard]] std::string decode(std::span<const std::int32_t>) const override { return {}; }
+};
+
+TEST(TableCorpus, TextsInTheOrderOfFilesWithTheirEnds) {
+  const FixturesFolder folder;
+  folder.add("helper-rows.arrows", "b.arrow");
+  folder.add("helper-rows.arrows", "lang=de/a.arrow");
+  const std::string once = "one\ntwo\nthree\n";
+  const ByteTokenizer bytes;
+  const auto corpus = open_table_corpus(folder.table("text"), bytes);
+  EXPECT_EQ(bytes.decode(tokens_of(*corpus)), once + once);
+  const auto ending = tokens_of(*open_table_corpus(folder.table(""), EndingTokenizer(), 3));
+  ASSERT_EQ(ending.size(), 2 * 14U);
+  EXPECT_EQ(ending[3], 299);
+  EXPECT_EQ(ending[13], 299);
+  EXPECT_EQ(folder.derived().size(), 2U);
+}
+
+TEST(TableCorpus, TheStreamIsMadeOnceAndAgainWhenAFileChanges) {
+  const FixturesFolder folder;
+  folder.add("helper-rows.arrows", "a.arrow");
+  const ByteTokenizer bytes;
+  (void)open_table_corpus(folder.table("text"), bytes);
+  ASSERT_EQ(folder.derived().size(), 1U);
+  const std::string first = folder.derived().front();
+  const auto written = fs::last_write_time(folder.path(first));
+  folder.write(first + ".partial-01234567", "left by a process that was killed");
+  (void)open_table_corpus(folder.table("text"), bytes);
+  EXPECT_EQ(fs::last_write_time(folder.path(first)), written);
+  fs::last_write_time(folder.path("a.arrow"), written + std::chrono::hours(1));
+  (void)open_table_corpus(folder.table("text"), bytes);
+  ASSERT_EQ(folder.derived().size(), 1U);
+  EXPECT_NE(folder.derived().front(), first);
+}
+
+std::string refusal_of(const FixturesFolder& folder, const std::string& column,
+                       const Tokenizer& tokenizer) {
+  return testing::error_of([&] { (void)open_table_corpus(folder.table(column), tokenizer); },
+                           ErrorCode::data);
+}
+
+TEST(TableCorpus, TokenIdsOfAnUnknownTokenizerAndOfAKnownOne) {
+  const FixturesFolder folder;
+  folder.add("rows.arrow", "a.arrow");
+  const auto corpus = open_table_corpus(folder.table("ids"), ByteTokenizer());
+  EXPECT_EQ(tokens_of(*corpus), (std::vector<std::int32_t>{1, 2, 40000, 3, 5}));
+  EXPECT_EQ(corpus->vocabulary_size(), 0);
+  corpus->require_vocabulary(50000, true);
+  const std::string text = refusal_of(folder, "ids", EndingTokenizer());
+  EXPECT_NE(text.find("a.arrow, row 3: token 40000 of column ids is outside a vocabulary of 300"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(refusal_of(folder, "wrong", ByteTokenizer()).find("row 3: token -1"),
+            std::string::npos);
+  EXPECT_EQ(folder.derived().size(), 1U);  // what was refused leaves nothing
+}
+
+TEST(TableCorpus, ColumnsThatMakeNoTokensAreRefused) {
+  const FixturesFolder folder;
+  folder.add("types.arrow", "lang=de/a.arrow");
+  const ByteTokenizer bytes;
+  EXPECT_NE(refusal_of(folder, "word", bytes).find("a.arrow, row 4: column word is null"),
+            std::string::npos);
+  EXPECT_NE(refusal_of(folder, "f64", bytes).find("column f64 is of the type float64"),
+            std::string::npos);
+  EXPECT_NE(refusal_of(folder, "lang", bytes).find("column lang is a folder's name"),
+            std::string::npos);
+  EXPECT_NE(refusal_of(folder, "", bytes).find("name the column of texts or token ids in columns"),
+            std::string::npos);
+}
+
+TEST(TableCorpus, RowsOfPairsComeFromFilesAndFolders) {
+  const FixturesFolder folder;
+  folder.add("rows.arrow", "lang=de/a.arrow");
+  folder.add("rows.arrow", "lang=fr/a.arrow");
+  const std::vector<std::string> columns = {"first", "2", "score", "kind", "lang"};
+  const Table table({folder.path("")}, {.columns = columns});
+  ASSERT_EQ(table.rows(), 8);
+  EXPECT_EQ(table.read(0), (std::vector<std::string>{"a cat", "a kitten", "4.5", "yes", "de"}));
+  EXPECT_EQ(table.read(7), (std::vector<std::string>{"é", "\\n", "0.0", "no", "fr"}));
+  EXPECT_EQ(Table({folder.path("")}, {.columns = columns}).fingerprint(), table.fingerprint());
+  const std::string text = testing::error_of(
+      [&] { Table({folder.path("")}, {.columns = {"first"}, .format = TableFormat::csv}); },
+      ErrorCode::data);
+  EXPECT_NE(text.find("leave format and header out"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace tessera::tasks
