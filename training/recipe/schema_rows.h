@@ -19,6 +19,11 @@
 #include "training/recipe/schema.h"
 #include "training/recipe/values.h"
 
+#define TESSERA_KEY(section, member)                \
+#section "." #member, [](auto& recipe) -> auto& { \
+    return recipe.section.member;                   \
+  }
+
 namespace tessera::training {
 
 template <class T>
