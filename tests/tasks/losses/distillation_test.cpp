@@ -18,10 +18,10 @@
 namespace tessera::tasks {
 namespace {
 
-using Numbers = std::vector<double>;
+using LossNumbers = std::vector<double>;
 
-Tensor tensor_of(const nlohmann::json& numbers, const Shape& shape, DType dtype) {
-  return cast(Tensor::from(numbers.get<Numbers>(), shape), dtype).clone();
+Tensor distilled_tensor(const nlohmann::json& numbers, const Shape& shape, DType dtype) {
+  return cast(Tensor::from(numbers.get<LossNumbers>(), shape), dtype).clone();
 }
 
 nlohmann::json distillation_cases() {
@@ -42,9 +42,9 @@ TEST(Distillation, LossAndGradientAreThoseOfTorch) {
                               one.at("temperature").dump() + " weight " + one.at("weight").dump();
     const Shape shape{one.at("shape").at(0).get<std::int64_t>(),
                       one.at("shape").at(1).get<std::int64_t>()};
-    Tensor logits = tensor_of(one.at("logits"), shape, dtype);
+    Tensor logits = distilled_tensor(one.at("logits"), shape, dtype);
     logits.set_requires_grad(true);
-    const Tensor teacher = tensor_of(one.at("teacher"), shape, dtype);
+    const Tensor teacher = distilled_tensor(one.at("teacher"), shape, dtype);
     const Tensor targets =
         Tensor::from(one.at("targets").get<std::vector<std::int64_t>>(), {shape[0]});
     const Tensor loss =
@@ -55,8 +55,8 @@ TEST(Distillation, LossAndGradientAreThoseOfTorch) {
     const double wanted = one.at("loss");
     // 16-bit logits have an fp32 loss.
     EXPECT_NEAR(loss.item(), wanted, (dtype == bfloat16 ? 1e-6 : tolerance) * wanted) << title;
-    const auto gradient = one.at("gradient").get<Numbers>();
-    const Numbers got = logits.grad().to_vector();
+    const auto gradient = one.at("gradient").get<LossNumbers>();
+    const LossNumbers got = logits.grad().to_vector();
     ASSERT_EQ(got.size(), gradient.size()) << title;
     const double largest =
         std::abs(*std::max_element(gradient.begin(), gradient.end(),
@@ -75,7 +75,7 @@ TEST(Distillation, WithoutATargetThatCountsLossAndGradientAreZero) {
                         Tensor::from(std::vector<std::int32_t>{-100, -100}, {1, 2}));
   loss.backward();
   EXPECT_EQ(loss.item(), 0);
-  EXPECT_EQ(logits.grad().to_vector(), Numbers(6, 0.0));
+  EXPECT_EQ(logits.grad().to_vector(), LossNumbers(6, 0.0));
 }
 
 TEST(Distillation, RefusesOtherShapesAndImpossibleOptions) {
