@@ -47,7 +47,7 @@ Tensor distillation_loss(const Tensor& logits, const Tensor& teacher, const Tens
       "the weight above 0 and at most 1",
       options.temperature, options.weight);
   const double factor = options.weight * options.temperature * options.temperature;
-  const Tensor imitation = divergence(logits, teacher, targets, options.temperature) * factor;
+  Tensor imitation = divergence(logits, teacher, targets, options.temperature) * factor;
   if (options.weight == 1) return imitation;
   return imitation + cross_entropy(logits, targets, ignored) * (1 - options.weight);
 }
