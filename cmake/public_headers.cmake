@@ -7,7 +7,7 @@ set(tessera_public_include ${PROJECT_BINARY_DIR}/include)
 file(GLOB_RECURSE tessera_public_roots RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/tessera/*.h ${PROJECT_SOURCE_DIR}/models/*.h ${PROJECT_SOURCE_DIR}/engine/data/*.h)
 list(APPEND tessera_public_roots
-     base/parallel.h tasks/evaluators.h tasks/sentence_losses.h tokenizers/load.h)
+     base/parallel.h tasks/evaluators.h tasks/losses/distillation.h tasks/sentence_losses.h tokenizers/load.h)
 list(JOIN tessera_public_roots "," tessera_public_roots)
 
 set(tessera_write_public_headers ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR} -D DESTINATION=${tessera_public_include}

@@ -108,11 +108,17 @@ class NextToken final : public ModelTask {
   }
 
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
-    return loss_of(dynamic_cast<const Windows&>(prepared).batch, context.device());
+    const Batch& batch = dynamic_cast<const Windows&>(prepared).batch;
+    return options_.teacher ? loss_from_teacher(batch, context.device())
+                            : loss_of(batch, context.device());
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
     return fmt::format("{} x {}", samples, counted(options_.seq_len, "token"));
+  }
+
+  [[nodiscard]] CommunicationStatistics communication() const override {
+    return options_.teacher ? options_.teacher->communication() : CommunicationStatistics{};
   }
 
   [[nodiscard]] bool evaluates() const override { return validation_ != nullptr; }
@@ -198,6 +204,15 @@ class NextToken final : public ModelTask {
 
   [[nodiscard]] Tensor loss_of(const Batch& batch, Device device) const {
     return model_->loss(ids_of(batch.inputs, batch, device), ids_of(batch.targets, batch, device));
+  }
+
+  // The teacher's forward is the first, so that nothing but its logits is kept beside the
+  // activations of the trained model.
+  [[nodiscard]] Tensor loss_from_teacher(const Batch& batch, Device device) const {
+    const Tensor ids = ids_of(batch.inputs, batch, device);
+    const Tensor taught = options_.teacher->logits(ids);
+    return distillation_loss(model_->forward(ids), taught, ids_of(batch.targets, batch, device),
+                             options_.distillation);
   }
 
   NextTokenOptions options_;

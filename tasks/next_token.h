@@ -10,9 +10,25 @@
 #include <vector>
 
 #include "engine/data/tokenizer.h"
+#include "tasks/losses/distillation.h"
 #include "tasks/task.h"
 
 namespace tessera::tasks {
+
+// A model whose logits the trained one learns.
+class Teacher {
+ public:
+  Teacher() = default;
+  virtual ~Teacher() = default;
+  Teacher(const Teacher&) = delete;
+  Teacher& operator=(const Teacher&) = delete;
+
+  // ids [batch, length] -> logits [batch, length, vocabulary of the trained model], outside the
+  // graph. Collective.
+  [[nodiscard]] virtual Tensor logits(const Tensor& ids) = 0;
+  // What its forwards have moved between ranks.
+  [[nodiscard]] virtual CommunicationStatistics communication() const = 0;
+};
 
 // Files of texts or tokens, each a data set, or Parquet and Arrow files, which are one data set
 // together (columnar/table_corpus.h).
@@ -34,6 +50,8 @@ struct NextTokenOptions {
   nlohmann::json model;  // Hugging Face's config.json
   bool pretrained = false;
   std::function<void(models::Model&)> adapt = {};  // further changes to the built model, on `meta`
+  std::shared_ptr<Teacher> teacher = {};           // null: the loss is the cross-entropy
+  DistillationOptions distillation = {};           // with a teacher
   bool takes_vocabulary = false;                   // `model` has no vocab_size: the data's is used
   std::string model_source;                        // and where it came from
   // The place of the run's settings and their keys, for messages.

@@ -19,6 +19,7 @@
 #include "engine/nn/module.h"
 #include "models/model.h"
 #include "sharding/context/context.h"
+#include "sharding/runtime/statistics.h"
 
 namespace tessera::tasks {
 
@@ -80,6 +81,8 @@ class Task {
   // and gradient do not depend on how the samples are split. false: batches count equally, which is
   // the same where all have equally many labels. The same on every rank.
   [[nodiscard]] virtual bool weighs_batches() const { return false; }
+  // What loss() has moved between ranks beside the work of the trained module: a teacher's gathers.
+  [[nodiscard]] virtual CommunicationStatistics communication() const { return {}; }
   // Describes a rank's batch of so many samples for the user: "8 x 256 tokens".
   [[nodiscard]] virtual std::string describe_batch(std::int64_t samples) const {
     return std::to_string(samples);

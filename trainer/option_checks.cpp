@@ -119,6 +119,19 @@ void check_spikes(const Checks& checks, const TrainerOptions& options) {
                  "spikes.action", "rollback", "it needs checkpoint.dir and checkpoint.every");
 }
 
+void check_pruning(const Checks& checks, const PruningOptions& pruning) {
+  const bool two_four = pruning.method == PruneMethod::two_four;
+  checks.require(pruning.sparsity > 0 && pruning.sparsity < 1, "pruning.sparsity", pruning.sparsity,
+                 "it must be above 0 and below 1");
+  checks.require(!two_four || pruning.sparsity == 0.5, "pruning.sparsity", pruning.sparsity,
+                 "it is 0.5 for 2:4");
+  checks.at_least(1, "pruning.begin", pruning.begin);
+  checks.at_least(pruning.begin, "pruning.end", pruning.end);
+  checks.at_least(1, "pruning.every", pruning.every);
+  checks.require(!pruning.weights.empty(), "pruning.weights", "empty",
+                 "it names the weights to prune");
+}
+
 void check_checkpoint(const Checks& checks, const CheckpointOptions& options) {
   constexpr std::string_view of_the_run = "the Trainer sets it; leave it out";
   checks.at_least(0, "checkpoint.every", options.every);
@@ -152,6 +165,7 @@ void check_options(const TrainerOptions& options) {
   checks.require(options.data.samples.empty(), "data.samples", "set",
                  "the task gives them (samples_per_epoch()); leave it out");
   check_spikes(checks, options);
+  if (options.pruning) check_pruning(checks, *options.pruning);
   check_checkpoint(checks, options.checkpoint);
 }
 

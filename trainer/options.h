@@ -19,6 +19,7 @@
 #include "sharding/fully_shard.h"
 #include "tasks/batch_order.h"
 #include "trainer/events.h"
+#include "trainer/pruning/options.h"
 #include "trainer/spikes.h"
 
 namespace tessera {
@@ -95,6 +96,7 @@ struct TrainerOptions {
   ShardingOptions sharding = {};
   LossScaleOptions loss_scale = {};  // for a param_dtype of float16
   SpikeOptions spikes = {};
+  std::optional<PruningOptions> pruning = {};
   // A function makes an optimizer of the program's own; it is called once, and has to make the same
   // one on every rank.
   std::variant<optim::AdamWOptions, optim::LionOptions, optim::SgdOptions, optim::OptimizerFactory>

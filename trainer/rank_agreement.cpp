@@ -118,6 +118,23 @@ void add_checkpoint(OptionLines& lines, const CheckpointOptions& options) {
       .add("checkpoint.left_out", fmt::format("{}", fmt::join(options.left_out, ", ")));
 }
 
+void add_pruning(OptionLines& lines, const std::optional<PruningOptions>& pruning) {
+  if (!pruning) {
+    lines.add("pruning", "not set");
+    return;
+  }
+  std::string weights;
+  for (const PrunedWeight& weight : pruning->weights) {
+    weights += fmt::format("{}{} ", weight.name, weight.in_first ? " [in, out]" : "");
+  }
+  lines.add("pruning.method", static_cast<int>(pruning->method))
+      .add("pruning.sparsity", pruning->sparsity)
+      .add("pruning.begin", pruning->begin)
+      .add("pruning.end", pruning->end)
+      .add("pruning.every", pruning->every)
+      .add("pruning.weights", weights);
+}
+
 std::string describe_run(const TrainerOptions& options, const tasks::Task& task) {
   OptionLines lines;
   lines.add("batch_size", options.batch_size)
@@ -127,6 +144,7 @@ std::string describe_run(const TrainerOptions& options, const tasks::Task& task)
       .add("max_grad_norm", options.max_grad_norm);
   std::visit([&](const auto& optimizer) { add_optimizer(lines, optimizer); }, options.optimizer);
   add_schedule(lines, options.schedule);
+  add_pruning(lines, options.pruning);
   const LossScaleOptions& scale = options.loss_scale;
   lines.add("loss_scale.fixed", scale.fixed ? fmt::to_string(*scale.fixed) : "not set")
       .add("loss_scale.initial", scale.initial)

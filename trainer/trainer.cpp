@@ -16,6 +16,7 @@
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "trainer/option_checks.h"
+#include "trainer/pruning/pruner.h"
 
 namespace tessera {
 namespace {
@@ -117,6 +118,7 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
   sharded_.emplace(task_->module(), context_, options_.sharding);
   optimizer_ = make_optimizer(options_, sharded_->parameters());
   schedule_ = options_.schedule.value_or(optim::Schedule{.peak = optimizer_->learning_rate()});
+  if (options_.pruning) pruner_ = std::make_shared<Pruner>(*options_.pruning, *sharded_);
   if (options_.sharding.param_dtype == float16) scaler_.emplace(options_.loss_scale);
   if (saves() && options_.checkpoint.async) {
     saver_ = std::make_unique<AsyncSaver>(context_, *sharded_, *optimizer_);
@@ -140,7 +142,7 @@ std::optional<StepMetrics> Trainer::take_step() {
   if (std::exchange(rewinds_, false)) batches_.reset();
   const auto begin = std::chrono::steady_clock::now();
   if (recorder_) recorder_->begin_step(position_.steps + 1);
-  const CommunicationStatistics before = sharded_->communication();
+  const Traffic before = traffic();
   const std::int64_t accumulated = options_.gradient_accumulation_steps;
   task_->module().train();
   const double waited_before = batches_ ? batches_->waited_seconds() : 0;
@@ -177,9 +179,10 @@ std::optional<StepMetrics> Trainer::take_step() {
   optimizer_->set_learning_rate(metrics.lr);
   {
     const ComputeScope optimizer(recorder_.get(), SpanKind::optimizer);
-    if (usable) optimizer_->step();
+    if (usable) update_parameters();
     optimizer_->zero_grad();
   }
+  if (pruner_) pruner_->choose(position_.steps + 1, context_);
   // The first step creates everything that a run creates, so that a plan and a measurement include
   // it.
   if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve(options_.checkpoint.save.names);
@@ -188,13 +191,26 @@ std::optional<StepMetrics> Trainer::take_step() {
   position_.data = std::move(data);
   const std::int64_t samples = accumulated * options_.batch_size * context_.world_size();
   metrics.step = position_.steps;
-  metrics.comm_bytes = static_cast<std::int64_t>(sharded_->communication().bytes - before.bytes);
-  metrics.exposed_comm_s = sharded_->communication().exposed_seconds - before.exposed_seconds;
+  const Traffic after = traffic();
+  metrics.comm_bytes = static_cast<std::int64_t>(after.bytes - before.bytes);
+  metrics.exposed_comm_s = after.exposed_seconds - before.exposed_seconds;
   metrics.step_s = seconds_since(begin);
   if (recorder_) recorder_->end_step();
   metrics.samples_per_s = static_cast<double>(samples) / metrics.step_s;
   metrics.tokens_per_s = static_cast<double>(all.tokens) / metrics.step_s;
   return metrics;
+}
+
+void Trainer::update_parameters() {
+  if (pruner_) pruner_->begin_step(position_.steps + 1);
+  optimizer_->step();
+  if (pruner_) pruner_->end_step(position_.steps + 1);
+}
+
+Trainer::Traffic Trainer::traffic() const {
+  const CommunicationStatistics model = sharded_->communication();
+  const CommunicationStatistics task = task_->communication();
+  return {model.bytes + task.bytes, model.exposed_seconds + task.exposed_seconds};
 }
 
 bool Trainer::agree_to_stop() {

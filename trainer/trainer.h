@@ -47,6 +47,8 @@
 
 namespace tessera {
 
+class Pruner;  // trainer/pruning/pruner.h
+
 // The position of a run. It is the same on every rank and does not depend on the world size.
 struct TrainingPosition {
   std::int64_t steps = 0;  // optimizer steps done
@@ -181,9 +183,16 @@ class Trainer {
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
+  // What the model and the task have moved between ranks so far.
+  struct Traffic {
+    std::uint64_t bytes = 0;
+    double exposed_seconds = 0;
+  };
+  [[nodiscard]] Traffic traffic() const;
   // Collective. Whether a rank noted a signal to stop; all ranks get the same answer.
   bool agree_to_stop();
   void abandon_step();
+  void update_parameters();
   // Before an error that all ranks throw: drops the gradients, so that the last step may be saved.
   void keep_last_step();
   bool may_update(StepMetrics& metrics, double norm);
@@ -206,7 +215,8 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::optional<LossScaler> scaler_;  // fp16
   SpikeWatch spikes_;
-  int rollbacks_ = 0;  // to rolled_back_to_
+  std::shared_ptr<Pruner> pruner_;  // null if the run prunes nothing
+  int rollbacks_ = 0;               // to rolled_back_to_
   std::string rolled_back_to_;
   optim::Schedule schedule_;
   std::optional<tasks::BatchOrder> order_;

@@ -57,6 +57,12 @@ nlohmann::json model_configuration(const Recipe& recipe) {
   return config;
 }
 
+std::string tokenizer_name(const Recipe& recipe) {
+  if (recipe.data.tokenizer) return *recipe.data.tokenizer;
+  const auto& folder = recipe.model.pretrained;
+  return folder && tokenizers::is_tokenizer_folder(*folder) ? *folder : "bytes";
+}
+
 namespace {
 
 // Adds the place of the key to an error.
@@ -93,13 +99,6 @@ void adapt(const Recipe& recipe, models::Model& model) {
 
 tasks::TextData text_data(const DataSetRecipe& set) {
   return {set.files, set.columns.empty() ? "" : set.columns.front()};
-}
-
-// If it is absent in the recipe: the pretrained folder's, else bytes.
-std::string tokenizer_name(const Recipe& recipe) {
-  if (recipe.data.tokenizer) return *recipe.data.tokenizer;
-  const auto& folder = recipe.model.pretrained;
-  return folder && tokenizers::is_tokenizer_folder(*folder) ? *folder : "bytes";
 }
 
 tasks::SentenceData sentence_data(const DataSetRecipe& set) {
@@ -161,7 +160,8 @@ std::unique_ptr<tasks::ModelTask> sentence_pairs_task(const Recipe& recipe, bool
   return tasks::make_sentence_pairs_task(options);
 }
 
-std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned,
+                                                  std::shared_ptr<tasks::Teacher> teacher) {
   tasks::NextTokenOptions options;
   options.reads_data = !planned;
   for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(text_data(set));
@@ -176,6 +176,11 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
   options.takes_vocabulary = !options.pretrained && !recipe.given.contains("model.vocab_size");
   options.model_source = recipe.model.pretrained.value_or(recipe.source);
   options.adapt = [&recipe](models::Model& model) { adapt(recipe, model); };
+  options.teacher = std::move(teacher);
+  const tasks::DistillationOptions usual;
+  options.distillation = {
+      .temperature = recipe.train.distill_temperature.value_or(usual.temperature),
+      .weight = recipe.train.distill_weight.value_or(usual.weight)};
   options.source = recipe.source;
   options.train_place = where(recipe, "data.train");
   options.valid_place = where(recipe, "data.valid");
@@ -192,10 +197,11 @@ checkpoint::ModelFiles tokenizer_files(const Recipe& recipe) {
   return checkpoint::read_model_files(name);
 }
 
-std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned,
+                                            std::shared_ptr<tasks::Teacher> teacher) {
   switch (recipe.train.task) {
     case TaskKind::next_token:
-      return next_token_task(recipe, planned);
+      return next_token_task(recipe, planned, std::move(teacher));
     case TaskKind::sentence_pairs:
       return sentence_pairs_task(recipe, planned);
   }

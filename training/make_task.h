@@ -6,13 +6,20 @@
 #include <string>
 
 #include "checkpoint/save/model_files.h"
+#include "tasks/next_token.h"
 #include "tasks/task.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera::training {
 
 // The recipe's task. Its model is initialized from the thread's seed. A planned run reads no data.
-std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned);
+// `teacher`: that of train.teacher.
+std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned,
+                                            std::shared_ptr<tasks::Teacher> teacher = nullptr);
+
+// The name or path of the recipe's tokenizer. If the recipe names none: the pretrained folder's,
+// else bytes.
+std::string tokenizer_name(const Recipe& recipe);
 
 // The files of the recipe's tokenizer by name, if the tokenizer is a folder: a saved model has them
 // beside its weights.

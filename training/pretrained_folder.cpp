@@ -44,13 +44,13 @@ void check_architecture(const Recipe& recipe, const std::string& folder) {
 
 }  // namespace
 
-fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
+fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks,
+                           const std::string& key) {
   models::require_model_folder(folder);
   fs::path path = folder;
   if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
   constexpr auto weights = checkpoint::LoadParts::model_only;
-  if (const auto found =
-          checkpoint::find_latest(ranks, path, {.named_by = "model.pretrained"}, weights)) {
+  if (const auto found = checkpoint::find_latest(ranks, path, {.named_by = key}, weights)) {
     for (const std::string& reason : found->skipped) {
       if (ranks.rank() == 0) print_err("tessera: passed over {}\n", reason);
     }
@@ -62,15 +62,20 @@ fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks)
        folder);
 }
 
+std::string model_folder(const std::string& folder, const std::string& key,
+                         const Context& context) {
+  models::require_model_folder(folder);
+  return context.device().is_planned()
+             ? folder_of_plan(folder)
+             : find_model_folder(folder, context.communicator(), key).string();
+}
+
 Recipe with_model_folder(const Recipe& recipe, const Context& context) {
   if (!recipe.model.pretrained) return recipe;
   Recipe found = recipe;
   std::string& folder = *found.model.pretrained;
   try {
-    models::require_model_folder(folder);
-    folder = context.device().is_planned()
-                 ? folder_of_plan(folder)
-                 : find_model_folder(folder, context.communicator()).string();
+    folder = model_folder(folder, "model.pretrained", context);
     check_architecture(recipe, folder);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::checkpoint) throw;

@@ -15,7 +15,10 @@ namespace tessera::training {
 Recipe with_model_folder(const Recipe& recipe, const Context& context);
 
 // The folder itself, or the newest complete step of a folder of steps. Error(checkpoint) with the
-// way out if it has no model. Collective.
-std::filesystem::path find_model_folder(const std::string& folder, comm::Communicator& ranks);
+// way out if it has no model. Collective. `key` is the recipe's that names the folder.
+std::filesystem::path find_model_folder(const std::string& folder, comm::Communicator& ranks,
+                                        const std::string& key = "model.pretrained");
+// The same for a run or a plan: on a planned device, as with_model_folder().
+std::string model_folder(const std::string& folder, const std::string& key, const Context& context);
 
 }  // namespace tessera::training

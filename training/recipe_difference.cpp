@@ -133,6 +133,13 @@ void compare_optimizers(const SavedRecipe& saved, const Json& own, Comparison& c
   }
 }
 
+// Without the method, the weights that were pruned would be trained again.
+void compare_pruning(const SavedRecipe& saved, const Json& own, Comparison& comparison) {
+  const std::string key = "train.prune.method";
+  const Json there = value_at(saved.recipe, key), here = value_at(own, key);
+  if (!there.is_null() && here.is_null()) comparison.compare(key, there, here);
+}
+
 }  // namespace
 
 std::string describe_step(const std::string& path, bool with_pooler) {
@@ -164,6 +171,7 @@ std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, con
   const Json own = to_json(recipe);
   compare_adapters(saved, recipe, own, comparison);
   compare_optimizers(saved, own, comparison);
+  compare_pruning(saved, own, comparison);
   return comparison.differences;
 }
 

@@ -11,6 +11,7 @@
 #include "checkpoint/load/peft.h"
 #include "checkpoint/save/export.h"
 #include "engine/nn/lora.h"
+#include "engine/nn/name_pattern.h"
 #include "engine/random.h"
 #include "models/load/adapter.h"
 #include "models/weights_bound.h"
@@ -18,50 +19,11 @@
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
 #include "training/recipe_difference.h"
+#include "training/sharding_options.h"
+#include "training/teacher.h"
 
 namespace tessera::training {
 namespace {
-
-WrapPolicy wrap_policy(const Recipe& recipe, const tasks::ModelTask& task) {
-  switch (recipe.sharding.auto_wrap_policy) {
-    case AutoWrapPolicy::none:
-      return WrapPolicy::none();
-    case AutoWrapPolicy::size_based:
-      return WrapPolicy::size(recipe.sharding.min_num_params);
-    case AutoWrapPolicy::transformer_based:
-      break;
-  }
-  const auto& classes = recipe.sharding.transformer_layer_cls_to_wrap;
-  return WrapPolicy::transformer(classes.empty() ? std::vector{task.model().layer_class()}
-                                                 : classes);
-}
-
-ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
-                                 const tasks::ModelTask& task) {
-  const ShardingRecipe& chosen = recipe.sharding;
-  ShardingOptions options;
-  options.strategy = chosen.sharding_strategy;
-  options.wrap = wrap_policy(recipe, task);
-  set_precision(recipe, options);
-  if (chosen.ignored_modules) {
-    options.ignored_modules = chosen.ignored_modules->names;
-    options.ignored_pattern = chosen.ignored_modules->pattern;
-  }
-  options.backward_prefetch = chosen.backward_prefetch;
-  options.forward_prefetch = chosen.forward_prefetch;
-  options.limit_all_gathers = static_cast<int>(chosen.limit_all_gathers);
-  options.reshard_after_forward = chosen.reshard_after_forward;
-  options.reshard_after_backward = chosen.reshard_after_backward;
-  options.group_size = static_cast<int>(chosen.group_size.value_or(context.world().local_size));
-  options.defer_replica_sums = chosen.defer_replica_sums;
-  options.reduction_group = static_cast<int>(chosen.reduction_group.value_or(0));
-  options.activation_checkpointing = chosen.activation_checkpointing;
-  options.activation_checkpointing_cls = chosen.activation_checkpointing_cls;
-  options.activation_checkpointing_every = static_cast<int>(chosen.activation_checkpointing_every);
-  options.activation_offload = chosen.activation_offload;
-  options.offload = offload_options(recipe);
-  return options;
-}
 
 IgnoredModules ignored_modules(const Recipe& recipe, nn::Module& module,
                                const ShardingOptions& options) {
@@ -134,6 +96,33 @@ optim::Schedule make_schedule(const TrainRecipe& train) {
           .decay_start = train.lr_decay_start.value_or(0),
           .power = train.lr_power.value_or(1.0),
           .cycles = train.lr_cycles.value_or(1)};
+}
+
+bool is_head(const std::string& layer) {
+  return layer == "lm_head" || layer.ends_with(".lm_head");
+}
+
+std::optional<PruningOptions> pruning_options(const Recipe& recipe, nn::Module& module) {
+  const PruneRecipe& prune = recipe.train.prune;
+  if (!prune.method) return std::nullopt;
+  PruningOptions options;
+  options.method = *prune.method;
+  options.sparsity = prune.sparsity.value_or(options.sparsity);
+  options.begin = prune.begin.value_or(options.begin);
+  options.end = prune.end.value_or(options.begin);
+  options.every = prune.every.value_or(options.every);
+  std::optional<NamePattern> wanted;
+  const std::string key = "train.prune.modules";
+  if (prune.modules) wanted.emplace(*prune.modules, key + ":");
+  for (const auto& [name, part] : module.named_modules()) {
+    const auto* layer = dynamic_cast<const nn::LinearImpl*>(part);
+    if (layer == nullptr || !(wanted ? wanted->matches(name) : !is_head(name))) continue;
+    options.weights.push_back({name + ".weight", layer->layout() == WeightLayout::in_out});
+  }
+  TESSERA_CHECK(!options.weights.empty(), ErrorCode::configuration,
+                "{}: {} \"{}\" is the whole name of no linear layer", where(recipe, key), key,
+                prune.modules.value_or(""));
+  return options;
 }
 
 // What the closures of a run's options need. The Trainer owns the task.
@@ -263,6 +252,7 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
   options.sharding = std::move(sharding);
   options.loss_scale = loss_scale_options(recipe);
   options.spikes = {train.on_spike, train.spike_sigma, train.spike_window};
+  options.pruning = pruning_options(recipe, run->task->module());
   options.optimizer = optimizer_options(train);
   options.schedule = make_schedule(train);
   options.data = {.mix = recipe.data.mix,
@@ -293,15 +283,19 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   const auto run =
       std::make_shared<RecipeRun>(RecipeRun{with_model_folder(recipe, context), context});
   const std::int64_t batch_size = batch_size_per_rank(run->recipe, context.world_size());
+  // Before the seed is set: initial values do not depend on a teacher.
+  std::shared_ptr<ShardedTeacher> teacher;
+  if (recipe.train.teacher) teacher = std::make_shared<ShardedTeacher>(run->recipe, context);
   manual_seed(static_cast<std::uint64_t>(recipe.train.seed));
   const bool planned = context.device().is_planned();
   if (run->recipe.model.pretrained) {
     models::check_weights_bound(*run->recipe.model.pretrained, model_configuration(run->recipe));
   }
-  std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, planned);
+  std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, planned, teacher);
+  if (teacher) teacher->require_fit(run->recipe, task->model());
   run->task = task.get();
   run->adapter = adapter_of(run->recipe);
-  ShardingOptions sharding = sharding_options(run->recipe, context, *task);
+  ShardingOptions sharding = sharding_options(run->recipe, context, task->model().layer_class());
   freeze_ignored(run->recipe, task->module(), sharding);
   return {std::move(task), context, trainer_options(run, batch_size, std::move(sharding))};
 }

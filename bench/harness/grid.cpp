@@ -135,6 +135,8 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
 std::string_view what_peers_lack(const training::Recipe& recipe) {
   if (training::trains_adapters(recipe)) return "an adapter (model.lora, model.adapter)";
   if (!recipe.train.parameter_groups.empty()) return "train.parameter_groups";
+  if (recipe.train.teacher) return "train.teacher";
+  if (recipe.train.prune.method) return "train.prune";
   return recipe.sharding.ignored_modules ? "sharding.ignored_modules" : "";
 }
 

@@ -23,8 +23,8 @@ ROOMS = {
                    "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
-    "tasks": ("columnar/arrow", "columnar", "."),
-    "trainer": (".",),
+    "tasks": ("losses", "columnar/arrow", "columnar", "."),
+    "trainer": ("pruning", "."),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),
     "training": ("recipe", "recipe/accelerate", "."),

@@ -80,6 +80,18 @@ TEST(TrainerMisuse, OptionsAreRefusedByName) {
       {[](Options& o) { o.data = {.even_batches = true, .drop_last = true}; },
        "data.even_batches is true: data.drop_last leaves out"},
       {[](Options& o) { o.data.samples = {5}; }, "data.samples is set: the task gives them"},
+      {[](Options& o) { o.pruning = PruningOptions{.sparsity = 1}; },
+       "pruning.sparsity is 1: it must be above 0 and below 1"},
+      {[](Options& o) {
+         o.pruning = PruningOptions{.method = PruneMethod::two_four, .sparsity = 0.25};
+       },
+       "pruning.sparsity is 0.25: it is 0.5 for 2:4"},
+      {[](Options& o) { o.pruning = PruningOptions{.begin = 0}; },
+       "pruning.begin is 0: it must be at least 1"},
+      {[](Options& o) { o.pruning = PruningOptions{.begin = 3, .end = 2}; },
+       "pruning.end is 2: it must be at least 3"},
+      {[](Options& o) { o.pruning = PruningOptions{}; },
+       "pruning.weights is empty: it names the weights to prune"},
       {[](Options& o) { o.checkpoint.every = -2; }, "checkpoint.every is -2: "},
       {[](Options& o) { o.checkpoint.resume = ""; }, "checkpoint.resume is \"\": it must be"},
       {[](Options& o) { o.checkpoint.save.keep = -2; }, "checkpoint.save.keep is -2: "},

@@ -45,6 +45,8 @@ TEST(RankDifferences, OfOptions) {
        "optimizer: made by a function"},
       {[](Options& o) { o.schedule = optim::Schedule{}; }, "schedule: not set",
        "schedule.kind: constant"},
+      {[](Options& o) { o.pruning = PruningOptions{.weights = {{"net.weight"}}}; },
+       "pruning: not set", "pruning.method: 0"},
       {[](Options& o) { o.data.drop_last = true; }, "data.drop_last: false",
        "data.drop_last: true"},
       {[](Options& o) { o.checkpoint.dir = "here"; }, "checkpoint.dir: ", "checkpoint.dir: here"},

@@ -23,6 +23,7 @@
 #include "tasks/batch_order.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
+#include "trainer/pruning/options.h"
 #include "trainer/spikes.h"
 #include "training/recipe/yaml_tree.h"
 
@@ -109,6 +110,14 @@ struct DataRecipe {
   bool group_by_length = false;
 };
 
+// Weights are pruned if method is given.
+struct PruneRecipe {
+  std::optional<PruneMethod> method;
+  std::optional<double> sparsity;
+  std::optional<std::int64_t> begin, end, every;
+  std::optional<std::string> modules;  // a regular expression
+};
+
 struct TrainRecipe {
   TaskKind task = TaskKind::next_token;
   std::int64_t steps = 1000;
@@ -137,6 +146,10 @@ struct TrainRecipe {
   SpikeAction on_spike = SpikeAction::stop;
   std::optional<double> spike_sigma;  // absent: values that are not finite alone
   std::int64_t spike_window = SpikeOptions{}.window;
+  std::optional<std::string> teacher;  // the folder of a model
+  std::optional<double> distill_temperature;
+  std::optional<double> distill_weight;
+  PruneRecipe prune;
 };
 
 using tessera::Placement;
@@ -259,6 +272,9 @@ OffloadOptions offload_options(const Recipe& recipe);
 LossScaleOptions loss_scale_options(const Recipe& recipe);
 void set_precision(const Recipe& recipe, ShardingOptions& options);
 void validate_precision(const Recipe& recipe);
+
+// training/recipe/compression.cpp: the keys of a teacher and of pruning.
+void validate_compression(const Recipe& recipe);
 
 // Checks that concern several keys, or a key and the number of ranks. Needs no engine and reads no
 // file.

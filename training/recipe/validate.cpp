@@ -235,6 +235,7 @@ void validate(const Recipe& recipe, int world_size) {
   validate_offload(recipe);
   validate_log(recipe);
   validate_fine_tuning(recipe);
+  validate_compression(recipe);
   check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
         "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
         recipe.data.batch_size, counted(world_size, "rank"));

@@ -1,0 +1,74 @@
+"""Distillation: the fixture of the C++ test is what torch gives today, and runs with a teacher have torch's losses and
+gradient norms."""
+import json
+import pathlib
+
+import distillation
+import pytest
+import torch
+from models import MAKERS, gpt2
+
+FIXTURE = pathlib.Path(__file__).resolve().parent.parent / "tasks/fixtures/distillation.json"
+TOLERANCE = {"float32": 1e-6, "float64": 1e-13, "bfloat16": 2**-8}
+TOKENS, BATCH, STEPS, RATE = 64, 4, 6, 1.0e-3
+
+
+def test_the_fixture_is_theirs():
+    written = json.loads(FIXTURE.read_text(encoding="utf-8"))
+    today = distillation.reference()
+    assert len(written) == len(today) == 15
+    for old, new in zip(written, today):
+        for key in ("dtype", "temperature", "weight", "shape", "logits", "teacher", "targets"):
+            assert old[key] == new[key]
+        assert old["loss"] == pytest.approx(new["loss"], rel=1e-6)
+        largest = max(map(abs, new["gradient"]))
+        assert old["gradient"] == pytest.approx(new["gradient"], rel=0, abs=TOLERANCE[new["dtype"]] * largest)
+
+
+def batches(text):
+    ids = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
+    for step in range(STEPS):
+        starts = [(step * BATCH + row) * TOKENS for row in range(BATCH)]
+        yield (torch.stack([ids[start:start + TOKENS] for start in starts]),
+               torch.stack([ids[start + 1:start + TOKENS + 1] for start in starts]))
+
+
+def train_in_torch(student, teacher, text, temperature, weight):
+    """(loss, gradient norm) of each step of plain SGD, in fp64."""
+    student, teacher = student.double().train(), teacher.double().eval()
+    optimizer = torch.optim.SGD(student.parameters(), lr=RATE)
+    curve = []
+    for inputs, targets in batches(text):
+        with torch.no_grad():
+            taught = teacher(inputs).logits.flatten(0, 1)
+        loss = distillation.distillation_loss(student(inputs).logits.flatten(0, 1), taught, targets.flatten(),
+                                              temperature, weight)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(student.parameters(), float("inf"))
+        optimizer.step()
+        curve.append((loss.item(), norm.item()))
+    return curve
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("student", ["gpt2", "llama"])
+def test_losses_and_gradient_norms_agree(tessera, tmp_path, text, student, ranks):
+    temperature, weight = 3.0, 0.7
+    pupil, teacher = MAKERS[student](vocabulary=256), gpt2(vocabulary=256, seed=9, n_layer=3)
+    pupil.save_pretrained(tmp_path / "student")
+    teacher.save_pretrained(tmp_path / "teacher")
+    metrics = tmp_path / "metrics.jsonl"
+    tessera.train(f"""
+model: {{pretrained: {json.dumps(str(tmp_path / "student"))}, seq_len: {TOKENS}}}
+data: {{train: {json.dumps(str(text))}, tokenizer: bytes, batch_size: {BATCH // ranks}, shuffle: false}}
+train: {{steps: {STEPS}, optimizer: sgd, lr: {RATE}, lr_schedule: constant, weight_decay: 0, max_grad_norm: 0,
+         teacher: {json.dumps(str(tmp_path / "teacher"))}, distill_temperature: {temperature}, distill_weight: {weight}}}
+log: {{jsonl: {json.dumps(str(metrics))}}}
+""", ranks=ranks)
+    ours = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    theirs = train_in_torch(pupil, teacher, text, temperature, weight)
+    assert len(ours) == len(theirs) == STEPS
+    for step, (loss, norm) in zip(ours, theirs):
+        assert step["loss"] == pytest.approx(loss, rel=1e-6), step["step"]
+        assert step["grad_norm"] == pytest.approx(norm, rel=1e-5), step["step"]

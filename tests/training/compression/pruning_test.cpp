@@ -1,0 +1,220 @@
+// Pruned runs: as many zeros as asked for, the same ones under every strategy, kept over steps,
+// checkpoints and worlds.
+#include "checkpoint/load/hugging_face.h"
+#include "tests/training/strategies_testing.h"
+
+#include <cmath>
+
+namespace tessera::training {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::all_strategies;
+using testing::Ended;
+using testing::losses_in;
+using testing::run_program;
+using testing::Settings;
+using testing::train;
+using testing::train_arguments;
+using testing::TrainingFolder;
+
+struct SavedWeight {
+  std::vector<std::uint64_t> shape;
+  std::vector<float> values;
+};
+
+std::map<std::string, SavedWeight> weights_in(const std::string& folder) {
+  const checkpoint::HuggingFaceFolder opened = checkpoint::open_hugging_face(folder);
+  std::map<std::string, SavedWeight> weights;
+  for (const auto& [name, place] : opened.tensors) {
+    SavedWeight& weight = weights[name];
+    std::uint64_t elements = 1;
+    for (const auto size : place.second->shape) {
+      weight.shape.push_back(static_cast<std::uint64_t>(size));
+      elements *= static_cast<std::uint64_t>(size);
+    }
+    weight.values.resize(elements);
+    place.first->read(*place.second, 0, weight.values.data(), elements * sizeof(float));
+  }
+  return weights;
+}
+
+bool is_pruned_weight(const std::string& name) {
+  return name.find(".h.") != std::string::npos && name.find(".c_") != std::string::npos &&
+         name.ends_with(".weight");
+}
+
+std::size_t zeros_of(const SavedWeight& weight) {
+  return static_cast<std::size_t>(std::count(weight.values.begin(), weight.values.end(), 0.0F));
+}
+
+// Zeros and elements of the linear layers; everything else has no zeros.
+std::pair<std::size_t, std::size_t> zeros_in(const std::string& folder) {
+  std::size_t zeros = 0, elements = 0;
+  for (const auto& [name, weight] : weights_in(folder)) {
+    if (is_pruned_weight(name)) {
+      zeros += zeros_of(weight);
+      elements += weight.values.size();
+    } else if (weight.shape.size() == 2) {
+      EXPECT_EQ(zeros_of(weight), 0u) << name;
+    }
+  }
+  EXPECT_EQ(elements, 2u * 12 * 64 * 64);
+  return {zeros, elements};
+}
+
+Settings pruned(const TrainingFolder& folder, const std::string& method) {
+  return folder.small() + Settings{{"train.steps", "6"},           {"train.lr", "0.01"},
+                                   {"train.prune.method", method}, {"train.prune.begin", "1"},
+                                   {"train.prune.end", "4"},       {"train.prune.every", "1"},
+                                   {"checkpoint.every", "1"}};
+}
+
+TEST(PrunedRun, EveryStrategyPrunesTheSameElements) {
+  for (const std::string method : {"global", "per_layer", "2:4"}) {
+    const TrainingFolder folder;
+    std::vector<std::string> expected;
+    std::string weights;
+    for (const Settings& strategy : all_strategies({2})) {
+      const std::string dir = folder.path("run"), jsonl = folder.path("metrics.jsonl");
+      fs::remove_all(dir);
+      fs::remove(jsonl);
+      train(4, pruned(folder, method) + strategy +
+                   Settings{{"log.jsonl", jsonl},
+                            {"checkpoint.dir", dir},
+                            {"checkpoint.every", "6"},
+                            {"sharding.mixed_precision", "bf16"}});
+      const std::string bytes = testing::read_text(dir + "/step-6/model.safetensors");
+      if (expected.empty()) {
+        expected = losses_in(jsonl);
+        weights = bytes;
+        const auto [zeros, elements] = zeros_in(dir + "/step-6");
+        EXPECT_EQ(zeros, elements / 2) << method;
+      }
+      EXPECT_EQ(losses_in(jsonl), expected) << method << nlohmann::json(strategy).dump();
+      EXPECT_TRUE(bytes == weights) << method << nlohmann::json(strategy).dump();
+    }
+  }
+}
+
+// After each step the part of zeros is the schedule's, and a zero stays one.
+TEST(PrunedRun, FollowsTheScheduleAndKeepsZeros) {
+  const TrainingFolder folder;
+  const std::string dir = folder.path("run");
+  train(2, pruned(folder, "global") + Settings{{"checkpoint.dir", dir}});
+  std::map<std::string, SavedWeight> before;
+  for (int step = 1; step <= 6; ++step) {
+    const std::string path = dir + "/step-" + std::to_string(step);
+    const auto [zeros, elements] = zeros_in(path);
+    const double rest = (4.0 - std::min(step, 4)) / 3;
+    const double wanted = 0.5 * (1 - rest * rest * rest) * static_cast<double>(elements);
+    EXPECT_EQ(zeros, static_cast<std::size_t>(std::llround(wanted))) << step;
+    auto now = weights_in(path);
+    for (const auto& [name, weight] : before) {
+      if (!is_pruned_weight(name)) continue;
+      for (std::size_t i = 0; i < weight.values.size(); ++i) {
+        if (weight.values[i] == 0) {
+          ASSERT_EQ(now.at(name).values[i], 0) << name << " " << i;
+        }
+      }
+    }
+    before = std::move(now);
+  }
+}
+
+TEST(PrunedRun, PerLayerAndTwoFourCountInEachWeight) {
+  const TrainingFolder folder;
+  for (const std::string method : {"per_layer", "2:4"}) {
+    const std::string dir = folder.path(method == "2:4" ? "groups" : "layers");
+    train(3, pruned(folder, method) + Settings{{"checkpoint.dir", dir}});
+    for (const auto& [name, weight] : weights_in(dir + "/step-6")) {
+      if (!is_pruned_weight(name)) continue;
+      EXPECT_EQ(zeros_of(weight), weight.values.size() / 2) << method << " " << name;
+      if (method != "2:4") continue;
+      const std::size_t outputs = weight.shape[1];  // GPT-2's [in, out]
+      for (std::size_t in = 0; in < weight.shape[0]; in += 4) {
+        for (std::size_t out = 0; out < outputs; ++out) {
+          int zeros = 0;
+          for (std::size_t i = 0; i < 4; ++i) {
+            if (weight.values[(in + i) * outputs + out] == 0) ++zeros;
+          }
+          ASSERT_EQ(zeros, 2) << name << " inputs from " << in << ", output " << out;
+        }
+      }
+    }
+  }
+}
+
+TEST(PrunedRun, ResumesWithTheSameBitsAndKeepsZerosOnAnotherWorld) {
+  const TrainingFolder folder;
+  const auto run = [&](int ranks, const std::string& name, int steps) {
+    train(ranks, pruned(folder, "global") + Settings{{"train.steps", std::to_string(steps)},
+                                                     {"train.prune.end", "4"},
+                                                     {"data.batch_size", std::to_string(6 / ranks)},
+                                                     {"log.jsonl", folder.path(name + ".jsonl")},
+                                                     {"checkpoint.dir", folder.path(name)}});
+  };
+  run(2, "whole", 8);
+  // Stopped in the middle of the schedule, and behind it.
+  for (const char* name : {"early", "late"}) {
+    run(2, name, 5);
+    const int keep = std::string(name) == "early" ? 2 : 5;
+    for (int step = keep + 1; step <= 5; ++step) {
+      fs::remove_all(folder.path(std::string(name) + "/step-" + std::to_string(step)));
+    }
+    run(2, name, 8);
+    EXPECT_EQ(losses_in(folder.path(std::string(name) + ".jsonl")),
+              losses_in(folder.path("whole.jsonl")))
+        << name;
+    EXPECT_TRUE(testing::read_text(folder.path(std::string(name) + "/step-8/model.safetensors")) ==
+                testing::read_text(folder.path("whole/step-8/model.safetensors")))
+        << name;
+  }
+  fs::create_directory(folder.path("other"));
+  fs::copy(folder.path("whole/step-5"), folder.path("other/step-5"));
+  run(3, "other", 8);
+  const auto before = weights_in(folder.path("whole/step-5"));
+  const auto after = weights_in(folder.path("other/step-8"));
+  for (const auto& [name, weight] : before) {
+    if (!is_pruned_weight(name)) continue;
+    EXPECT_EQ(zeros_of(after.at(name)), zeros_of(weight)) << name;
+    for (std::size_t i = 0; i < weight.values.size(); ++i) {
+      ASSERT_EQ(after.at(name).values[i] == 0, weight.values[i] == 0) << name << " " << i;
+    }
+  }
+}
+
+TEST(PrunedRun, RefusesWhatCannotBePruned) {
+  const TrainingFolder folder;
+  const auto refuse = [&](const Settings& settings, const std::string& text) {
+    const Ended ended = run_program(train_arguments(folder.small() + settings));
+    EXPECT_EQ(ended.code, 3) << ended.err;
+    EXPECT_NE(ended.err.find(text), std::string::npos) << ended.err;
+  };
+  const Settings global = {{"train.prune.method", "global"}};
+  refuse({{"train.prune.sparsity", "0.5"}}, "train.prune.method is missing");
+  refuse(global + Settings{{"train.prune.begin", "3"}, {"train.prune.end", "2"}},
+         "train.prune.end 2 is before train.prune.begin 3");
+  refuse(global + Settings{{"train.prune.end", "4"}}, "is after the last step, train.steps 3");
+  refuse(global + Settings{{"train.prune.modules", "none"}},
+         "train.prune.modules \"none\" is the whole name of no linear layer");
+  refuse(global + Settings{{"train.prune.modules", "("}}, "is not a regular expression");
+  refuse(global + Settings{{"train.prune.sparsity", "1"}}, "below 1");
+  refuse({{"train.prune.method", "2:4"}, {"train.prune.sparsity", "0.6"}}, "of 2:4 is 0.5");
+  refuse({{"train.prune.method", "2:4"}, {"model.n_inner", "6"}}, "has 6 inputs");
+  refuse(global + Settings{{"model.lora.target_modules", "all-linear"}}, "is frozen");
+}
+
+// Without the key, the weights would be trained again.
+TEST(PrunedRun, ARunWithoutTheMethodDoesNotGoOn) {
+  const TrainingFolder folder;
+  const Settings common =
+      folder.small() + Settings{{"checkpoint.dir", folder.path("run")}, {"train.steps", "2"}};
+  train(1, common + Settings{{"train.prune.method", "global"}});
+  const Ended ended = run_program(train_arguments(common + Settings{{"train.steps", "3"}}));
+  EXPECT_EQ(ended.code, 3) << ended.err;
+  EXPECT_NE(ended.err.find("train.prune.method global"), std::string::npos) << ended.err;
+}
+
+}  // namespace
+}  // namespace tessera::training
