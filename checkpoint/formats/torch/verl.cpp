@@ -150,6 +150,7 @@ class RankJoiner {
       at->second.tensor.shape = shape;
       at->second.distributed = distributed;
     }
+    if (lenient_ && has_unjoined()) return nullptr;  // a rank before lacks something
     const auto found = tensors_.find(path);
     if (found == tensors_.end() && lenient_) {
       unjoined_ = name_of_path(path);
