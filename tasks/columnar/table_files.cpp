@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -118,9 +119,11 @@ void check_folder(const fs::path& folder) {
 void add_file(const std::string& path, std::vector<TableFile>& files) {
   const auto kind = kind_of_file(path);
   const auto named = kind_of_name(path);
+  TESSERA_CHECK(kind || !named || ::access(path.c_str(), R_OK) == 0, ErrorCode::data,
+                "data file {} cannot be opened: {}", path, describe_errno("access", errno));
   TESSERA_CHECK(kind || !named, ErrorCode::data,
-                "data file {} does not begin as the {} file that its name says; it is damaged, or "
-                "cannot be read",
+                "data file {} does not begin as the {} file that its name says; it is "
+                "damaged, or not a file",
                 path, named == TableFileKind::parquet ? "Parquet" : "Arrow");
   if (kind) files.push_back(table_file(path, *kind));
 }

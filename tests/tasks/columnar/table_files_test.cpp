@@ -100,6 +100,9 @@ TEST(TableFiles, ANameThatIsWrongIsRefused) {
   folder.put("a.parquet", "not Parquet");
   EXPECT_NE(folder.refusal("a.parquet").find("does not begin as the Parquet file"),
             std::string::npos);
+  EXPECT_NE(folder.refusal("missing.parquet").find("cannot be opened: access failed: No such file"),
+            std::string::npos)
+      << folder.refusal("missing.parquet");
   folder.put("texts/a.txt", "text");
   EXPECT_NE(folder.refusal("texts").find("has no Parquet and no Arrow file"), std::string::npos);
 }
