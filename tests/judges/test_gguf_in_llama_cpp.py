@@ -97,7 +97,7 @@ def trained():
     data = text_bytes()
     split = len(data) * 9 // 10
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for _ in range(120):
+    for _ in range(80):
         starts = torch.randint(0, split - 64, (16,), generator=generator)
         batch = torch.stack([data[start:start + 64] for start in starts])
         model(batch, labels=batch).loss.backward()

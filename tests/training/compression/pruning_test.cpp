@@ -29,12 +29,13 @@ std::map<std::string, SavedWeight> weights_in(const std::string& folder) {
   for (const auto& [name, place] : opened.tensors) {
     SavedWeight& weight = weights[name];
     std::uint64_t elements = 1;
-    for (const auto size : place.second->shape) {
+    for (const auto size : place.entry->shape) {
       weight.shape.push_back(static_cast<std::uint64_t>(size));
       elements *= static_cast<std::uint64_t>(size);
     }
     weight.values.resize(elements);
-    place.first->read(*place.second, 0, weight.values.data(), elements * sizeof(float));
+    place.read(0, static_cast<std::int64_t>(elements),
+               reinterpret_cast<std::byte*>(weight.values.data()));
   }
   return weights;
 }
