@@ -19,12 +19,11 @@ std::map<std::string, std::string> pooler_in(const std::string& folder) {
   const checkpoint::HuggingFaceFolder opened = checkpoint::open_hugging_face(folder);
   for (const auto& [name, place] : opened.tensors) {
     if (name.find("pooler") == std::string::npos) continue;
-    const auto& [file, entry] = place;
     std::string& bytes = found[name];
     std::size_t elements = 1;
-    for (const std::int64_t size : entry->shape) elements *= static_cast<std::size_t>(size);
+    for (const std::int64_t size : place.entry->shape) elements *= static_cast<std::size_t>(size);
     bytes.resize(elements * sizeof(float));
-    file->read(*entry, 0, bytes.data(), bytes.size());
+    place.read(0, static_cast<std::int64_t>(elements), reinterpret_cast<std::byte*>(bytes.data()));
   }
   return found;
 }
