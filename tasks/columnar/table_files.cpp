@@ -187,8 +187,8 @@ std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::st
       add_folder(fs::path(path).lexically_normal(), files);
       TESSERA_CHECK(files.size() > before, ErrorCode::data,
                     "data folder {} has no Parquet and no Arrow file; name text files by a pattern "
-                    "like {}/*.txt",
-                    path, path);
+                    "like {}",
+                    path, (fs::path(path) / "*.txt").string());
       continue;
     }
     add_file(path, files);

@@ -204,7 +204,7 @@ std::optional<ArrowColumn> find_from(const std::vector<ArrowField>& fields, std:
       next.parents.push_back(inner);
       ++next.node;
       next.buffer += field.buffers;
-      const auto found = find_from(field.children, path.substr(field.name.size() + 1), next);
+      auto found = find_from(field.children, path.substr(field.name.size() + 1), next);
       if (found) return found;
     }
     pass(field, at);
