@@ -1,6 +1,8 @@
 // The router, the experts and their load-balancing loss.
 #include "models/mixture_of_experts.h"
 
+#include <algorithm>
+
 #include <memory>
 
 #include "base/error.h"
@@ -148,6 +150,13 @@ Tensor load_balance_loss(const Tensor& routing, std::int64_t tokens) {
   const auto count = static_cast<double>(tokens);
   const auto experts = static_cast<double>(routing.size(1));
   return sum(select(routing, 0, 0) * select(routing, 0, 1)) * (experts / (count * count));
+}
+
+bool has_experts(nn::Module& module) {
+  const auto parts = module.named_modules();
+  return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+    return dynamic_cast<const MixtureOfExpertsImpl*>(part.second) != nullptr;
+  });
 }
 
 }  // namespace tessera::models

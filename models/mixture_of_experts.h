@@ -106,6 +106,9 @@ class MixtureOfExpertsImpl : public nn::Module {
 };
 TESSERA_MODULE(MixtureOfExperts);
 
+// True if a part of the module is a mixture of experts.
+bool has_experts(nn::Module& module);
+
 // The counts of several mixtures for load_balance_loss(), added up: [2, experts] in fp64, which no
 // sharded module's precision rounds. Row 0 has the number of tokens that each expert got, row 1 the
 // sum of its probabilities. This is the beginning, all zeros.

@@ -26,7 +26,7 @@ class Teacher {
   // ids [batch, length] -> logits [batch, length, vocabulary of the trained model], outside the
   // graph. Collective.
   [[nodiscard]] virtual Tensor logits(const Tensor& ids) = 0;
-  // What its forwards have moved between ranks.
+  // The communication of its forwards so far.
   [[nodiscard]] virtual CommunicationStatistics communication() const = 0;
 };
 

@@ -81,7 +81,7 @@ class Task {
   // and gradient do not depend on how the samples are split. false: batches count equally, which is
   // the same where all have equally many labels. The same on every rank.
   [[nodiscard]] virtual bool weighs_batches() const { return false; }
-  // What loss() has moved between ranks beside the work of the trained module: a teacher's gathers.
+  // The communication of loss() that is not the trained module's: a teacher's gathers.
   [[nodiscard]] virtual CommunicationStatistics communication() const { return {}; }
   // Describes a rank's batch of so many samples for the user: "8 x 256 tokens".
   [[nodiscard]] virtual std::string describe_batch(std::int64_t samples) const {

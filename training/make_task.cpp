@@ -9,11 +9,13 @@
 #include "base/error.h"
 #include "engine/data/corpus.h"
 #include "models/load/adapter.h"
+#include "models/mixture_of_experts.h"
 #include "models/registry/registry.h"
 #include "models/sentence_encoder/sentence_encoder.h"
 #include "tasks/next_token.h"
 #include "tasks/sentence_pairs.h"
 #include "tokenizers/load.h"
+#include "training/recipe/schema.h"
 
 namespace tessera::training {
 namespace {
@@ -65,21 +67,14 @@ std::string tokenizer_name(const Recipe& recipe) {
 
 namespace {
 
-// Adds the place of the key to an error.
-template <class Work>
-void at_key(const Recipe& recipe, const std::string& key, const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("{}: {}: {}", where(recipe, key), key, error.what()));
-  }
-}
-
 void adapt(const Recipe& recipe, models::Model& model) {
   if (recipe.model.quantize_aware != WeightRounding::none) {
     // GGUF files keep the positions of GPT-2 in float32.
-    at_key(recipe, "model.quantize_aware",
-           [&] { round_weights(model, recipe.model.quantize_aware, {"wpe"}); });
+    at_key(recipe, "model.quantize_aware", [&] {
+      TESSERA_CHECK(!models::has_experts(model), ErrorCode::configuration,
+                    "the matrices of experts are not rounded, and GGUF files hold no experts");
+      round_weights(model, recipe.model.quantize_aware, {"wpe"});
+    });
   }
   if (!trains_adapters(recipe)) return;
   std::optional<DType> storage;

@@ -18,6 +18,7 @@
 #include "engine/nn/lora_options.h"
 #include "models/registry/registry.h"
 #include "models/sentence_encoder/sentence_encoder.h"
+#include "trainer/pruning/options.h"
 
 namespace tessera::training {
 namespace {
@@ -133,11 +134,20 @@ void compare_optimizers(const SavedRecipe& saved, const Json& own, Comparison& c
   }
 }
 
-// Without the method, the weights that were pruned would be trained again.
+// Otherwise weights that were pruned would be trained again.
 void compare_pruning(const SavedRecipe& saved, const Json& own, Comparison& comparison) {
   const std::string key = "train.prune.method";
   const Json there = value_at(saved.recipe, key), here = value_at(own, key);
-  if (!there.is_null() && here.is_null()) comparison.compare(key, there, here);
+  if (there.is_null()) return;
+  if (here.is_null()) return comparison.compare(key, there, here);
+  // Zeros stay zero from `begin` on, in the layers that are pruned.
+  const auto begin = [](const Json& recipe) {
+    const Json given = value_at(recipe, "train.prune.begin");
+    return given.is_null() ? Json(PruningOptions{}.begin) : given;
+  };
+  comparison.compare("train.prune.begin", begin(saved.recipe), begin(own));
+  const std::string modules = "train.prune.modules";
+  comparison.compare(modules, value_at(saved.recipe, modules), value_at(own, modules));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "engine/nn/name_pattern.h"
 #include "engine/random.h"
 #include "models/load/adapter.h"
+#include "models/mixture_of_experts.h"
 #include "models/weights_bound.h"
 #include "training/interruption.h"
 #include "training/make_task.h"
@@ -114,14 +115,19 @@ std::optional<PruningOptions> pruning_options(const Recipe& recipe, nn::Module& 
   std::optional<NamePattern> wanted;
   const std::string key = "train.prune.modules";
   if (prune.modules) wanted.emplace(*prune.modules, key + ":");
+  TESSERA_CHECK(wanted || !models::has_experts(module), ErrorCode::configuration,
+                "{}: train.prune does not prune the matrices of experts; name the layers that it "
+                "prunes in {}",
+                where(recipe, "train.prune.method"), key);
   for (const auto& [name, part] : module.named_modules()) {
     const auto* layer = dynamic_cast<const nn::LinearImpl*>(part);
     if (layer == nullptr || !(wanted ? wanted->matches(name) : !is_head(name))) continue;
+    if (!layer->stored_weight().requires_grad()) continue;  // frozen, as ignored modules are
     options.weights.push_back({name + ".weight", layer->layout() == WeightLayout::in_out});
   }
   TESSERA_CHECK(!options.weights.empty(), ErrorCode::configuration,
-                "{}: {} \"{}\" is the whole name of no linear layer", where(recipe, key), key,
-                prune.modules.value_or(""));
+                "{}: {} \"{}\" is the whole name of no linear layer that is trained",
+                where(recipe, key), key, prune.modules.value_or(""));
   return options;
 }
 

@@ -57,6 +57,7 @@ ShardingOptions frozen_sharding_options(const Recipe& recipe, const Context& con
   own.sharding.reduce_dtype.reset();
   own.sharding.reduce_wire = WireFormat::same;
   own.sharding.defer_replica_sums = false;
+  own.sharding.reshard_after_forward = ShardingRecipe{}.reshard_after_forward;
   own.sharding.activation_checkpointing = ActivationCheckpointing::none;
   own.sharding.activation_checkpointing_cls.clear();
   own.sharding.activation_offload = false;

@@ -17,6 +17,7 @@
 #include "tokenizers/load.h"
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
+#include "training/recipe/schema.h"
 #include "training/sharding_options.h"
 
 namespace tessera::training {
@@ -25,45 +26,29 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* teacher_key = "train.teacher";
 
-DType storage_of(const Recipe& recipe) {
-  switch (recipe.sharding.mixed_precision) {
-    case MixedPrecision::bf16:
-      return bfloat16;
-    case MixedPrecision::fp16:
-      return float16;
-    case MixedPrecision::no:
-      break;
-  }
-  return float32;
-}
-
 // Equal fingerprints are equal tokenizers. Files of one tokenizer may differ in other things, so
-// the texts of all tokens decide about the rest.
+// the rest is decided by all tokens' texts and by the ids of a text. A token is written twice: a
+// space that begins a word is lost at the beginning of a text. The text has special tokens around
+// it, and characters that a vocabulary may lack.
 bool same_tokens(const Tokenizer& one, const Tokenizer& other) {
   if (one.fingerprint() != 0 && one.fingerprint() == other.fingerprint()) return true;
-  if (one.vocabulary_size() != other.vocabulary_size()) return false;
+  if (one.vocabulary_size() != other.vocabulary_size() ||
+      one.end_of_text() != other.end_of_text() || one.padding_id() != other.padding_id()) {
+    return false;
+  }
   for (std::int64_t id = 0; id < one.vocabulary_size(); ++id) {
-    const std::int32_t ids[] = {static_cast<std::int32_t>(id)};
-    if (one.decode(ids) != other.decode(ids)) return false;
+    const auto token = static_cast<std::int32_t>(id);
+    const std::int32_t twice[] = {token, token};
+    if (one.decode(twice) != other.decode(twice)) return false;
   }
-  return true;
-}
-
-// Adds the place of the key to an error.
-template <class Work>
-auto at_teacher(const Recipe& recipe, const Work& work) {
-  try {
-    return work();
-  } catch (const Error& error) {
-    throw Error(error.code(),
-                fmt::format("{}: {}: {}", where(recipe, teacher_key), teacher_key, error.what()));
-  }
+  constexpr const char* text = "The teacher's 3 ids, \u00e9\u4e2d\U0001f642\n\x01";
+  return one.encode_sequence(text, 0) == other.encode_sequence(text, 0);
 }
 
 }  // namespace
 
 ShardedTeacher::ShardedTeacher(const Recipe& recipe, const Context& context) {
-  at_teacher(recipe, [&] {
+  at_key(recipe, teacher_key, [&] {
     folder_ = model_folder(*recipe.train.teacher, teacher_key, context);
     if (checkpoint::is_peft_folder(folder_)) {
       adapter_ = folder_;
@@ -71,9 +56,11 @@ ShardedTeacher::ShardedTeacher(const Recipe& recipe, const Context& context) {
     }
     const nlohmann::json config = models::read_config(folder_);
     models::check_weights_bound(folder_, config);
+    const std::optional<DType> of_compute =
+        frozen_sharding_options(recipe, context, {}).param_dtype;
     {
       const DeviceGuard deferred(Device::meta());
-      const nn::ParameterDTypeGuard of_weights(storage_of(recipe));
+      const nn::ParameterDTypeGuard of_weights(of_compute.value_or(float32));
       model_ = models::make_language_model(config, (fs::path(folder_) / "config.json").string());
       if (!adapter_.empty()) models::add_lora_of(adapter_, *model_);
     }
@@ -107,6 +94,9 @@ void ShardedTeacher::require_fit(const Recipe& recipe, const models::Model& stud
         fmt::format("{} has a vocabulary of {}, and the trained model one of {}; a teacher's ids "
                     "are those of its student",
                     folder_, model_->vocabulary(), student.vocabulary()));
+  check(!student.config().value("output_router_logits", false),
+        "excludes output_router_logits of the trained model's config.json, whose loss the loss of "
+        "a teacher does not contain");
   check(model_->positions() >= recipe.model.seq_len,
         fmt::format("{} has {} positions, less than model.seq_len {}", folder_, model_->positions(),
                     recipe.model.seq_len));

@@ -13,8 +13,8 @@ namespace tessera::training {
 
 // A language model in frozen units under the recipe's strategy, in its dtype of compute: each rank
 // holds its shard in that dtype, without gradients and moments. Under FULL_SHARD a unit is gathered
-// once a micro-batch, for the forward; the root, and all units under strategies that keep units
-// gathered, stay so from the first forward on.
+// once a micro-batch, for the forward, whatever the recipe's reshard_after_forward is; the root,
+// and all units under strategies that keep units gathered, stay so from the first forward on.
 class ShardedTeacher final : public tasks::Teacher {
  public:
   // Collective. `recipe` has train.teacher. On a planned device it reads the configuration alone.

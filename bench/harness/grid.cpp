@@ -137,6 +137,7 @@ std::string_view what_peers_lack(const training::Recipe& recipe) {
   if (!recipe.train.parameter_groups.empty()) return "train.parameter_groups";
   if (recipe.train.teacher) return "train.teacher";
   if (recipe.train.prune.method) return "train.prune";
+  if (recipe.model.quantize_aware != WeightRounding::none) return "model.quantize_aware";
   return recipe.sharding.ignored_modules ? "sharding.ignored_modules" : "";
 }
 

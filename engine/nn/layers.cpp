@@ -30,14 +30,14 @@ Tensor LinearImpl::forward(const Tensor& x) const {
 }
 
 Tensor LinearImpl::weight() const {
-  const Tensor& weight = parameter("weight");
+  const Tensor& weight = stored_weight();
   if (rounding_ == WeightRounding::none) return weight;
   if (layout() == WeightLayout::out_in) return round_to_blocks(weight, rounding_);
   return transpose(round_to_blocks(transpose(weight, 0, 1), rounding_), 0, 1);
 }
 
 bool LinearImpl::round_weight(WeightRounding rounding) {
-  const std::int64_t in = parameter("weight").size(layout() == WeightLayout::out_in ? 1 : 0);
+  const std::int64_t in = stored_weight().size(layout() == WeightLayout::out_in ? 1 : 0);
   if (in % rounded_together != 0) return false;
   rounding_ = rounding;
   return true;
@@ -48,7 +48,7 @@ LoraFactorImpl::LoraFactorImpl(std::int64_t in, std::int64_t out, Initializer in
 }
 
 void LinearImpl::lay_in_first() {
-  const Tensor old = parameter("weight");
+  const Tensor old = stored_weight();
   TESSERA_REQUIRE(old.dtype() == float32 && old.device().type == DeviceType::cpu,
                   "lay_in_first: a weight of {} on {}", name_of(old.dtype()),
                   old.device().to_string());
@@ -91,7 +91,7 @@ void LinearImpl::add_lora(const LoraOptions& options) {
   TESSERA_REQUIRE(options.dropout >= 0 && options.dropout < 1,
                   "the adapter's dropout {} is not in [0, 1)", options.dropout);
   const bool out_first = layout() == WeightLayout::out_in;
-  const Tensor& adapted = parameter("weight");
+  const Tensor& adapted = stored_weight();
   const std::int64_t in = adapted.size(out_first ? 1 : 0);
   const std::int64_t out = adapted.size(out_first ? 0 : 1);
   const double bound = 1.0 / std::sqrt(static_cast<double>(in));
@@ -120,15 +120,15 @@ EmbeddingImpl::EmbeddingImpl(std::int64_t entries, std::int64_t dim, double devi
 
 Tensor EmbeddingImpl::forward(const Tensor& ids) const {
   // The rounding of rows that are read is that of the whole table.
-  return round_to_blocks(embedding(ids, parameter("weight")), rounding_);
+  return round_to_blocks(embedding(ids, stored_weight()), rounding_);
 }
 
 Tensor EmbeddingImpl::weight() const {
-  return round_to_blocks(parameter("weight"), rounding_);
+  return round_to_blocks(stored_weight(), rounding_);
 }
 
 bool EmbeddingImpl::round_weight(WeightRounding rounding) {
-  if (parameter("weight").size(1) % rounded_together != 0) return false;
+  if (stored_weight().size(1) % rounded_together != 0) return false;
   rounding_ = rounding;
   return true;
 }

@@ -30,8 +30,9 @@ class LinearImpl : public Module {
  public:
   LinearImpl(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
-  // What products read: the parameter, or its rounded values.
+  // The weight that products read: the parameter, or its rounded values.
   [[nodiscard]] Tensor weight() const;
+  [[nodiscard]] const Tensor& stored_weight() const { return parameter("weight"); }
   [[nodiscard]] Tensor bias() const { return options_.bias ? parameter("bias") : Tensor{}; }
   [[nodiscard]] WeightLayout layout() const { return options_.layout; }
   // Transposes a float32 weight on a CPU to [in, out], which products read without packing it
@@ -76,7 +77,7 @@ class EmbeddingImpl : public Module {
  public:
   EmbeddingImpl(std::int64_t entries, std::int64_t dim, double deviation = 1.0);
   Tensor forward(const Tensor& ids) const;  // [...] -> [..., dim]
-  // What a product with the table reads: the parameter, or its rounded values.
+  // The table that products read: the parameter, or its rounded values.
   [[nodiscard]] Tensor weight() const;
   [[nodiscard]] const Tensor& stored_weight() const { return parameter("weight"); }
   // As LinearImpl::round_weight, for blocks along `dim`.

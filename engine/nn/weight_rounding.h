@@ -27,9 +27,9 @@ inline constexpr std::int64_t rounded_together = 32;
 Tensor round_to_blocks(const Tensor& x, WeightRounding rounding);
 
 // From now on the linear layers and embeddings of the module read rounded weights. Left as they
-// are: layers whose last name is in `except`, and layers whose inputs are no multiple of 32, as
-// GGUF files leave them. Returns the names of the layers that are rounded; Error(configuration) if
-// there are none.
+// are: layers whose last name is in `except`, and layers whose inputs are not a multiple of 32,
+// which become float16 in GGUF files. Returns the names of the layers that are rounded;
+// Error(configuration) if there are none.
 std::vector<std::string> round_weights(nn::Module& module, WeightRounding rounding,
                                        const std::vector<std::string>& except = {});
 

@@ -117,7 +117,7 @@ Tensor GPT2ModelImpl::forward(const Tensor& ids) const {
                   ids.shape().to_string());
   std::vector<std::int32_t> places(static_cast<std::size_t>(ids.size(1)));
   std::iota(places.begin(), places.end(), 0);
-  const Tensor positions = Tensor::from(places, {ids.size(1)}).to(wpe_->weight().device());
+  const Tensor positions = Tensor::from(places, {ids.size(1)}).to(wpe_->stored_weight().device());
   Tensor x = drop_(wte_(ids) + wpe_(positions));
   for (const GPT2Block& block : *h_) x = block(x);
   return ln_f_(x);

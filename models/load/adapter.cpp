@@ -108,7 +108,8 @@ LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<D
     if (one == wanted.end()) continue;
     // Checked before memory is allocated for the config's rank.
     const std::vector<std::int64_t>& shape = stored.at(*one);
-    const std::int64_t in = layer->weight().size(layer->layout() == WeightLayout::in_out ? 0 : 1);
+    const std::int64_t in =
+        layer->stored_weight().size(layer->layout() == WeightLayout::in_out ? 0 : 1);
     TESSERA_CHECK(shape == std::vector({options.rank, in}), ErrorCode::checkpoint,
                   "{}: {} says r {}, and '{}' has shape [{}] for a layer of {} inputs", folder,
                   checkpoint::peft_config_file, options.rank, *one, fmt::join(shape, ", "), in);

@@ -10,29 +10,17 @@
 namespace tessera::training {
 namespace {
 
-template <class... Args>
-void check_compression(bool holds, const Recipe& recipe, const std::string& key,
-                       fmt::format_string<Args...> text, Args&&... args) {
-  if (holds) return;
-  fail(ErrorCode::configuration, "{}: {} {}", where(recipe, key), key,
-       fmt::format(text, std::forward<Args>(args)...));
-}
-
 void validate_teacher(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
   const auto needs_teacher = [&](bool given, const std::string& key) {
-    check_compression(train.teacher || !given, recipe, key,
-                      "needs train.teacher, the folder of the model to learn from");
+    check_key(train.teacher || !given, recipe, key,
+              "needs train.teacher, the folder of the model to learn from");
   };
   needs_teacher(train.distill_temperature.has_value(), "train.distill_temperature");
   needs_teacher(train.distill_weight.has_value(), "train.distill_weight");
   if (!train.teacher) return;
-  check_compression(train.task == TaskKind::next_token, recipe, "train.teacher",
-                    "is for train.task: next_token");
-  check_compression(!recipe.model.config.value("output_router_logits", false), recipe,
-                    "train.teacher",
-                    "excludes model.output_router_logits, whose loss the loss of a teacher does "
-                    "not contain; leave one of them out");
+  check_key(train.task == TaskKind::next_token, recipe, "train.teacher",
+            "is for train.task: next_token");
 }
 
 void validate_pruning(const Recipe& recipe) {
@@ -40,23 +28,21 @@ void validate_pruning(const Recipe& recipe) {
   const std::string method = "train.prune.method";
   const bool others =
       prune.sparsity || prune.begin || prune.end || prune.every || prune.modules.has_value();
-  check_compression(prune.method || !others, recipe, method,
-                    "is missing: global, per_layer or 2:4");
+  check_key(prune.method || !others, recipe, method, "is missing: global, per_layer or 2:4");
   if (!prune.method) return;
-  check_compression(!trains_adapters(recipe), recipe, method,
-                    "prunes weights that are trained, and an adapter's model is frozen; prune the "
-                    "model that tessera convert --merge writes");
-  check_compression(prune.method != PruneMethod::two_four || prune.sparsity.value_or(0.5) == 0.5,
-                    recipe, "train.prune.sparsity", "of 2:4 is 0.5; leave it out");
+  check_key(!trains_adapters(recipe), recipe, method,
+            "prunes weights that are trained, and an adapter's model is frozen; prune the "
+            "model that tessera convert --merge writes");
+  check_key(prune.method != PruneMethod::two_four || prune.sparsity.value_or(0.5) == 0.5, recipe,
+            "train.prune.sparsity", "of 2:4 is 0.5; leave it out");
   const std::int64_t begin = prune.begin.value_or(1), end = prune.end.value_or(begin);
-  check_compression(begin <= end, recipe, "train.prune.end", "{} is before train.prune.begin {}",
-                    end, begin);
-  check_compression(end <= recipe.train.steps, recipe,
-                    prune.end ? "train.prune.end" : "train.prune.begin",
-                    "{} is after the last step, train.steps {}", end, recipe.train.steps);
+  check_key(begin <= end, recipe, "train.prune.end", "{} is before train.prune.begin {}", end,
+            begin);
+  check_key(end <= recipe.train.steps, recipe, prune.end ? "train.prune.end" : "train.prune.begin",
+            "{} is after the last step, train.steps {}", end, recipe.train.steps);
   const Placement place = offload_options(recipe).parameters;
-  check_compression(place == Placement::device, recipe, method,
-                    "needs the parameters on the device; leave sharding.offload.parameters out");
+  check_key(place == Placement::device, recipe, method,
+            "needs the parameters on the device; leave sharding.offload.parameters out");
   if (prune.modules) {
     const NamePattern pattern(*prune.modules, fmt::format("{}: train.prune.modules:",
                                                           where(recipe, "train.prune.modules")));

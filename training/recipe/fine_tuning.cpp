@@ -48,14 +48,6 @@ ParameterGroupRecipe read_group(const YamlNode& node, const std::string& key) {
   return group;
 }
 
-template <class... Args>
-void check_key(bool holds, const Recipe& recipe, const std::string& key,
-               fmt::format_string<Args...> text, Args&&... args) {
-  if (holds) return;
-  fail(ErrorCode::configuration, "{}: {} {}", where(recipe, key), key,
-       fmt::format(text, std::forward<Args>(args)...));
-}
-
 void validate_groups(const Recipe& recipe) {
   for (const ParameterGroupRecipe& group : recipe.train.parameter_groups) {
     check_key(!group.lr || recipe.train.lr > 0, recipe, "train.parameter_groups",

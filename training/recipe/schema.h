@@ -3,11 +3,15 @@
 // training/recipe/schema.cpp (the architectures' own keys are in tables in models/).
 #pragma once
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "models/config/config_key.h"
 #include "training/recipe/recipe.h"
 #include "training/recipe/yaml_tree.h"
@@ -39,6 +43,26 @@ std::vector<RecipeKey> compression_keys();  // of a teacher and of pruning
 void complete_model(Recipe& recipe);
 // Maps the keys of the model's configuration to places in the recipe; the recipe must outlive it.
 models::ConfigSource config_source(const Recipe& recipe);
+
+// Unless the condition holds, throws Error(configuration) with the key's place and name before the
+// text.
+template <class... Args>
+void check_key(bool holds, const Recipe& recipe, const std::string& key,
+               fmt::format_string<Args...> text, Args&&... args) {
+  if (holds) return;
+  fail(ErrorCode::configuration, "{}: {} {}", where(recipe, key), key,
+       fmt::format(text, std::forward<Args>(args)...));
+}
+
+// Adds the key's place and name to an Error of the work; returns its result.
+template <class Work>
+auto at_key(const Recipe& recipe, const std::string& key, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}: {}", where(recipe, key), key, error.what()));
+  }
+}
 
 // docs/recipe.md's tables.
 std::string recipe_reference();

@@ -15,14 +15,6 @@
 namespace tessera::training {
 namespace {
 
-template <class... Args>
-void check(bool holds, const Recipe& recipe, const std::string& key,
-           fmt::format_string<Args...> text, Args&&... args) {
-  if (holds) return;
-  fail(ErrorCode::configuration, "{}: {} {}", where(recipe, key), key,
-       fmt::format(text, std::forward<Args>(args)...));
-}
-
 // The value of the key with this role in the architecture's configuration.
 std::pair<std::string, std::int64_t> configured(const Recipe& recipe, models::ConfigKey::Role role,
                                                 const models::Architecture& architecture) {
@@ -71,13 +63,14 @@ void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std
 }
 
 void validate_data(const Recipe& recipe) {
-  check(!recipe.data.train.empty(), recipe, "data.train", "is missing: the text file to train on");
-  check(recipe.data.valid.size() <= 1, recipe, "data.valid", "is one data set, not {}",
-        recipe.data.valid.size());
+  check_key(!recipe.data.train.empty(), recipe, "data.train",
+            "is missing: the text file to train on");
+  check_key(recipe.data.valid.size() <= 1, recipe, "data.valid", "is one data set, not {}",
+            recipe.data.valid.size());
   for (const DataSetRecipe& set : recipe.data.train) validate_data_set(recipe, set, "data.train");
   for (const DataSetRecipe& set : recipe.data.valid) validate_data_set(recipe, set, "data.valid");
-  check(!recipe.data.group_by_length || recipe.train.task == TaskKind::sentence_pairs, recipe,
-        "data.group_by_length", "is for train.task: sentence_pairs");
+  check_key(!recipe.data.group_by_length || recipe.train.task == TaskKind::sentence_pairs, recipe,
+            "data.group_by_length", "is for train.task: sentence_pairs");
 }
 
 void validate_model(const Recipe& recipe) {
@@ -89,60 +82,65 @@ void validate_model(const Recipe& recipe) {
   const std::int64_t bytes = ByteTokenizer().vocabulary_size();
   const auto vocabulary = configured(recipe, Role::vocabulary, architecture);
   const bool reads_bytes = recipe.data.tokenizer.value_or("bytes") == "bytes";
-  check(!reads_bytes || vocabulary.second >= bytes, recipe, vocabulary.first,
-        "{} is less than the {} tokens of data.tokenizer: bytes", vocabulary.second, bytes);
+  check_key(!reads_bytes || vocabulary.second >= bytes, recipe, vocabulary.first,
+            "{} is less than the {} tokens of data.tokenizer: bytes", vocabulary.second, bytes);
   const bool encodes = architecture.kind == models::ModelKind::text_encoder;
   const bool pairs = recipe.train.task == TaskKind::sentence_pairs;
-  check(encodes == pairs, recipe, "model.architecture", "{} {}", recipe.model.architecture,
-        pairs ? "predicts the next token; train.task: sentence_pairs needs an encoder: bert, mpnet"
-              : "is an encoder; set train.task: sentence_pairs");
+  check_key(
+      encodes == pairs, recipe, "model.architecture", "{} {}", recipe.model.architecture,
+      pairs ? "predicts the next token; train.task: sentence_pairs needs an encoder: bert, mpnet"
+            : "is an encoder; set train.task: sentence_pairs");
   const auto positions = configured(recipe, Role::positions, architecture);
-  check(recipe.model.seq_len <= positions.second, recipe, "model.seq_len",
-        "{} is more than the {} of {}", recipe.model.seq_len, positions.second, positions.first);
+  check_key(recipe.model.seq_len <= positions.second, recipe, "model.seq_len",
+            "{} is more than the {} of {}", recipe.model.seq_len, positions.second,
+            positions.first);
 }
 
 void validate_schedule(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
   const optim::ScheduleRow& row = optim::row_of(train.lr_schedule);
-  check(train.lr_schedule == optim::ScheduleKind::polynomial || !train.lr_power, recipe,
-        "train.lr_power", "belongs to train.lr_schedule: polynomial");
-  check(train.lr_schedule == optim::ScheduleKind::cosine_with_restarts || !train.lr_cycles, recipe,
-        "train.lr_cycles", "belongs to train.lr_schedule: cosine_with_restarts");
+  check_key(train.lr_schedule == optim::ScheduleKind::polynomial || !train.lr_power, recipe,
+            "train.lr_power", "belongs to train.lr_schedule: polynomial");
+  check_key(train.lr_schedule == optim::ScheduleKind::cosine_with_restarts || !train.lr_cycles,
+            recipe, "train.lr_cycles", "belongs to train.lr_schedule: cosine_with_restarts");
   if (!row.has_stable_phase) {
-    check(!train.lr_decay_start, recipe, "train.lr_decay_start",
-          "belongs to train.lr_schedule: wsd_linear, wsd_cosine and wsd_1_sqrt");
+    check_key(!train.lr_decay_start, recipe, "train.lr_decay_start",
+              "belongs to train.lr_schedule: wsd_linear, wsd_cosine and wsd_1_sqrt");
     return;
   }
-  check(train.lr_decay_start.has_value(), recipe, "train.lr_schedule",
-        "{} needs train.lr_decay_start, the step at which the decay begins", row.name);
+  check_key(train.lr_decay_start.has_value(), recipe, "train.lr_schedule",
+            "{} needs train.lr_decay_start, the step at which the decay begins", row.name);
   const std::int64_t start = *train.lr_decay_start;
   const std::int64_t end = train.lr_decay_steps.value_or(train.steps);
-  check(start >= train.warmup_steps, recipe, "train.lr_decay_start",
-        "{} is before the end of the warm-up, train.warmup_steps {}", start, train.warmup_steps);
-  check(start < end, recipe, "train.lr_decay_start", "{} is not before the end of the decay, {} {}",
-        start, train.lr_decay_steps ? "train.lr_decay_steps" : "train.steps", end);
+  check_key(start >= train.warmup_steps, recipe, "train.lr_decay_start",
+            "{} is before the end of the warm-up, train.warmup_steps {}", start,
+            train.warmup_steps);
+  check_key(start < end, recipe, "train.lr_decay_start",
+            "{} is not before the end of the decay, {} {}", start,
+            train.lr_decay_steps ? "train.lr_decay_steps" : "train.steps", end);
 }
 
 void validate_train(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
-  check(train.min_lr <= train.lr, recipe, "train.min_lr", "{} is above train.lr {}", train.min_lr,
-        train.lr);
-  check(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
-        "is SGD's; leave it out or set train.optimizer: sgd");
-  check(train.spike_sigma || train.spike_window == SpikeOptions{}.window, recipe,
-        "train.spike_window", "needs train.spike_sigma");
+  check_key(train.min_lr <= train.lr, recipe, "train.min_lr", "{} is above train.lr {}",
+            train.min_lr, train.lr);
+  check_key(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
+            "is SGD's; leave it out or set train.optimizer: sgd");
+  check_key(train.spike_sigma || train.spike_window == SpikeOptions{}.window, recipe,
+            "train.spike_window", "needs train.spike_sigma");
   const bool saves = recipe.checkpoint.dir && recipe.checkpoint.every > 0;
-  check(train.on_spike != SpikeAction::rollback || saves, recipe, "train.on_spike",
-        "rollback needs checkpoint.dir and checkpoint.every");
+  check_key(train.on_spike != SpikeAction::rollback || saves, recipe, "train.on_spike",
+            "rollback needs checkpoint.dir and checkpoint.every");
   validate_schedule(recipe);
 }
 
 void check_divides(const Recipe& recipe, const std::string& key, std::int64_t group,
                    int world_size) {
-  check(world_size % group == 0, recipe, key,
-        "{0} does not divide the {1} rank{2} of the world; start a multiple of {0} ranks (tessera "
-        "launch --nproc-per-node {3}), or set a divisor of {1}",
-        group, world_size, world_size == 1 ? "" : "s", (world_size / group + 1) * group);
+  check_key(
+      world_size % group == 0, recipe, key,
+      "{0} does not divide the {1} rank{2} of the world; start a multiple of {0} ranks (tessera "
+      "launch --nproc-per-node {3}), or set a divisor of {1}",
+      group, world_size, world_size == 1 ? "" : "s", (world_size / group + 1) * group);
 }
 
 void validate_sharding(const Recipe& recipe, int world_size) {
@@ -155,19 +153,20 @@ void validate_sharding(const Recipe& recipe, int world_size) {
   }
   if (sharding.defer_replica_sums) {
     const std::string key = "sharding.defer_replica_sums";
-    check(is_hybrid(sharding.sharding_strategy), recipe, key,
-          "is for HYBRID_SHARD and HYBRID_SHARD_ZERO2: {} has no sums between groups",
-          name_of(sharding.sharding_strategy));
-    check(sharding.group_size != 1, recipe, key,
-          "needs a sharding.group_size above 1; train.sync_each_batch: false defers all sums");
-    check(recipe.train.sync_each_batch, recipe, key,
-          "and train.sync_each_batch: false, which defers all sums, exclude each other; leave one "
-          "of them out");
+    check_key(is_hybrid(sharding.sharding_strategy), recipe, key,
+              "is for HYBRID_SHARD and HYBRID_SHARD_ZERO2: {} has no sums between groups",
+              name_of(sharding.sharding_strategy));
+    check_key(sharding.group_size != 1, recipe, key,
+              "needs a sharding.group_size above 1; train.sync_each_batch: false defers all sums");
+    check_key(
+        recipe.train.sync_each_batch, recipe, key,
+        "and train.sync_each_batch: false, which defers all sums, exclude each other; leave one "
+        "of them out");
   }
-  check(sharding.transformer_layer_cls_to_wrap.empty() ||
-            sharding.auto_wrap_policy == AutoWrapPolicy::transformer_based,
-        recipe, "sharding.transformer_layer_cls_to_wrap",
-        "belongs to auto_wrap_policy: TRANSFORMER_BASED_WRAP");
+  check_key(sharding.transformer_layer_cls_to_wrap.empty() ||
+                sharding.auto_wrap_policy == AutoWrapPolicy::transformer_based,
+            recipe, "sharding.transformer_layer_cls_to_wrap",
+            "belongs to auto_wrap_policy: TRANSFORMER_BASED_WRAP");
 }
 
 void validate_recomputation(const Recipe& recipe) {
@@ -175,38 +174,41 @@ void validate_recomputation(const Recipe& recipe) {
   const bool on = sharding.activation_checkpointing != ActivationCheckpointing::none;
   const bool classes = !sharding.activation_checkpointing_cls.empty();
   const auto needs_it = [&](bool given, const std::string& key) {
-    check(on || !given, recipe, key, "needs sharding.activation_checkpointing: true or selective");
+    check_key(on || !given, recipe, key,
+              "needs sharding.activation_checkpointing: true or selective");
   };
   needs_it(classes, "sharding.activation_checkpointing_cls");
   needs_it(sharding.activation_checkpointing_every != 1, "sharding.activation_checkpointing_every");
   needs_it(sharding.activation_offload, "sharding.activation_offload");
-  check(!on || classes || sharding.auto_wrap_policy != AutoWrapPolicy::none, recipe,
-        "sharding.activation_checkpointing",
-        "works by units, but with auto_wrap_policy: NO_WRAP the only unit is the root; name "
-        "classes in sharding.activation_checkpointing_cls");
+  check_key(!on || classes || sharding.auto_wrap_policy != AutoWrapPolicy::none, recipe,
+            "sharding.activation_checkpointing",
+            "works by units, but with auto_wrap_policy: NO_WRAP the only unit is the root; name "
+            "classes in sharding.activation_checkpointing_cls");
 }
 
 void validate_offload(const Recipe& recipe) {
   const OffloadRecipe& offload = recipe.sharding.offload;
   const bool files = offload_options(recipe).uses_files();
-  check(!files || offload.folder, recipe, "sharding.offload.folder",
-        "is missing: the folder, on a disk, for the state that sharding.offload places in a file");
-  check(!offload.folder || files, recipe, "sharding.offload.folder",
-        "needs file as one of sharding.offload.parameters, gradients, optimizer");
-  check(!offload.folder || !offload.folder->empty(), recipe, "sharding.offload.folder", "is empty");
+  check_key(
+      !files || offload.folder, recipe, "sharding.offload.folder",
+      "is missing: the folder, on a disk, for the state that sharding.offload places in a file");
+  check_key(!offload.folder || files, recipe, "sharding.offload.folder",
+            "needs file as one of sharding.offload.parameters, gradients, optimizer");
+  check_key(!offload.folder || !offload.folder->empty(), recipe, "sharding.offload.folder",
+            "is empty");
 }
 
 void validate_log(const Recipe& recipe) {
   const LogRecipe& log = recipe.log;
   if (!log.trace_steps) return;
   const auto [first, last] = *log.trace_steps;
-  check(log.trace.has_value(), recipe, "log.trace_steps",
-        "needs log.trace, the file for the trace");
-  check(first <= last, recipe, "log.trace_steps", "is the first and the last step, got [{}, {}]",
-        first, last);
-  check(last <= recipe.train.steps, recipe, "log.trace_steps",
-        "[{}, {}] goes beyond the {} of train.steps", first, last,
-        counted(recipe.train.steps, "step"));
+  check_key(log.trace.has_value(), recipe, "log.trace_steps",
+            "needs log.trace, the file for the trace");
+  check_key(first <= last, recipe, "log.trace_steps",
+            "is the first and the last step, got [{}, {}]", first, last);
+  check_key(last <= recipe.train.steps, recipe, "log.trace_steps",
+            "[{}, {}] goes beyond the {} of train.steps", first, last,
+            counted(recipe.train.steps, "step"));
 }
 
 }  // namespace
@@ -236,20 +238,20 @@ void validate(const Recipe& recipe, int world_size) {
   validate_log(recipe);
   validate_fine_tuning(recipe);
   validate_compression(recipe);
-  check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
-        "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
-        recipe.data.batch_size, counted(world_size, "rank"));
+  check_key(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
+            "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
+            recipe.data.batch_size, counted(world_size, "rank"));
   const bool wants_checkpoints =
       recipe.given.contains("checkpoint.every") && recipe.checkpoint.every > 0;
-  check(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
-        "needs checkpoint.dir, the folder to save into");
-  check(!recipe.checkpoint.async || (recipe.checkpoint.dir && recipe.checkpoint.every > 0), recipe,
-        "checkpoint.async", "needs checkpoint.dir and checkpoint.every");
-  check(!recipe.checkpoint.export_folder || !recipe.checkpoint.export_folder->empty(), recipe,
-        "checkpoint.export", "is empty");
-  check(recipe.checkpoint.keep_best == 0 || !recipe.data.valid.empty(), recipe,
-        "checkpoint.keep_best",
-        "needs data.valid, the text whose loss decides which checkpoint is best");
+  check_key(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
+            "needs checkpoint.dir, the folder to save into");
+  check_key(!recipe.checkpoint.async || (recipe.checkpoint.dir && recipe.checkpoint.every > 0),
+            recipe, "checkpoint.async", "needs checkpoint.dir and checkpoint.every");
+  check_key(!recipe.checkpoint.export_folder || !recipe.checkpoint.export_folder->empty(), recipe,
+            "checkpoint.export", "is empty");
+  check_key(recipe.checkpoint.keep_best == 0 || !recipe.data.valid.empty(), recipe,
+            "checkpoint.keep_best",
+            "needs data.valid, the text whose loss decides which checkpoint is best");
 }
 
 std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {

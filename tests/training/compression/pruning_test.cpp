@@ -206,15 +206,86 @@ TEST(PrunedRun, RefusesWhatCannotBePruned) {
   refuse(global + Settings{{"model.lora.target_modules", "all-linear"}}, "is frozen");
 }
 
-// Without the key, the weights would be trained again.
-TEST(PrunedRun, ARunWithoutTheMethodDoesNotGoOn) {
+// Otherwise weights that were pruned would be trained again.
+TEST(PrunedRun, ARunThatWouldTrainPrunedWeightsDoesNotGoOn) {
   const TrainingFolder folder;
   const Settings common =
       folder.small() + Settings{{"checkpoint.dir", folder.path("run")}, {"train.steps", "2"}};
-  train(1, common + Settings{{"train.prune.method", "global"}});
-  const Ended ended = run_program(train_arguments(common + Settings{{"train.steps", "3"}}));
-  EXPECT_EQ(ended.code, 3) << ended.err;
-  EXPECT_NE(ended.err.find("train.prune.method global"), std::string::npos) << ended.err;
+  const Settings method = {{"train.prune.method", "global"}};
+  train(1, common + method);
+  const auto refuse = [&](const Settings& settings, const std::string& text) {
+    const Ended ended =
+        run_program(train_arguments(common + Settings{{"train.steps", "5"}} + settings));
+    EXPECT_EQ(ended.code, 3) << ended.err;
+    EXPECT_NE(ended.err.find(text), std::string::npos) << ended.err;
+  };
+  refuse({}, "train.prune.method global, and this run has train.prune.method none");
+  refuse(method + Settings{{"train.prune.begin", "4"}},
+         "train.prune.begin 1, and this run has train.prune.begin 4");
+  refuse(method + Settings{{"train.prune.modules", ".*c_fc"}},
+         "train.prune.modules none, and this run has train.prune.modules .*c_fc");
+  train(1, common + Settings{{"train.steps", "3"}, {"train.prune.begin", "1"}} + method);
+}
+
+TEST(PrunedRun, MemoryIsThePlan) {
+  const TrainingFolder folder;
+  for (const char* begin : {"1", "3"}) {
+    const std::string report = folder.path("memory.json");
+    train(2, folder.small() + Settings{{"log.memory", report},
+                                       {"train.prune.method", "global"},
+                                       {"train.prune.begin", begin}});
+    const nlohmann::json log = nlohmann::json::parse(testing::read_text(report));
+    EXPECT_EQ(log["planned"], log["measured"]) << begin;
+  }
+}
+
+// An ignored module is not trained by default.
+TEST(PrunedRun, FrozenLayersAreLeftAlone) {
+  const TrainingFolder folder;
+  const std::string dir = folder.path("run");
+  train(2, folder.small() + Settings{{"train.prune.method", "global"},
+                                     {"sharding.ignored_modules", "[transformer.h.0]"},
+                                     {"checkpoint.dir", dir},
+                                     {"checkpoint.every", "3"}});
+  std::size_t zeros = 0, elements = 0;
+  for (const auto& [name, weight] : weights_in(dir + "/step-3")) {
+    if (!is_pruned_weight(name)) continue;
+    if (name.find(".h.0.") != std::string::npos) {
+      EXPECT_EQ(zeros_of(weight), 0u) << name;
+    } else {
+      zeros += zeros_of(weight);
+      elements += weight.values.size();
+    }
+  }
+  EXPECT_EQ(zeros, elements / 2);
+}
+
+constexpr const char* with_experts =
+    "architecture: mixtral, hidden_size: 64, intermediate_size: 32, num_hidden_layers: 1, "
+    "num_attention_heads: 4, num_key_value_heads: 2, num_local_experts: 4, seq_len: 32";
+
+TEST(PrunedRun, ExpertsAreNotLeftOutSilently) {
+  const TrainingFolder folder;
+  folder.write("experts.yaml", std::string("model: {") + with_experts +
+                                   "}\ndata: {train: " + folder.path("text.txt") +
+                                   ", tokenizer: bytes, batch_size: 2}\ntrain: {steps: 2}\n");
+  const std::string recipe = folder.path("experts.yaml");
+  const auto run = [&](const Settings& settings) {
+    return run_program(train_arguments(settings, recipe));
+  };
+  const Ended pruned_whole = run({{"train.prune.method", "global"}});
+  EXPECT_EQ(pruned_whole.code, 3);
+  EXPECT_NE(pruned_whole.err.find("train.prune does not prune the matrices of experts"),
+            std::string::npos)
+      << pruned_whole.err;
+  const Ended pruned_attention =
+      run({{"train.prune.method", "global"}, {"train.prune.modules", ".*self_attn.*"}});
+  EXPECT_EQ(pruned_attention.code, 0) << pruned_attention.err;
+  const Ended rounded = run({{"model.quantize_aware", "q4_0"}});
+  EXPECT_EQ(rounded.code, 3);
+  EXPECT_NE(rounded.err.find("model.quantize_aware: the matrices of experts are not rounded"),
+            std::string::npos)
+      << rounded.err;
 }
 
 }  // namespace
