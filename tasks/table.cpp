@@ -1,20 +1,17 @@
 // Files of rows, read by pread.
 #include "tasks/table.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "engine/data/data_file.h"
 #include "engine/data/permutation.h"
 #include "tasks/columnar/table_files.h"
 #include "tasks/columnar/table_json.h"
@@ -58,18 +55,9 @@ TableFormat format_of(std::string_view path, std::string_view first_line) {
 class Table::File {
  public:
   File(std::string path, const TableOptions& options, const Check& check)
-      : path_(std::move(path)), options_(options), format_(options.format) {
-    open();
-    try {
-      index(check);
-    } catch (...) {
-      ::close(descriptor_);
-      throw;
-    }
+      : file_(std::move(path)), options_(options), format_(options.format) {
+    index(check);
   }
-  ~File() { ::close(descriptor_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
 
   [[nodiscard]] std::size_t rows() const { return begins_.size() - 1; }
   [[nodiscard]] std::int64_t bytes(std::size_t row) const {
@@ -78,11 +66,7 @@ class Table::File {
 
   [[nodiscard]] std::vector<std::string> read(std::size_t row) const {
     std::string text(static_cast<std::size_t>(bytes(row)), '\0');
-    const std::size_t got = read_bytes(begins_[row], text.data(), text.size());
-    TESSERA_CHECK(got == text.size(), ErrorCode::data,
-                  "data file {} became shorter while it was in use: it had {} bytes, now it ends "
-                  "before byte {}",
-                  path_, size_, begins_[row + 1]);
+    file_.read(begins_[row], text.data(), text.size());
     Fields fields = columns(without_newline(text));
     TESSERA_CHECK(fields.problem.empty(), ErrorCode::data, "{}: {}; the file has changed",
                   place(row), fields.problem);
@@ -95,54 +79,28 @@ class Table::File {
     std::string block(block_bytes, '\0');
     for (std::int64_t at = 0; at < begins_[row];) {
       const auto wanted = std::min<std::int64_t>(begins_[row] - at, block_bytes);
-      const std::size_t got = read_bytes(at, block.data(), static_cast<std::size_t>(wanted));
+      const std::size_t got = file_.read_to_end(at, block.data(), static_cast<std::size_t>(wanted));
       if (got == 0) break;
       line += std::count(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(got), '\n');
       at += static_cast<std::int64_t>(got);
     }
-    return fmt::format("{}:{}", path_, line);
+    return fmt::format("{}:{}", file_.path(), line);
   }
 
   [[nodiscard]] std::uint64_t fingerprint() const {
     constexpr std::int64_t samples = 64;
-    std::uint64_t hash = mix(0, static_cast<std::uint64_t>(size_));
+    std::uint64_t hash = mix(0, static_cast<std::uint64_t>(file_.size()));
     std::array<char, 1024> block;
-    const std::int64_t size = std::min<std::int64_t>(size_, block.size());
+    const std::int64_t size = std::min<std::int64_t>(file_.size(), block.size());
     for (std::int64_t i = 0; i < samples; ++i) {
-      const std::size_t got = read_bytes((size_ - size) / (samples - 1) * i, block.data(),
-                                         static_cast<std::size_t>(size));
+      const std::size_t got = file_.read_to_end((file_.size() - size) / (samples - 1) * i,
+                                                block.data(), static_cast<std::size_t>(size));
       for (std::size_t k = 0; k < got; ++k) hash = mix(hash, static_cast<unsigned char>(block[k]));
     }
     return hash;
   }
 
  private:
-  void open() {
-    // With O_NONBLOCK a pipe named by mistake is refused below, instead of blocking.
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    TESSERA_CHECK(descriptor_ >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path_,
-                  describe_errno("open", errno));
-    struct stat status {};
-    const bool usable = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
-    if (!usable) ::close(descriptor_);
-    TESSERA_CHECK(usable, ErrorCode::data, "data file {} is not a regular file", path_);
-    size_ = status.st_size;
-  }
-
-  std::size_t read_bytes(std::int64_t first, char* out, std::size_t count) const {
-    std::size_t done = 0;
-    while (done < count) {
-      const ssize_t got = ::pread(descriptor_, out + done, count - done,
-                                  static_cast<off_t>(first) + static_cast<off_t>(done));
-      if (got < 0 && errno == EINTR) continue;
-      TESSERA_CHECK(got >= 0, ErrorCode::data, "data file {} cannot be read at byte {}: {}", path_,
-                    first + static_cast<std::int64_t>(done), describe_errno("pread", errno));
-      if (got == 0) break;
-      done += static_cast<std::size_t>(got);
-    }
-    return done;
-  }
-
   // Reads through the file, a window at a time, and checks every row.
   void index(const Check& check) {
     constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
@@ -150,10 +108,10 @@ class Table::File {
     std::int64_t window_begin = 0;
     std::int64_t line = 1;
     bool first = true;
-    if (format_ == TableFormat::automatic && size_ > 0) {
-      format_ = format_of(path_, without_newline(next_row(window, window_begin, 0, line)));
+    if (format_ == TableFormat::automatic && file_.size() > 0) {
+      format_ = format_of(file_.path(), without_newline(next_row(window, window_begin, 0, line)));
     }
-    for (std::int64_t at = 0; at < size_;) {
+    for (std::int64_t at = 0; at < file_.size();) {
       const auto row = next_row(window, window_begin, at, line);
       std::string_view text = row;
       const std::int64_t begin = at;
@@ -173,8 +131,8 @@ class Table::File {
       look_at(content, row_line, check);
       begins_.push_back(begin + skipped);
     }
-    TESSERA_CHECK(!begins_.empty(), ErrorCode::data, "data file {} has no row", path_);
-    begins_.push_back(size_);
+    TESSERA_CHECK(!begins_.empty(), ErrorCode::data, "data file {} has no row", file_.path());
+    begins_.push_back(file_.size());
   }
 
   // The row at `at`, in a window that is moved and grown as needed.
@@ -183,23 +141,23 @@ class Table::File {
     const TableFormat format = format_ == TableFormat::automatic ? TableFormat::text : format_;
     for (;;) {
       const auto offset = static_cast<std::size_t>(at - window_begin);
-      const bool whole = window_begin + static_cast<std::int64_t>(window.size()) == size_;
+      const bool whole = window_begin + static_cast<std::int64_t>(window.size()) == file_.size();
       const auto end = row_end(window, offset, format);
       if (end && (*end < window.size() || whole || window.ends_with('\n')) && *end > offset) {
         return std::string_view(window).substr(offset, *end - offset);
       }
-      TESSERA_CHECK(!whole, ErrorCode::data, "{}:{}: a quote is not closed", path_, line);
+      TESSERA_CHECK(!whole, ErrorCode::data, "{}:{}: a quote is not closed", file_.path(), line);
       TESSERA_CHECK(window.size() - offset <= longest_row, ErrorCode::data,
-                    "{}:{}: a row of more than {} bytes; is a quote not closed?", path_, line,
-                    longest_row);
+                    "{}:{}: a row of more than {} bytes; is a quote not closed?", file_.path(),
+                    line, longest_row);
       window.erase(0, offset);
       window_begin = at;
       const std::size_t held = window.size();
       window.resize(held + std::max(block_bytes, held));
-      window.resize(held + read_bytes(window_begin + static_cast<std::int64_t>(held),
-                                      window.data() + held, window.size() - held));
+      window.resize(held + file_.read_to_end(window_begin + static_cast<std::int64_t>(held),
+                                             window.data() + held, window.size() - held));
       TESSERA_CHECK(window.size() > held, ErrorCode::data,
-                    "data file {} became shorter while it was read", path_);
+                    "data file {} became shorter while it was read", file_.path());
     }
   }
 
@@ -209,18 +167,19 @@ class Table::File {
                                       [](const auto& name) { return !column_number(name); });
     if (format_ == TableFormat::jsonl) {
       TESSERA_CHECK(!options_.header.value_or(false), ErrorCode::data,
-                    "data file {}: JSON lines have no header", path_);
+                    "data file {}: JSON lines have no header", file_.path());
       return false;
     }
     header_ = options_.header.value_or(any_name && format_ != TableFormat::text);
     TESSERA_CHECK(header_ || !any_name, ErrorCode::data,
-                  "data file {} has no header, so its columns are numbers from 1, not {}", path_,
-                  fmt::join(options_.columns, ", "));
+                  "data file {} has no header, so its columns are numbers from 1, not {}",
+                  file_.path(), fmt::join(options_.columns, ", "));
     Fields names;
     if (header_) {
       check_text(first_line, 1);
       names = split_row(first_line, format_);
-      TESSERA_CHECK(names.problem.empty(), ErrorCode::data, "{}:1: {}", path_, names.problem);
+      TESSERA_CHECK(names.problem.empty(), ErrorCode::data, "{}:1: {}", file_.path(),
+                    names.problem);
       width_ = names.values.size();
     }
     for (const std::string& column : options_.columns) {
@@ -231,10 +190,10 @@ class Table::File {
       }
       const auto number = column_number(column);
       TESSERA_CHECK(number.has_value(), ErrorCode::data,
-                    "{}:1: the header has no column {}; it has {}", path_, column,
+                    "{}:1: the header has no column {}; it has {}", file_.path(), column,
                     fmt::join(names.values, ", "));
       TESSERA_CHECK(*number > 0, ErrorCode::data, "data file {}: columns are counted from 1, not 0",
-                    path_);
+                    file_.path());
       places_.push_back(*number - 1);
     }
     return header_;
@@ -243,19 +202,19 @@ class Table::File {
   void check_text(std::string_view row, std::int64_t line) const {
     const auto malformed = malformed_utf8(row);
     TESSERA_CHECK(!malformed, ErrorCode::data,
-                  "{}:{}: byte {} of the line is not UTF-8; convert the file", path_, line,
+                  "{}:{}: byte {} of the line is not UTF-8; convert the file", file_.path(), line,
                   malformed.value_or(0) + 1);
-    TESSERA_CHECK(!row.empty(), ErrorCode::data, "{}:{}: an empty line", path_, line);
+    TESSERA_CHECK(!row.empty(), ErrorCode::data, "{}:{}: an empty line", file_.path(), line);
   }
 
   void look_at(std::string_view row, std::int64_t line, const Check& check) const {
     check_text(row, line);
     const Fields fields = columns(row);
-    TESSERA_CHECK(fields.problem.empty(), ErrorCode::data, "{}:{}: {}", path_, line,
+    TESSERA_CHECK(fields.problem.empty(), ErrorCode::data, "{}:{}: {}", file_.path(), line,
                   fields.problem);
     if (!check) return;
     const std::string problem = check(fields.values);
-    TESSERA_CHECK(problem.empty(), ErrorCode::data, "{}:{}: {}", path_, line, problem);
+    TESSERA_CHECK(problem.empty(), ErrorCode::data, "{}:{}: {}", file_.path(), line, problem);
   }
 
   [[nodiscard]] Fields columns(std::string_view row) const {
@@ -276,11 +235,9 @@ class Table::File {
     return chosen;
   }
 
-  std::string path_;
+  DataFile file_;
   const TableOptions& options_;
   TableFormat format_;
-  int descriptor_ = -1;
-  std::int64_t size_ = 0;
   bool header_ = false;
   std::size_t width_ = 0;             // columns of the header
   std::vector<std::size_t> places_;   // of the columns, in a row

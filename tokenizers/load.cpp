@@ -1,6 +1,7 @@
 // Finds the file of a tokenizer by its name.
 #include "tokenizers/load.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/error.h"
@@ -25,6 +26,20 @@ std::shared_ptr<const Tokenizer> tokenizer_of_file(const fs::path& path) {
        path.string());
 }
 
+// tiktoken's files of a folder, sorted.
+std::vector<fs::path> rank_files_in(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const fs::path& path = entry.path();
+    if (path.extension() == ".tiktoken" || path.filename() == "tiktoken.model") {
+      files.push_back(path);
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
 // The most complete file of a folder, or an empty path.
 fs::path file_in(const fs::path& folder) {
   std::error_code error;
@@ -33,13 +48,7 @@ fs::path file_in(const fs::path& folder) {
     if (fs::is_regular_file(folder / name, error)) return folder / name;
   }
   if (fs::is_regular_file(folder / "tekken.json", error)) return folder / "tekken.json";
-  std::vector<fs::path> ranks;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const fs::path& path = entry.path();
-    if (path.extension() == ".tiktoken" || path.filename() == "tiktoken.model") {
-      ranks.push_back(path);
-    }
-  }
+  const std::vector<fs::path> ranks = rank_files_in(folder);
   // If there are several, none can be chosen.
   if (ranks.size() == 1) return ranks.front();
   if (fs::is_regular_file(folder / "vocab.json", error) &&
@@ -66,6 +75,11 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path)
                 name_or_path);
   const fs::path file = file_in(path);
   if (!file.empty()) return tokenizer_of_file(file);
+  const std::vector<fs::path> ranks = rank_files_in(path);
+  TESSERA_CHECK(ranks.empty(), ErrorCode::configuration,
+                "tokenizer {}: the folder holds {} files of tiktoken's, such as '{}'; name one of "
+                "them",
+                name_or_path, ranks.size(), ranks.front().filename().string());
   fail(ErrorCode::configuration,
        "tokenizer {}: the folder holds no tokenizer.json, vocab.txt, tokenizer.model or another of "
        "the files in docs/tokenizers.md; "

@@ -15,6 +15,7 @@
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
 #include "checkpoint/safetensors/safetensors.h"
 
 namespace tessera::checkpoint {
@@ -30,7 +31,7 @@ constexpr const char* recipe_file = "recipe.json";
 constexpr std::string_view card_mark = "<!-- Written by tessera convert: ";
 constexpr std::string_view card_mark_end = " -->\n";
 constexpr std::uint64_t small_text_limit = std::uint64_t{1} << 20;
-// What transformers' GenerationConfig takes from a model's configuration.
+// The keys of a model's configuration that transformers' GenerationConfig takes.
 constexpr const char* generation_keys[] = {"bos_token_id", "eos_token_id", "pad_token_id",
                                            "decoder_start_token_id"};
 
@@ -48,13 +49,8 @@ std::string small_text(const Contents& contents, const char* name) {
 }
 
 json object_of(const std::string& text) {
-  json object = json::parse(text, nullptr, false);
-  return object.is_object() ? object : json::object();
-}
-
-std::string text_of(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+  json object = object_or_null(text);
+  return object.is_null() ? json::object() : object;
 }
 
 // A value for YAML: JSON's text in double quotes is YAML as well.
@@ -62,23 +58,34 @@ std::string quoted_yaml(const std::string& text) {
   return json(text).dump(-1, ' ', true, json::error_handler_t::replace);
 }
 
-// The lines of a card's front matter that say its licence. Only plain values are taken over.
+// Neither escapes nor syntax of YAML, but perhaps in quotes.
+bool is_plain_value(std::string_view value) {
+  const bool quoted = value.size() >= 2 && value.front() == value.back() &&
+                      (value.front() == '"' || value.front() == '\'');
+  if (quoted) value = value.substr(1, value.size() - 2);
+  return std::all_of(value.begin(), value.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view(" ._:/-").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+}
+
+// The lines of a card's front matter that say its licence, without a \r. Only plain values are
+// taken over.
 std::vector<std::string> licence_lines(const std::string& card) {
   std::vector<std::string> lines;
-  if (!card.starts_with("---\n")) return lines;
+  if (!card.starts_with("---\n") && !card.starts_with("---\r\n")) return lines;
   const std::size_t end = card.find("\n---", 3);
   if (end == std::string::npos) return lines;
   for (std::size_t at = 4; at < end;) {
     const std::size_t stop = std::min(card.find('\n', at), end);
-    const std::string line = card.substr(at, stop - at);
+    std::string line = card.substr(at, stop - at);
     at = stop + 1;
-    const bool plain = std::all_of(line.begin(), line.end(), [](unsigned char c) {
-      return std::isalnum(c) != 0 ||
-             std::string_view(" ._:/-").find(static_cast<char>(c)) != std::string_view::npos;
-    });
-    const bool wanted = line.starts_with("license: ") || line.starts_with("license_name: ") ||
-                        line.starts_with("license_link: ");
-    if (plain && wanted) lines.push_back(line);
+    if (line.ends_with('\r')) line.pop_back();
+    for (const std::string_view key : {"license: ", "license_name: ", "license_link: "}) {
+      if (line.starts_with(key) && is_plain_value(std::string_view(line).substr(key.size()))) {
+        lines.push_back(line);
+      }
+    }
   }
   return lines;
 }
@@ -103,13 +110,25 @@ std::string model_name_of(const std::string& place) {
   return on_hub ? path.string() : path.filename().string();
 }
 
+// Replaces absolute paths among the texts of a recipe by their names.
+void hide_folders(json& value) {
+  if (value.is_structured()) {
+    for (json& inner : value) hide_folders(inner);
+  } else if (value.is_string() && value.get_ref<const std::string&>().starts_with('/')) {
+    value = model_name_of(value.get_ref<const std::string&>());
+  }
+}
+
 class Card {
  public:
   Card(const Contents& contents, const CardSource& source)
       : contents_(contents),
         source_(source),
         config_(object_of(model_config_text(contents).value_or(""))),
-        recipe_(object_of(small_text(contents, recipe_file))) {}
+        recipe_(object_of(small_text(contents, recipe_file))),
+        printed_recipe_(recipe_) {
+    hide_folders(printed_recipe_);
+  }
 
   [[nodiscard]] std::string text(const std::string& former) const {
     std::string text = "---\n";
@@ -121,7 +140,8 @@ class Card {
     const bool sentences = has("modules.json");
     text += fmt::format("library_name: {}\n", sentences ? "sentence-transformers" : "transformers");
     if (generates()) text += "pipeline_tag: text-generation\n";
-    text += fmt::format("tags:\n- tessera\n- {}\n", quoted_yaml(text_of(config_, "model_type")));
+    text +=
+        fmt::format("tags:\n- tessera\n- {}\n", quoted_yaml(text_member(config_, "model_type")));
     text += "---\n";
     const std::string rest = body();
     return fmt::format("{}{}{}{}{}", text, card_mark, to_hex(checksum(text + rest)), card_mark_end,
@@ -157,9 +177,9 @@ class Card {
   [[nodiscard]] std::string base_model() const {
     if (was_trained() && !source_.changes_weights) {
       const auto model = recipe_.find("model");
-      return model == recipe_.end() ? "" : model_name_of(text_of(*model, "pretrained"));
+      return model == recipe_.end() ? "" : model_name_of(text_member(*model, "pretrained"));
     }
-    const std::string named = text_of(config_, "_name_or_path");
+    const std::string named = text_member(config_, "_name_or_path");
     return model_name_of(named.empty() ? source_.source.string() : named);
   }
 
@@ -169,35 +189,38 @@ class Card {
       elements += element_count(tensor.shape, tensor.name);
     }
     std::string text = fmt::format("\n# {}\n\n", source_.name);
-    text += fmt::format("A model of type `{}` with {}, ", text_of(config_, "model_type"),
+    text += fmt::format("A model of type `{}` with {}, ", text_member(config_, "model_type"),
                         counted(elements, "parameter"));
     text += was_trained() && !source_.changes_weights
                 ? "trained by Tessera with the recipe below.\n"
                 : fmt::format("converted by Tessera ({}).\n", source_.format);
     if (was_trained() && !source_.changes_weights) {
       text += fmt::format("\n## Recipe\n\n```json\n{}\n```\n",
-                          recipe_.dump(2, ' ', false, json::error_handler_t::replace));
+                          printed_recipe_.dump(2, ' ', false, json::error_handler_t::replace));
     }
     return text;
   }
 
   const Contents& contents_;
   const CardSource& source_;
-  json config_, recipe_;
+  json config_, recipe_, printed_recipe_;
 };
 
 }  // namespace
 
 void add_hub_files(Contents& contents, const CardSource& source) {
   const std::string former = small_text(contents, model_card_file);
-  if (text_of(object_of(model_config_text(contents).value_or("")), "model_type").empty()) return;
+  if (text_member(object_of(model_config_text(contents).value_or("")), "model_type").empty())
+    return;
   const Card card(contents, source);
   if (card.generates() && !contents.files.contains(generation_file) &&
       !contents.texts.contains(generation_file)) {
     contents.texts[generation_file] = card.generation_text();
     contents.notes.emplace_back("generation_config.json is made from config.json");
   }
-  if (!former.empty() && !source.changes_weights) return;
+  const bool has_card =
+      contents.files.contains(model_card_file) || contents.texts.contains(model_card_file);
+  if (has_card && !source.changes_weights) return;
   contents.files.erase(model_card_file);
   const std::string text = card.text(former);
   contents.texts[model_card_file] = text;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <optional>
 #include <string_view>
@@ -40,6 +41,14 @@ std::optional<std::string> first_flat_shard(const fs::path& folder) {
 }
 
 }  // namespace
+
+bool belongs_to_model(std::string_view name) {
+  constexpr std::array<std::string_view, 7> endings{".json",  ".txt",      ".model", ".jinja",
+                                                    ".vocab", ".tiktoken", ".bpe"};
+  if (name.starts_with('.') || name.ends_with(".index.json")) return false;
+  return name == "README.md" || std::any_of(endings.begin(), endings.end(),
+                                            [&](auto ending) { return name.ends_with(ending); });
+}
 
 bool has_flat_shards(const fs::path& folder) {
   return first_flat_shard(folder).has_value();

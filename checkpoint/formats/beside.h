@@ -1,12 +1,17 @@
-// Files that other programs put beside a model's weights, and that a reader of the weights alone
-// would pass over.
+// Files that lie beside a model's weights: those that belong to the model, and those of other
+// programs that a reader of the weights alone would pass over.
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::checkpoint::formats {
+
+// True for names of small files that a conversion takes along with the weights: config.json, the
+// tokenizer's files, the model card.
+bool belongs_to_model(std::string_view name);
 
 // True if the folder has a file of FSDP's flat parameters for each rank: Accelerate's
 // LOCAL_STATE_DICT.

@@ -2,7 +2,6 @@
 // files beside them.
 #include <fmt/format.h>
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "base/error.h"
@@ -22,9 +21,6 @@ namespace {
 
 constexpr std::size_t verify_block = std::size_t{4} << 20;
 constexpr std::uint64_t small_file = std::uint64_t{256} << 20;
-// Suffixes of files that belong to the model beside its weights.
-constexpr std::array<std::string_view, 8> carried{".json",  ".txt",      ".model", ".jinja",
-                                                  ".vocab", ".tiktoken", ".bpe",   ".py"};
 
 class HuggingFaceSource final : public Source {
  public:
@@ -156,12 +152,10 @@ class HuggingFaceSource final : public Source {
         add_modules(entry.path());
         continue;
       }
-      const bool wanted =
-          name == "README.md" || std::find(carried.begin(), carried.end(),
-                                           entry.path().extension().string()) != carried.end();
-      if (!wanted || name.starts_with('.') || !is_plain_name(name) ||
-          name.ends_with(".index.json") || !entry.is_regular_file(error) ||
-          entry.file_size(error) > small_file) {
+      // Code is only that of a model here; in folders of other formats it is a program's.
+      const bool is_code = name.ends_with(".py") && !name.starts_with('.');
+      if ((!belongs_to_model(name) && !is_code) || !is_plain_name(name) ||
+          !entry.is_regular_file(error) || entry.file_size(error) > small_file) {
         continue;
       }
       (void)open_member(folder, name);

@@ -27,7 +27,7 @@ const Format& deepspeed_format();
 const Format& universal_format();
 // llm.c's model files: GPT-2's weights in fp32 or bf16, one file.
 const Format& llmc_format();
-// llama.cpp's GGUF files of Llama, Mistral, Qwen2 and GPT-2.
+// llama.cpp's GGUF files of Llama, Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3 and GPT-2.
 const Format& gguf_format();
 
 }  // namespace tessera::checkpoint::formats

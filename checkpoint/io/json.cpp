@@ -102,4 +102,19 @@ json parse_json(std::string_view text, const std::string& source) {
   return builder.take();
 }
 
+json object_or_null(std::string_view text) {
+  try {
+    json object = parse_json(text, "");
+    if (object.is_object()) return object;
+  } catch (const Error&) {
+    return nullptr;
+  }
+  return nullptr;
+}
+
+std::string text_member(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
 }  // namespace tessera::checkpoint

@@ -18,6 +18,12 @@ inline constexpr std::size_t json_depth_limit = 64;
 // Throws Error(checkpoint) beginning with `source` (the file's path).
 nlohmann::json parse_json(std::string_view text, const std::string& source);
 
+// For files that a reader may ignore: the object that the text holds; null if the text is damaged
+// or holds another value.
+nlohmann::json object_or_null(std::string_view text);
+// A member of an object that is a text; empty: there is none.
+std::string text_member(const nlohmann::json& object, const char* key);
+
 // The problem with text that nlohmann's parser would accept (byte order mark, raw NUL); empty:
 // none.
 std::string json_text_problem(std::string_view text);

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text/printable.h"
 #include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -62,17 +63,10 @@ constexpr std::array<RefusedMethod, 6> refused_methods{{
        place, name, detail.empty() ? "" : " " + detail, way_out);
 }
 
-std::string text_in_scheme(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
-
-// Empty: the text is damaged. Its other readers report that.
+// Null: there is none, or it is damaged. Its other readers report that.
 json config_of(const fs::path& folder) {
   if (folder.empty() || !path_exists(folder / "config.json")) return {};
-  const std::string text = read_whole(open_member(folder, "config.json"), quantized_config_limit);
-  json config = json::parse(text, nullptr, false);
-  return config.is_object() ? config : json();
+  return object_or_null(read_whole(open_member(folder, "config.json"), quantized_config_limit));
 }
 
 // [rows, columns] of a block; null is none.
@@ -91,8 +85,7 @@ std::optional<ScaleGrid> block_of(const json& given, const std::string& place) {
 
 // Accepts weights in fp8, one of many kinds of compressed-tensors.
 void read_compressed_groups(const json& scheme, const std::string& place, Scheme& out) {
-  const std::string sparse =
-      text_in_scheme(scheme.value("sparsity_config", json::object()), "format");
+  const std::string sparse = text_member(scheme.value("sparsity_config", json::object()), "format");
   if (!sparse.empty() && sparse != "dense") {
     refuse_method(place, out.method, fmt::format("({}, sparse)", printable(sparse)));
   }
@@ -103,12 +96,11 @@ void read_compressed_groups(const json& scheme, const std::string& place, Scheme
     const json weights = group.is_object() ? group.value("weights", json()) : json();
     if (!weights.is_object()) continue;
     const json bits = weights.value("num_bits", json());
-    const std::string type = text_in_scheme(weights, "type");
+    const std::string type = text_member(weights, "type");
     if (type != "float" || bits != 8) {
-      refuse_method(
-          place, out.method,
-          fmt::format("({} of {} bits, {})", printable(type.empty() ? "int" : type),
-                      printable(bits.dump()), printable(text_in_scheme(scheme, "format"))));
+      refuse_method(place, out.method,
+                    fmt::format("({} of {} bits, {})", printable(type.empty() ? "int" : type),
+                                printable(bits.dump()), printable(text_member(scheme, "format"))));
     }
     if (const json block = weights.value("block_structure", json()); block.is_array()) {
       out.block = block_of(block, place);
@@ -126,7 +118,7 @@ Scheme scheme_of(const fs::path& folder) {
     TESSERA_CHECK(scheme->is_object(), ErrorCode::checkpoint, "'{}': {} is not an object", place,
                   key);
     out.key = key;
-    out.method = text_in_scheme(*scheme, "quant_method");
+    out.method = text_member(*scheme, "quant_method");
     if (scheme->contains("load_in_8bit") || scheme->contains("load_in_4bit")) {
       out.method = "bitsandbytes";
     }
@@ -246,7 +238,13 @@ class Decoding {
   void decode_mxfp4(const std::string& name, const StoredWeight& blocks) {
     const std::string weight = name.substr(0, name.size() - blocks_ending.size());
     const auto scales = opened_.tensors.find(weight + "_scales");
-    if (scales == opened_.tensors.end() || blocks.entry->stored->dtype != DType::uint8) return;
+    if (scales == opened_.tensors.end() || blocks.entry->stored->dtype != DType::uint8) {
+      TESSERA_CHECK(scheme_.method != "mxfp4", ErrorCode::checkpoint,
+                    "'{}': tensor '{}' is {}{}; weights in MXFP4 are U8 with scales in '{}_scales'",
+                    blocks.file->path().string(), name, blocks.entry->stored->name,
+                    scales == opened_.tensors.end() ? " without scales" : "", weight);
+      return;
+    }
     auto decoder = make_mxfp4_decoder(weight, part_of(blocks), part_of(scales->second), buffers_);
     opened_.tensors.erase(scales);
     replace(name, weight, std::move(decoder));

@@ -16,8 +16,8 @@ struct FileTensor {
   const TensorEntry* entry = nullptr;
 };
 
-// Memory that all decoders of a folder share: a few MiB, whatever the tensors' sizes. Used by one
-// thread.
+// Memory that all decoders of a folder share: a few MiB, for MXFP4 up to 64 MiB more, whatever the
+// tensors' sizes. Used by one thread.
 struct DecodeBuffers {
   const void* owner = nullptr;  // the decoder that filled `scales` and `strip`
   std::vector<std::byte> raw;
@@ -34,7 +34,7 @@ class WeightDecoder {
   virtual ~WeightDecoder() = default;
   // Name, bfloat16 and the shape of the decoded weight. It has no place in a file.
   [[nodiscard]] const TensorEntry& entry() const { return entry_; }
-  // What it is decoded from, elements first.
+  // The tensors of the files: the elements, then their scales.
   [[nodiscard]] const std::vector<FileTensor>& parts() const { return parts_; }
   // Decodes elements [first, first + count) in row-major order to `out`, 2 bytes each.
   virtual void read(std::int64_t first, std::int64_t count, std::byte* out) const = 0;

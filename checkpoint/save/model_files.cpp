@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <system_error>
 
 #include "base/error.h"
 #include "checkpoint/io/file.h"
@@ -15,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // The files that Hugging Face's tokenizers and generation need.
-constexpr std::array<std::string_view, 16> carried_file_names = {"tokenizer.json",
+constexpr std::array<std::string_view, 15> carried_file_names = {"tokenizer.json",
                                                                  "tokenizer_config.json",
                                                                  "special_tokens_map.json",
                                                                  "added_tokens.json",
@@ -27,7 +28,6 @@ constexpr std::array<std::string_view, 16> carried_file_names = {"tokenizer.json
                                                                  "sentencepiece.bpe.model",
                                                                  "tekken.json",
                                                                  "tiktoken.model",
-                                                                 "qwen.tiktoken",
                                                                  "chat_template.jinja",
                                                                  "generation_config.json",
                                                                  "preprocessor_config.json"};
@@ -37,6 +37,13 @@ constexpr std::array<std::string_view, 4> config_file_names = {"config.json", "m
 // The largest tokenizers have tens of megabytes.
 constexpr std::uint64_t carried_file_limit = std::uint64_t{256} << 20;
 constexpr std::size_t most_unknown_files = 4;
+
+bool is_carried_file(std::string_view name) {
+  const auto* const found = std::find(carried_file_names.begin(), carried_file_names.end(), name);
+  const bool has_ranks = name.ends_with(".tiktoken") && !name.starts_with('.') &&
+                         name.find('/') == std::string_view::npos;
+  return found != carried_file_names.end() || has_ranks;
+}
 
 // The name without the module's folder that it is in; empty: it is in another folder.
 std::string_view name_in_module(std::string_view name) {
@@ -80,11 +87,9 @@ bool is_module_folder(std::string_view name) {
 }
 
 bool is_model_file(std::string_view name) {
-  const auto is_in = [name](const auto& names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  return is_in(config_file_names) || is_in(carried_file_names) ||
-         name_in_module(name) == "config.json";
+  const bool is_config = std::find(config_file_names.begin(), config_file_names.end(), name) !=
+                         config_file_names.end();
+  return is_config || is_carried_file(name) || name_in_module(name) == "config.json";
 }
 
 bool is_weights_file(std::string_view name, std::string_view stem) {
@@ -109,9 +114,10 @@ std::vector<std::string> unknown_files(const std::string& folder,
 
 ModelFiles read_model_files(const std::string& folder) {
   ModelFiles files;
-  for (const std::string_view view : carried_file_names) {
-    const std::string name(view);
-    if (!path_exists(fs::path(folder) / name)) continue;
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return files;
+  for (const std::string& name : names_in_folder(folder)) {
+    if (!is_carried_file(name) || !path_exists(fs::path(folder) / name)) continue;
     const File file = open_member(folder, name);
     files.contents[name] = read_whole(file, carried_file_limit);
     files.modes[name] = file.mode();

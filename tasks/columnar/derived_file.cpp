@@ -57,15 +57,33 @@ std::uint64_t stamp_of(const std::vector<TableFile>& files) {
   return hash;
 }
 
-// What else was made for this purpose, and what killed processes left of it.
+fs::path absolute_path(const fs::path& path) {
+  std::error_code no_folder;  // the current folder was removed: the path as it is
+  const fs::path whole = fs::absolute(path, no_folder);
+  return (no_folder ? path : whole).lexically_normal();
+}
+
+std::uint64_t mix_names(std::uint64_t purpose, const std::vector<TableFile>& files,
+                        const fs::path& folder) {
+  const fs::path base = absolute_path(folder);
+  for (const TableFile& file : files) {
+    purpose = mix_text(purpose, absolute_path(file.path).lexically_relative(base).string());
+    for (const auto& [name, value] : file.partition) {
+      purpose = mix_text(mix_text(purpose, name), value);
+    }
+  }
+  return purpose;
+}
+
+// Removes older files of the same purpose, and those that killed processes left.
 void remove_others(const fs::path& folder, const std::string& prefix, const std::string& ending) {
   std::error_code ended;
   for (fs::directory_iterator entry(folder, ended); !ended && entry != fs::directory_iterator();
        entry.increment(ended)) {
     const std::string name = entry->path().filename().string();
     const bool derived = name.starts_with(prefix) &&
-                         name.compare(prefix.size() + hash_digits, ending.size(), ending) == 0 &&
-                         name.size() >= prefix.size() + hash_digits + ending.size();
+                         name.size() >= prefix.size() + hash_digits + ending.size() &&
+                         name.compare(prefix.size() + hash_digits, ending.size(), ending) == 0;
     if (derived) checkpoint::try_remove_tree(entry->path());
   }
 }
@@ -84,36 +102,34 @@ DerivedFile::DerivedFile(const std::vector<TableFile>& files, std::uint64_t purp
   TESSERA_REQUIRE(!files.empty(), "a file derived from no file");
   const fs::path first = files.front().path;
   const fs::path folder = first.has_parent_path() ? first.parent_path() : fs::path(".");
-  for (const TableFile& file : files) {
-    purpose = mix_text(purpose, fs::path(file.path).lexically_relative(folder).string());
-  }
+  purpose = mix_names(purpose, files, folder);
   const std::string prefix = fmt::format("_{}.{:016x}.", first.filename().string(), purpose);
   const FirstFileLock lock(first.string());
   path_ = folder / fmt::format("{}{:016x}{}", prefix, stamp_of(files), ending);
   if (::access(path_.c_str(), R_OK) == 0) return;
-  passing_ = ::faccessat(AT_FDCWD, folder.c_str(), W_OK, AT_EACCESS) != 0;
-  if (passing_) {
-    std::string name = (fs::temp_directory_path() / "tessera-rows-XXXXXX").string();
-    const int made = ::mkstemp(name.data());
-    TESSERA_CHECK(made >= 0, ErrorCode::data,
-                  "data file {}: what is made from it can be kept neither beside it nor in {}: {}",
-                  first.string(), fs::temp_directory_path().string(),
-                  describe_errno("mkstemp", errno));
-    ::close(made);
-    path_ = name;
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK, AT_EACCESS) != 0) {
+    // Only this user can enter the folder, whatever the mode of the file.
+    std::error_code unknown;
+    std::string name = (fs::temp_directory_path(unknown) / "tessera-rows-XXXXXX").string();
+    const bool made = ::mkdtemp(name.data()) != nullptr;
+    TESSERA_CHECK(made, ErrorCode::data,
+                  "data file {}: what is made from it can be kept neither beside it nor as {}: {}",
+                  first.string(), name, describe_errno("mkdtemp", errno));
+    passing_folder_ = name;
+    path_ = passing_folder_ / ("rows" + ending);
   } else if (lock.taken()) {
     remove_others(folder, prefix, ending);
   }
   try {
     make(path_);
   } catch (...) {
-    if (passing_) checkpoint::try_remove_tree(path_);
+    if (!passing_folder_.empty()) checkpoint::try_remove_tree(passing_folder_);
     throw;
   }
 }
 
 DerivedFile::~DerivedFile() {
-  if (passing_) checkpoint::try_remove_tree(path_);
+  if (!passing_folder_.empty()) checkpoint::try_remove_tree(passing_folder_);
 }
 
 }  // namespace tessera::tasks

@@ -12,11 +12,11 @@
 namespace tessera::tasks {
 
 // Its name is _FIRST.<purpose>.<stamp><ending> in the folder of the first file FIRST; other
-// programs pass over names with an underscore. The purpose says what was made from which files, the
-// stamp their sizes and times: when a file changes, another one is made, and the old one is
-// removed. One process of a machine makes it while the others wait. If the folder cannot be
-// written, it is an own file of this process in the folder for temporary files, which ends with
-// this object.
+// programs pass over names with an underscore. The purpose says what was made from which files
+// (names and partitions), the stamp their sizes and times: when a file changes, another one is
+// made, and the old one is removed. One process of a machine makes it while the others wait. If the
+// folder cannot be written, the file is in an own folder of this process, which no other user can
+// enter, in the folder for temporary files, and ends with this object.
 class DerivedFile {
  public:
   // `make` writes the file under the name that it gets, and gives it that name when it is whole.
@@ -30,7 +30,7 @@ class DerivedFile {
 
  private:
   std::filesystem::path path_;
-  bool passing_ = false;
+  std::filesystem::path passing_folder_;  // empty: the file is kept
 };
 
 // Mixes a text into a number.

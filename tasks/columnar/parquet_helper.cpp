@@ -42,7 +42,21 @@ def word():
         letters += letter
     return os.fsdecode(bytes(letters))
 
-def batch_rows(group, columns):
+# The size on the pipe: a dictionary goes once.
+def size_of(batch):
+    return sum((column.indices if isinstance(column, pyarrow.DictionaryArray) else column).nbytes
+               for column in batch.columns)
+
+def pieces(batch):
+    half = batch.num_rows // 2
+    if half == 0 or size_of(batch) <= 8 << 20:
+        yield batch
+        return
+    yield from pieces(batch.slice(0, half))
+    yield from pieces(batch.slice(half))
+
+# An upper bound only: a text that its column's dictionary holds once may be in all rows.
+def most_rows(group, columns):
     sizes = (group.column(i) for i in range(group.num_columns))
     size = sum(one.total_uncompressed_size for one in sizes
                if any((one.path_in_schema + ".").startswith(name + ".") for name in columns))
@@ -56,11 +70,18 @@ def send(out, path):
     while name := word():
         columns.append(name)
     writer = None
+    rows = 64
     for i in range(file.num_row_groups):
-        rows = batch_rows(file.metadata.row_group(i), columns)
+        most = most_rows(file.metadata.row_group(i), columns)
+        rows = min(rows, most)
         for batch in file.iter_batches(rows, row_groups=[i], columns=columns, use_threads=False):
             writer = writer or pyarrow.ipc.new_stream(out, batch.schema)
-            writer.write_batch(batch)
+            for piece in pieces(batch):
+                writer.write_batch(piece)
+            fitting = batch.num_rows * (4 << 20) // max(size_of(batch), 1)
+            rows = max(1, min(fitting, 8 * rows, most))
+            # This applies to the next batch. A pyarrow without it makes batches of 64 rows, or of fewer.
+            getattr(file.reader, "set_batch_size", id)(rows)
     if writer is None:
         writer = pyarrow.ipc.new_stream(out, file.read(columns=columns).schema)
     writer.close()
@@ -217,6 +238,11 @@ ArrowSchema ParquetHelper::open(const std::filesystem::path& path) {
 }
 
 ArrowReader& ParquetHelper::rows(const std::vector<std::string>& columns) {
+  for (const std::string& column : columns) {
+    TESSERA_CHECK(!column.empty(), ErrorCode::data,
+                  "data file {}: a column of Parquet without a name is not read; give it one",
+                  path_);
+  }
   return explained([&]() -> ArrowReader& {
     std::string words;
     for (const std::string& column : columns) words += column + '\0';

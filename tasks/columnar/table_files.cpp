@@ -12,8 +12,10 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 
@@ -33,7 +35,7 @@ std::optional<TableFileKind> kind_of_file(const std::string& path) {
   const ssize_t got = regular ? ::pread(file, bytes, sizeof(bytes), 0) : -1;
   ::close(file);
   const std::string_view begin(bytes, static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-  if (begin.starts_with("PAR1") || begin.starts_with("PARE")) return TableFileKind::parquet;
+  if (begin.starts_with("PAR1")) return TableFileKind::parquet;
   constexpr std::string_view continuation = "\xff\xff\xff\xff";
   if (begin.starts_with("ARROW1") || begin.starts_with(continuation)) return TableFileKind::arrow;
   return std::nullopt;
@@ -99,7 +101,8 @@ std::optional<std::vector<std::string>> files_of_dataset(const fs::path& folder)
 }
 
 void check_folder(const fs::path& folder) {
-  TESSERA_CHECK(!fs::exists(folder / "_temporary"), ErrorCode::data,
+  std::error_code unknown;
+  TESSERA_CHECK(!fs::exists(folder / "_temporary", unknown), ErrorCode::data,
                 "data folder {}: the job that writes it has not finished, or has failed: it holds "
                 "_temporary; wait for its _SUCCESS, or remove _temporary",
                 folder.string());
@@ -116,7 +119,8 @@ void check_folder(const fs::path& folder) {
        folder.string(), fmt::join(names, ", "));
 }
 
-void add_file(const std::string& path, std::vector<TableFile>& files) {
+// None for a file of another kind.
+std::optional<TableFile> recognise_table(const std::string& path) {
   const auto kind = kind_of_file(path);
   const auto named = kind_of_name(path);
   TESSERA_CHECK(kind || !named || ::access(path.c_str(), R_OK) == 0, ErrorCode::data,
@@ -125,16 +129,21 @@ void add_file(const std::string& path, std::vector<TableFile>& files) {
                 "data file {} does not begin as the {} file that its name says; it is "
                 "damaged, or not a file",
                 path, named == TableFileKind::parquet ? "Parquet" : "Arrow");
-  if (kind) files.push_back(table_file(path, *kind));
+  return kind ? std::optional(table_file(path, *kind)) : std::nullopt;
 }
 
-void add_folder(const fs::path& folder, std::vector<TableFile>& files) {
+// A file and the text by which the files of a folder are sorted.
+using SortedFile = std::pair<std::string, TableFile>;
+
+void collect_folder(const fs::path& folder, std::vector<SortedFile>& files) {
   check_folder(folder);
   if (const auto listed = files_of_dataset(folder)) {
-    for (const std::string& path : *listed) add_file(path, files);
+    // One text for all of them: a stable sort keeps their order.
+    for (const std::string& path : *listed) {
+      if (auto file = recognise_table(path)) files.emplace_back(folder / "", std::move(*file));
+    }
     return;
   }
-  std::vector<fs::path> folders;
   std::vector<std::string> names;
   std::error_code problem;
   for (fs::directory_iterator entry(folder, problem); !problem && entry != fs::directory_iterator();
@@ -145,14 +154,33 @@ void add_folder(const fs::path& folder, std::vector<TableFile>& files) {
   }
   TESSERA_CHECK(!problem, ErrorCode::data, "data folder {} cannot be read: {}", folder.string(),
                 problem.message());
-  std::sort(names.begin(), names.end());
   for (const std::string& name : names) {
-    if (fs::is_directory(name)) {
-      add_folder(name, files);
-    } else {
-      add_file(name, files);
+    const fs::file_type type = fs::status(name, problem).type();
+    TESSERA_CHECK(type != fs::file_type::none, ErrorCode::data, "data file {} cannot be read: {}",
+                  name, problem.message());
+    if (type == fs::file_type::directory) {
+      collect_folder(name, files);
+    } else if (auto file = recognise_table(name)) {
+      files.emplace_back(name, std::move(*file));
     }
   }
+}
+
+std::vector<TableFile> files_of_folder(const fs::path& folder) {
+  std::vector<SortedFile> sorted;
+  collect_folder(folder, sorted);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<TableFile> files;
+  for (auto& [text, file] : sorted) files.push_back(std::move(file));
+  return files;
+}
+
+// Derived files, and marks like _SUCCESS, begin with an underscore. A pattern means them only if it
+// begins so itself.
+bool is_passed_over(const fs::path& match, const fs::path& pattern) {
+  return match.filename().string().starts_with('_') &&
+         !pattern.filename().string().starts_with('_');
 }
 
 }  // namespace
@@ -165,11 +193,13 @@ std::vector<std::string> expand_files(const std::vector<std::string>& files) {
       continue;
     }
     glob_t found{};
-    const int result = ::glob(file.c_str(), GLOB_ERR, nullptr, &found);
+    int result = ::glob(file.c_str(), GLOB_ERR, nullptr, &found);
+    const std::size_t before = paths.size();
     for (std::size_t i = 0; result == 0 && i < found.gl_pathc; ++i) {
-      paths.emplace_back(found.gl_pathv[i]);
+      if (!is_passed_over(found.gl_pathv[i], file)) paths.emplace_back(found.gl_pathv[i]);
     }
     ::globfree(&found);
+    if (result == 0 && paths.size() == before) result = GLOB_NOMATCH;
     TESSERA_CHECK(result == 0, ErrorCode::data, "data files {}: {}", file,
                   result == GLOB_NOMATCH ? "no file has such a name" : "the folder cannot be read");
   }
@@ -181,18 +211,20 @@ std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::st
   std::string other;
   bool any = false;
   for (const std::string& path : expand_files(names)) {
-    const std::size_t before = files.size();
-    if (fs::is_directory(path)) {
+    std::error_code unknown;
+    if (fs::is_directory(path, unknown)) {
       any = true;
-      add_folder(fs::path(path).lexically_normal(), files);
-      TESSERA_CHECK(files.size() > before, ErrorCode::data,
+      std::vector<TableFile> inside = files_of_folder(fs::path(path).lexically_normal());
+      TESSERA_CHECK(!inside.empty(), ErrorCode::data,
                     "data folder {} has no Parquet and no Arrow file; name text files by a pattern "
                     "like {}",
                     path, (fs::path(path) / "*.txt").string());
-      continue;
+      std::move(inside.begin(), inside.end(), std::back_inserter(files));
+    } else if (auto file = recognise_table(path)) {
+      files.push_back(std::move(*file));
+    } else if (other.empty()) {
+      other = path;
     }
-    add_file(path, files);
-    if (files.size() == before && other.empty()) other = path;
   }
   if (!any && files.empty()) return std::nullopt;
   TESSERA_CHECK(other.empty(), ErrorCode::data,

@@ -18,14 +18,17 @@ struct TableFile {
   std::vector<std::pair<std::string, std::string>> partition;
 };
 
-// Expands a list of paths and patterns to paths. A pattern without a match is an Error(data).
+// Expands a list of paths and patterns to paths. A match whose name begins with an underscore is
+// left out, unless the last part of the pattern begins so, too. A pattern without a match is an
+// Error(data).
 std::vector<std::string> expand_files(const std::vector<std::string>& files);
 
 // The Parquet and Arrow files of these paths and patterns, each with its matches in the order of
-// their names, and for a folder the files below it in the order of their paths. In a folder, files
-// whose names begin with a dot or an underscore are left out, and so is what is neither. None if no
-// name is a folder or such a file. Error(data) if there are other files among them, if a folder has
-// none, if Spark has not finished it, or if it holds several splits of Hugging Face's datasets.
+// their names, and for a folder the files below it in the order of their whole paths. In a folder,
+// files whose names begin with a dot or an underscore are left out, and so is what is neither. None
+// if no name is a folder or such a file. Error(data) if there are other files among them, if a
+// folder has none, if Spark has not finished it, or if it holds several splits of Hugging Face's
+// datasets.
 std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::string>& names);
 
 }  // namespace tessera::tasks

@@ -3,12 +3,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "base/error.h"
 #include "base/write_failure.h"
@@ -24,10 +24,11 @@ namespace fs = std::filesystem;
 class LinesFile {
  public:
   explicit LinesFile(const fs::path& path)
-      : path_(path), partial_(path.string() + ".partial-XXXXXX") {
-    descriptor_ = ::mkostemp(partial_.data(), O_CLOEXEC);
-    check(descriptor_ >= 0, "mkostemp", ErrorCode::configuration);
-    (void)::fchmod(descriptor_, 0644);
+      : path_(path),
+        partial_(fmt::format("{}.partial-{:08x}", path.string(), std::random_device()())) {
+    constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+    descriptor_ = ::open(partial_.c_str(), flags, 0666);  // less the umask
+    check(descriptor_ >= 0, "open", ErrorCode::configuration);
   }
   ~LinesFile() {
     if (descriptor_ < 0) return;

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -58,7 +59,7 @@ class FileRows {
       TESSERA_CHECK(folder->second != null_partition, ErrorCode::data,
                     "data file {}: column {} is null in its folder's name", file_.path, name);
       chunk_.columns.push_back({wanted, nullptr, std::nullopt, folder->second});
-      names_.emplace_back();
+      names_.emplace_back(std::nullopt);
     }
     // The number of rows is needed even if only names of folders are.
     if (asked.empty() && !schema.fields.empty()) asked.push_back(schema.fields.front().name);
@@ -71,14 +72,14 @@ class FileRows {
     for (std::size_t i = 0; i < names_.size(); ++i) {
       TableChunk::Column& column = chunk_.columns[i];
       places_.emplace_back();
-      if (names_[i].empty()) continue;
-      const auto found = find_column(schema.fields, names_[i]);
+      if (!names_[i]) continue;
+      const auto found = find_column(schema.fields, *names_[i]);
       TESSERA_CHECK(found.has_value(), ErrorCode::data, "data file {} has no column {}", file_.path,
-                    names_[i]);
+                    *names_[i]);
       TESSERA_CHECK(is_readable(*found->field), ErrorCode::data,
                     "data file {}: column {} is of the type {}; texts, numbers and lists of them "
                     "are read",
-                    file_.path, names_[i], found->field->type);
+                    file_.path, *names_[i], found->field->type);
       column.field = found->field;
       places_.back() = *found;
       reader.choose({*found});
@@ -92,6 +93,10 @@ class FileRows {
       for (const ArrowColumn& place : places_) {
         if (place.field == nullptr) continue;
         chunk_.rows = ArrowValues::fitting_rows(batch, place, first, chunk_.rows, most_bytes);
+        if (!place.field->index || place.field->kind != ArrowKind::text) continue;
+        const auto texts =
+            ArrowValues::read(batch, place, first, chunk_.rows, reader.dictionaries());
+        chunk_.rows = std::max<std::int64_t>(texts.rows_of_texts(most_bytes), 1);
       }
       for (std::size_t i = 0; i < places_.size(); ++i) {
         if (places_[i].field == nullptr) continue;
@@ -107,7 +112,8 @@ class FileRows {
   const TableFile& file_;
   const std::function<void(const TableChunk&)>& take_;
   TableChunk chunk_;
-  std::vector<std::string> names_;   // of the chunk's columns in the file; empty: a folder's value
+  // The names of the chunk's columns in the file; none: a folder's value.
+  std::vector<std::optional<std::string>> names_;
   std::vector<ArrowColumn> places_;  // without a field: a folder's value
 };
 

@@ -100,7 +100,7 @@ def test_arrow_files(tessera, codec, stream):
 def folder_of_parts(folder):
     """A folder as Spark leaves it, with partitions."""
     rows = table(900, 4)
-    for i, lang in enumerate(("de", "fr", "en")):
+    for i, lang in enumerate(("de", "fr", "de-AT")):
         part = folder / f"lang={lang}"
         part.mkdir(parents=True)
         for k in range(2):
@@ -114,6 +114,32 @@ def test_a_folder_is_in_the_order_of_pyarrows_dataset(tessera):
     folder = folder_of_parts(tessera.folder / "corpus")
     rows = pyarrow.dataset.dataset(folder, partitioning="hive").to_table()
     same_columns(tessera, folder, rows)
+
+
+def test_a_second_run_on_the_same_pattern(tessera):
+    """The first run keeps a file beside the data, which the pattern matches, too."""
+    folder = tessera.folder / "corpus"
+    folder.mkdir()
+    pq.write_table(table(200, 8), folder / "a.parquet")
+    tessera.train(recipe(folder / "*", 2, "one"))
+    tessera.train(recipe(folder / "*", 2, "two"))
+    assert losses(tessera, "one") == losses(tessera, "two")
+
+
+def test_memory_does_not_grow_with_texts_that_a_dictionary_holds_once(tessera):
+    """In 400 rows of the same MiB the metadata of Parquet counts it once. The null row ends the command early."""
+    words = pa.DictionaryArray.from_arrays(pa.array([None] + [0] * 399, pa.int16()), ["x" * (1 << 20)])
+    path = tessera.folder / "a.parquet"
+    pq.write_table(pa.table({"text": words}), path, store_schema=False)
+    # A process of its own measures: what it starts would count the memory of this one as well.
+    measure = ("import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode; "
+               "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)")
+    command = [os.environ.get("TESSERA_PROGRAM", "build/tessera"), "tokenize", str(path), "--column", "text",
+               "--tokenizer", "bytes", "--out", "out.bin"]
+    done = subprocess.run([sys.executable, "-c", measure, *command], cwd=tessera.folder, capture_output=True, text=True,
+                          timeout=100, check=False)
+    assert done.returncode == 4 and "row 1: column text is null" in done.stderr, done.stderr
+    assert int(done.stdout) < 300 << 10  # KiB, of the program or of its helper, whichever is larger
 
 
 def recipe(data, steps, out, more=""):

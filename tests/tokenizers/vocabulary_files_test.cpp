@@ -149,6 +149,30 @@ TEST(VocabularyFiles, VocabJsonAndMergesHaveTheIdsOfGPT2) {
   EXPECT_TRUE(says(tokenizer_refusal(folder.path()), "which is around every sequence"));
   folder.write("tokenizer_config.json", R"({"added_tokens_decoder": {"x": {"content": "y"}}})");
   EXPECT_TRUE(says(tokenizer_refusal(folder.path()), "added_tokens_decoder has the id 'x'"));
+  const auto refusal_with = [&](const char* name, const char* text) {
+    const fs::path small = folder.write(name, text);
+    const std::string message = tokenizer_refusal(folder.path());
+    fs::remove(small);
+    return message;
+  };
+  const char* const settings = "tokenizer_config.json";
+  for (const char* tokens : {R"([])", R"({"99999999": {"content": "y"}})", R"({"5": {}})"}) {
+    const std::string text = fmt::format(R"({{"added_tokens_decoder": {}}})", tokens);
+    EXPECT_TRUE(says(refusal_with(settings, text.c_str()), settings)) << text;
+  }
+  fs::remove(folder.path() / settings);
+  EXPECT_TRUE(says(refusal_with("added_tokens.json", R"({"y": -1})"), "added_tokens.json'"));
+  EXPECT_TRUE(says(refusal_with("special_tokens_map.json", R"({"bos_token": {"content": 5}})"),
+                   "special_tokens_map.json'"));
+}
+
+TEST(VocabularyFiles, OfTwoTiktokenFilesNoneIsChosen) {
+  const ScratchFolder folder;
+  folder.write("a.tiktoken", "IQ== 0\n");
+  folder.write("b.tiktoken", "IQ== 0\n");
+  EXPECT_TRUE(
+      says(refusal_of([&] { (void)load_tokenizer(folder.path()); }, ErrorCode::configuration),
+           "the folder holds 2 files of tiktoken's, such as 'a.tiktoken'"));
 }
 
 TEST(VocabularyFiles, TiktokenNeedsAPatternAndSpecialTokens) {
@@ -161,7 +185,9 @@ TEST(VocabularyFiles, TiktokenNeedsAPatternAndSpecialTokens) {
                  json{{"pattern", pattern}, {"added_tokens_decoder", ranked.special}}.dump());
     return tokenizer_refusal(path);
   };
-  EXPECT_TRUE(says(refusal_with(R"(\p{N}{1,3}+|\s+)"), "'{n,m}+'"));
+  for (const char* pattern : {R"(\p{N}{1,3}+|\s+)", R"(\s{2,}+)", R"(\d{1,3}+)", R"(]x{1,2}+)"}) {
+    EXPECT_TRUE(says(refusal_with(pattern), "'{n,m}+'")) << pattern;
+  }
   EXPECT_TRUE(says(refusal_with(R"(\s++$|\s)"), "'$'"));
   EXPECT_TRUE(says(refusal_with("(a"), "(a"));
 }

@@ -3,6 +3,8 @@
 
 #include <xxhash.h>
 
+#include <charconv>
+
 #include "base/error.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
@@ -57,6 +59,24 @@ json read_beside(const fs::path& folder, const char* name) {
   std::error_code ignored;
   if (!fs::is_regular_file(folder / name, ignored)) return nullptr;
   return read_tokenizer_json(folder / name);
+}
+
+std::map<std::int32_t, json> listed_tokens(const json& settings, const std::string& source) {
+  std::map<std::int32_t, json> tokens;
+  if (!has(settings, "added_tokens_decoder")) return tokens;
+  const json& listed = settings["added_tokens_decoder"];
+  TESSERA_CHECK(listed.is_object(), ErrorCode::data, "{}: added_tokens_decoder is not an object",
+                source);
+  for (const auto& [key, token] : listed.items()) {
+    std::int32_t id = -1;
+    const auto parsed = std::from_chars(key.data(), key.data() + key.size(), id);
+    TESSERA_CHECK(parsed.ec == std::errc() && parsed.ptr == key.data() + key.size() && id >= 0 &&
+                      id < largest_vocabulary,
+                  ErrorCode::data, "{}: added_tokens_decoder has the id '{}'", source, shown(key));
+    (void)string_of(token, "content", source);
+    tokens[id] = token;
+  }
+  return tokens;
 }
 
 SpecialNames::SpecialNames(const fs::path& folder)

@@ -48,6 +48,14 @@ struct RankedVocabulary {
 std::shared_ptr<const Tokenizer> tokenizer_of_ranks(const RankedVocabulary& vocabulary,
                                                     const std::filesystem::path& path,
                                                     const std::string& pattern_place);
+// The tokens of `added_tokens_decoder` in a tokenizer_config.json, by id: objects with a text
+// `content`. `source` names the file for messages. None if it does not have the member.
+std::map<std::int32_t, nlohmann::json> listed_tokens(const nlohmann::json& settings,
+                                                     const std::string& source);
+// Qwen's pattern of words, in the syntax of tokenizer.json.
+inline constexpr const char* qwen_pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 // The bytes of base64 text, or none if it is not base64.
 std::optional<std::string> from_base64(std::string_view text);
 

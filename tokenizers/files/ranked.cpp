@@ -1,6 +1,7 @@
 // Tokenizers of ranked vocabularies, as the pieces of a tokenizer.json.
 #include <sodium.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -25,19 +26,20 @@ bool is_possessive_count(std::string_view pattern, std::size_t at) {
   return end > at + 1 && pattern.substr(end).starts_with("}+");
 }
 
-// What tiktoken's engine reads in another way than the one here. Empty: nothing.
+// The part of a pattern that tiktoken's engine reads in another way than the one here; empty: none.
 std::string_view foreign_syntax(std::string_view pattern) {
   int depth = 0;  // of classes
   for (std::size_t at = 0; at < pattern.size(); ++at) {
     const char c = pattern[at];
     if (c == '\\') {
-      // \p{Lu}: its brace is not a number of times.
-      const bool named = at + 2 < pattern.size() && pattern[at + 2] == '{';
+      // \p{Lu}, \x{41}: their braces are not numbers of times.
+      const bool named = at + 2 < pattern.size() && pattern[at + 2] == '{' &&
+                         std::string_view("pPx").find(pattern[at + 1]) != std::string_view::npos;
       at = named ? std::min(pattern.find('}', at), pattern.size()) : at + 1;
     } else if (c == '[') {
       ++depth;
     } else if (c == ']') {
-      --depth;
+      depth = std::max(depth - 1, 0);  // outside of a class it is a character
     } else if (depth == 0 && (c == '$' || c == '^')) {
       return c == '$' ? "$" : "^";
     } else if (depth == 0 && c == '{' && is_possessive_count(pattern, at)) {

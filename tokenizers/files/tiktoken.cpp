@@ -24,9 +24,6 @@ constexpr const char* gpt2_pattern =
 constexpr const char* cl100k_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* qwen_pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
-    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* o200k_pattern =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
@@ -99,24 +96,6 @@ std::map<std::string, std::int32_t> read_ranks(const std::string& contents,
   return ranks;
 }
 
-// `added_tokens_decoder`: id to {"content": text}.
-Special special_of(const json& settings, const std::string& source) {
-  Special special;
-  if (!has(settings, "added_tokens_decoder")) return special;
-  const json& listed = settings["added_tokens_decoder"];
-  TESSERA_CHECK(listed.is_object(), ErrorCode::data, "{}: added_tokens_decoder is not an object",
-                source);
-  for (const auto& [key, token] : listed.items()) {
-    std::int32_t id = -1;
-    const auto parsed = std::from_chars(key.data(), key.data() + key.size(), id);
-    TESSERA_CHECK(parsed.ec == std::errc() && parsed.ptr == key.data() + key.size() && id >= 0 &&
-                      id < largest_vocabulary,
-                  ErrorCode::data, "{}: added_tokens_decoder has the id '{}'", source, shown(key));
-    special[id] = string_of(token, "content", source);
-  }
-  return special;
-}
-
 }  // namespace
 
 bool is_tiktoken(std::string_view contents) {
@@ -137,7 +116,9 @@ std::shared_ptr<const Tokenizer> tokenizer_from_tiktoken(const fs::path& path) {
   std::string pattern_place = where;
   vocabulary.pattern = string_or(settings, "pattern", "", where);
   if (vocabulary.pattern.empty()) vocabulary.pattern = string_or(settings, "pat_str", "", where);
-  vocabulary.special = special_of(settings, where);
+  for (const auto& [id, token] : listed_tokens(settings, where)) {
+    vocabulary.special[id] = token["content"];
+  }
   const std::string stem = path.stem().string();
   const auto known = std::find_if(known_vocabularies.begin(), known_vocabularies.end(),
                                   [&](const KnownVocabulary& each) { return each.stem == stem; });

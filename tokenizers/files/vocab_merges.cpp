@@ -2,7 +2,6 @@
 // they do not have, tokenizer_config.json and the small files beside it have, or the class decides.
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 
 #include "base/error.h"
@@ -33,9 +32,6 @@ constexpr std::array<NamedFamily, 11> families{{{"GPT2Tokenizer", Family::gpt2},
                                                 {"qwen2", Family::qwen2}}};
 constexpr std::array<const char*, 7> token_keys{"bos_token", "eos_token", "unk_token", "sep_token",
                                                 "cls_token", "pad_token", "mask_token"};
-constexpr const char* qwen2_pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
-    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 Family family_of(const json& settings, const json& config, const std::string& where,
                  const std::string& config_place) {
@@ -82,51 +78,41 @@ using NamedTokens = std::map<std::string, NamedToken>;  // by key
 // The special tokens of a folder, by their texts, with the members that AddedTokens reads.
 class SpecialTokens {
  public:
-  SpecialTokens(json& vocabulary, std::string source)
-      : vocabulary_(vocabulary), source_(std::move(source)) {}
+  explicit SpecialTokens(json& vocabulary) : vocabulary_(vocabulary) {}
 
-  // A token with its id, which the vocabulary may lack.
-  void add(const json& token, std::int64_t id) {
-    const std::string text = string_of(token, "content", source_);
+  // A token of the file `where` with its id, which the vocabulary may lack.
+  void add(const json& token, std::int64_t id, const std::string& where) {
+    const std::string text = string_of(token, "content", where);
     if (const auto known = vocabulary_.find(text); known != vocabulary_.end()) {
       TESSERA_CHECK(*known == id, ErrorCode::data, "{}: the token '{}' has the ids {} and {}",
-                    source_, shown(text), known->dump(), id);
+                    where, shown(text), known->dump(), id);
     } else {
       vocabulary_[text] = static_cast<std::uint64_t>(id);
     }
-    add(token);
-  }
-  void add(const json& token) {
-    const std::string text = string_of(token, "content", source_);
-    if (names_.insert(text).second) tokens_.push_back(token);
+    keep(text, token);
   }
   void add(const std::string& text, bool lstrip) {
-    add(json{{"content", text}, {"special", true}, {"normalized", false}, {"lstrip", lstrip}});
+    keep(text,
+         json{{"content", text}, {"special", true}, {"normalized", false}, {"lstrip", lstrip}});
   }
   [[nodiscard]] const json& tokens() const { return tokens_; }
 
  private:
+  void keep(const std::string& text, const json& token) {
+    if (names_.insert(text).second) tokens_.push_back(token);
+  }
+
   json& vocabulary_;
-  std::string source_;
   json tokens_ = json::array();
   std::set<std::string> names_;
 };
 
-void add_listed(const json& settings, const json& added, SpecialTokens& special,
-                const std::string& where) {
-  if (has(settings, "added_tokens_decoder") && settings["added_tokens_decoder"].is_object()) {
-    for (const auto& [key, token] : settings["added_tokens_decoder"].items()) {
-      std::int32_t id = -1;
-      const auto parsed = std::from_chars(key.data(), key.data() + key.size(), id);
-      TESSERA_CHECK(parsed.ec == std::errc() && parsed.ptr == key.data() + key.size() && id >= 0,
-                    ErrorCode::data, "{}: added_tokens_decoder has the id '{}'", where, shown(key));
-      special.add(token, id);
-    }
-  }
+// The tokens of added_tokens.json: text to id.
+void add_tokens_of_file(const json& added, SpecialTokens& special, const std::string& where) {
   if (!added.is_object()) return;
   for (const auto& entry : added.items()) {
     special.add(json{{"content", entry.key()}, {"special", false}, {"normalized", false}},
-                integer_of(added, entry.key().c_str(), 0, largest_vocabulary - 1, where));
+                integer_of(added, entry.key().c_str(), 0, largest_vocabulary - 1, where), where);
   }
 }
 
@@ -184,18 +170,21 @@ NamedTokens default_tokens(Family family) {
 
 std::shared_ptr<const Tokenizer> tokenizer_from_merges(const fs::path& path) {
   const fs::path folder = path.parent_path();
-  const std::string source = fmt::format("'{}'", path.string());
-  const std::string where = fmt::format("'{}'", (folder / "tokenizer_config.json").string());
+  const auto place = [&](const char* name) {
+    return fmt::format("'{}'", (folder / name).string());
+  };
+  const std::string where = place("tokenizer_config.json");
   const json settings = read_beside(folder, "tokenizer_config.json");
   const json map = read_beside(folder, "special_tokens_map.json");
-  const Family family = family_of(settings, read_beside(folder, "config.json"), where,
-                                  fmt::format("'{}'", (folder / "config.json").string()));
+  const Family family =
+      family_of(settings, read_beside(folder, "config.json"), where, place("config.json"));
   json vocabulary = read_tokenizer_json(path);
-  SpecialTokens special(vocabulary, source);
-  add_listed(settings, read_beside(folder, "added_tokens.json"), special, where);
+  SpecialTokens special(vocabulary);
+  for (const auto& [id, token] : listed_tokens(settings, where)) special.add(token, id, where);
+  add_tokens_of_file(read_beside(folder, "added_tokens.json"), special, place("added_tokens.json"));
   NamedTokens named = default_tokens(family);
   for (const char* const key : token_keys) {
-    take_token(map, key, where, named[key]);
+    take_token(map, key, place("special_tokens_map.json"), named[key]);
     take_token(settings, key, where, named[key]);
     const NamedToken& token = named[key];
     if (vocabulary.contains(token.text)) special.add(token.text, token.lstrip);
@@ -210,7 +199,7 @@ std::shared_ptr<const Tokenizer> tokenizer_from_merges(const fs::path& path) {
             {"post_processor", around(family, settings, vocabulary, named, where)}};
   if (family == Family::qwen2) {
     const json split{
-        {"type", "Split"}, {"pattern", {{"Regex", qwen2_pattern}}}, {"behavior", "Isolated"}};
+        {"type", "Split"}, {"pattern", {{"Regex", qwen_pattern}}}, {"behavior", "Isolated"}};
     file["normalizer"] = {{"type", "NFC"}};
     file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}};
   }

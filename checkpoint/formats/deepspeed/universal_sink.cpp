@@ -213,8 +213,6 @@ class UniversalSink : public Sink {
     std::map<std::string, std::size_t> numbers;
     for (const std::size_t tensor : trained_)
       numbers.emplace(contents_.tensors[tensor].name, tensor);
-    std::set<std::string> moved;
-    for (const auto& parameter : optimizer_.parameters()) moved.insert(parameter.name);
     pickle.text("param_shapes").empty_list();
     std::set<std::string> written;
     const nlohmann::json& groups = optimizer_.groups();

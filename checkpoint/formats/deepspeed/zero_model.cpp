@@ -116,7 +116,6 @@ class ModelReader {
       lanes[each.name].cut(0, each.count, 0, tensor.pieces);
       contents_.add_pieced(Part::model, each.name, each.shape, std::move(tensor));
     }
-    out_.frozen = frozen.size();
     contents_.note("{} frozen parameters", frozen.size());
   }
 

@@ -55,7 +55,6 @@ struct ZeroModel {
   std::vector<std::vector<NamedShape>> shapes;  // of the trained parameters, by group
   std::map<std::string, std::string> shared;    // name to the name of the same memory
   std::optional<std::int64_t> steps;            // done by the program
-  std::size_t frozen = 0;                       // parameters
 };
 
 // Reads the model files, of which there is at least one. Adds buffers and frozen parameters; under

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <algorithm>
-#include <array>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/beside.h"
 #include "checkpoint/io/file.h"
 
 namespace tessera::checkpoint::formats {
@@ -125,13 +125,10 @@ std::size_t add_torch_tensor(PieceStore& store, const TorchArchive& archive,
 }
 
 void add_model_files(Contents& contents, const std::filesystem::path& folder) {
-  constexpr std::array<std::string_view, 4> endings{".json", ".txt", ".model", ".jinja"};
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    const std::string ending = entry.path().extension().string();
-    if (std::find(endings.begin(), endings.end(), ending) == endings.end()) continue;
-    if (name.starts_with('.') || name.ends_with(".index.json") || !entry.is_regular_file(error) ||
+    if (!belongs_to_model(name) || !entry.is_regular_file(error) ||
         entry.file_size(error) > model_file_limit) {
       continue;
     }

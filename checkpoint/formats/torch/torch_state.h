@@ -21,9 +21,9 @@ void add_state(StateItems& items, PieceStore& store, const TorchArchive& archive
 // Adds a tensor of the archive; `what` is its name for errors.
 std::size_t add_torch_tensor(PieceStore& store, const TorchArchive& archive,
                              const TorchTensor& tensor, const std::string& what);
-// What distinguishes the memory of a tensor from that of others, for StateTensor::memory.
+// A text that is the same for tensors that share memory, for StateTensor::memory.
 std::string memory_of(const TorchArchive& archive, const TorchTensor& tensor);
-// The small files of a model in a folder: config.json, the tokenizer's.
+// The small files of a model in a folder (belongs_to_model of formats/beside.h).
 void add_model_files(Contents& contents, const std::filesystem::path& folder);
 // A source of the result of name_state.
 std::unique_ptr<Source> make_source(PieceStore store, NamedState state);

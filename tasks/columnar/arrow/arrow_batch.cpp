@@ -84,6 +84,7 @@ const ArrowBatch::Held* ArrowBatch::held(std::size_t buffer) const {
                 at.bytes);
   body_->read(at.begin, &size, sizeof(size));
   const std::int64_t raw_size = at.bytes - head;
+  if (size == 0 && raw_size == 0) return &decompressed_[buffer];  // as Arrow Java writes it
   const bool plain = size == -1;
   if (plain) size = raw_size;
   TESSERA_CHECK(size >= 0 && size <= largest_compressed && raw_size <= largest_compressed,

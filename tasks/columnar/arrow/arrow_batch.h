@@ -43,7 +43,7 @@ class ArrowBatch {
   // Memory that is not touched costs nothing, whatever size a damaged file claims.
   struct Held {
     std::unique_ptr<char[]> values;
-    std::int64_t bytes;
+    std::int64_t bytes = 0;
   };
   [[nodiscard]] const Held* held(std::size_t buffer) const;
 

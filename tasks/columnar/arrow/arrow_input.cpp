@@ -1,8 +1,6 @@
 // Files by pread, pipes by read.
 #include "tasks/columnar/arrow/arrow_input.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/data/data_file.h"
 
 namespace tessera::tasks {
 namespace {
@@ -21,47 +20,6 @@ constexpr std::int64_t file_beginning = 8;  // the magic, padded
 constexpr std::int64_t file_end = 10;       // the footer's size and the magic
 // A message of a pipe is held in memory.
 constexpr std::int64_t longest_piped = std::int64_t{2} << 30;
-
-// An open file. Shared by all that reads it.
-class DataFile {
- public:
-  explicit DataFile(std::string path) : path_(std::move(path)) {
-    // With O_NONBLOCK a pipe that was named by mistake is refused below, instead of waited for.
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    TESSERA_CHECK(descriptor_ >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path_,
-                  describe_errno("open", errno));
-    struct stat status {};
-    const bool usable = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
-    if (!usable) ::close(descriptor_);
-    TESSERA_CHECK(usable, ErrorCode::data, "data file {} is not a regular file", path_);
-    size_ = status.st_size;
-  }
-  ~DataFile() { ::close(descriptor_); }
-  DataFile(const DataFile&) = delete;
-  DataFile& operator=(const DataFile&) = delete;
-
-  [[nodiscard]] std::int64_t size() const { return size_; }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
-  void read(std::int64_t first, void* out, std::size_t bytes) const {
-    for (std::size_t done = 0; done < bytes;) {
-      const ssize_t got = ::pread(descriptor_, static_cast<char*>(out) + done, bytes - done,
-                                  static_cast<off_t>(first) + static_cast<off_t>(done));
-      if (got < 0 && errno == EINTR) continue;
-      TESSERA_CHECK(got >= 0, ErrorCode::data, "data file {} cannot be read at byte {}: {}", path_,
-                    first + static_cast<std::int64_t>(done), describe_errno("pread", errno));
-      TESSERA_CHECK(got > 0, ErrorCode::data,
-                    "data file {} became shorter while it was in use: it had {} bytes", path_,
-                    size_);
-      done += static_cast<std::size_t>(got);
-    }
-  }
-
- private:
-  std::string path_;
-  int descriptor_ = -1;
-  std::int64_t size_ = 0;
-};
 
 class PlaceInFile final : public ArrowBytes {
  public:

@@ -49,7 +49,7 @@ struct ArrowField {
 struct ArrowColumn {
   const ArrowField* field = nullptr;
   std::size_t node = 0;
-  std::size_t buffer = 0;
+  std::size_t buffer = 0;            // without the buffers of the texts of views before it
   std::size_t views = 0;             // the number of text views before it
   std::vector<ArrowColumn> parents;  // structs around it, whose nulls are nulls of the column
 };

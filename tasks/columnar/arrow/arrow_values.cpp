@@ -62,6 +62,15 @@ void check_rows(const ArrowBatch& batch, std::size_t node, std::int64_t first, s
                 batch.what(), length);
 }
 
+// The column's first buffer in this batch.
+std::size_t first_buffer(const ArrowBatch& batch, const ArrowColumn& column) {
+  std::size_t buffer = column.buffer;
+  for (std::size_t view = 0; view < column.views; ++view) {
+    buffer += static_cast<std::size_t>(batch.view_buffers(view));
+  }
+  return buffer;
+}
+
 }  // namespace
 
 bool is_readable(const ArrowField& field) {
@@ -151,12 +160,22 @@ void ArrowValues::read_text(const ArrowBatch& batch, std::size_t buffer, std::in
 void ArrowValues::read_views(const ArrowBatch& batch, const ArrowColumn& column,
                              std::int64_t first) {
   const std::int64_t buffers = batch.view_buffers(column.views);
+  const std::size_t at = first_buffer(batch, column) + 1;
+  const auto views = numbers_of<View>(batch, at, first, count_);
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (!is_null(static_cast<std::int64_t>(i))) bytes += views[i].length;
+    TESSERA_CHECK(views[i].length >= 0, ErrorCode::data, "{}: a text of {} bytes", batch.what(),
+                  views[i].length);
+  }
+  // Before the memory is taken: many views may share the bytes of a small file.
+  TESSERA_CHECK(bytes <= longest_value, ErrorCode::data,
+                "{}: texts of views have {} bytes together, and at most {} are read", batch.what(),
+                bytes, longest_value);
   offsets_.push_back(0);
-  for (const View& view : numbers_of<View>(batch, column.buffer + 1, first, count_)) {
-    TESSERA_CHECK(view.length >= 0, ErrorCode::data, "{}: a text of {} bytes", batch.what(),
-                  view.length);
+  for (const View& view : views) {
     if (is_null(static_cast<std::int64_t>(offsets_.size()) - 1)) {
-      // What a null's view says is undefined.
+      // The view of a null has undefined contents.
     } else if (view.length <= longest_inline) {
       text_.append(view.rest, static_cast<std::size_t>(view.length));
     } else {
@@ -164,7 +183,7 @@ void ArrowValues::read_views(const ArrowBatch& batch, const ArrowColumn& column,
       std::memcpy(place, view.rest + 4, sizeof(place));
       TESSERA_CHECK(place[0] >= 0 && place[0] < buffers && place[1] >= 0, ErrorCode::data,
                     "{}: a text is in a buffer that its column does not have", batch.what());
-      const std::size_t buffer = column.buffer + 2 + static_cast<std::size_t>(place[0]);
+      const std::size_t buffer = at + 1 + static_cast<std::size_t>(place[0]);
       TESSERA_CHECK(
           place[1] <= batch.bytes(buffer) && view.length <= batch.bytes(buffer) - place[1],
           ErrorCode::data, "{}: a text ends behind its buffer", batch.what());
@@ -180,7 +199,10 @@ void ArrowValues::read_list(const ArrowBatch& batch, const ArrowColumn& column, 
                             const Dictionaries& dictionaries) {
   const bool fixed = field_->kind == ArrowKind::fixed_list;
   const std::int64_t size = field_->list_size;
-  if (!fixed) offsets_ = offsets_of(batch, column.buffer + 1, field_->wide, first, count_);
+  if (!fixed) {
+    const std::size_t buffer = first_buffer(batch, column) + 1;
+    offsets_ = offsets_of(batch, buffer, field_->wide, first, count_);
+  }
   TESSERA_CHECK(!fixed || first + count_ <= std::numeric_limits<std::int64_t>::max() / size - 1,
                 ErrorCode::data, "{}: lists of {} values", batch.what(), size);
   const std::int64_t begin = fixed ? first * size : offsets_.front();
@@ -208,11 +230,12 @@ ArrowValues ArrowValues::read(const ArrowBatch& batch, const ArrowColumn& column
   ArrowValues values;
   values.field_ = column.field;
   values.count_ = count;
-  values.read_validity(batch, column.node, column.buffer, first);
+  const std::size_t buffer = first_buffer(batch, column);
+  values.read_validity(batch, column.node, buffer, first);
   for (const ArrowColumn& parent : column.parents) {
     ArrowValues around;
     around.count_ = count;
-    around.read_validity(batch, parent.node, parent.buffer, first);
+    around.read_validity(batch, parent.node, first_buffer(batch, parent), first);
     if (around.null_.empty()) continue;
     values.null_.resize(static_cast<std::size_t>(count), false);
     for (std::size_t i = 0; i < around.null_.size(); ++i) {
@@ -225,26 +248,25 @@ ArrowValues ArrowValues::read(const ArrowBatch& batch, const ArrowColumn& column
     TESSERA_CHECK(known != dictionaries.end(), ErrorCode::data,
                   "{}: column {} comes before its dictionary", batch.what(), field.name);
     values.dictionary_ = &known->second;
-    values.read_integers(batch, column.buffer + 1, field.index->bits, field.index->is_signed,
-                         first);
+    values.read_integers(batch, buffer + 1, field.index->bits, field.index->is_signed, first);
     values.check_indices(batch);
     return values;
   }
   switch (field.kind) {
     case ArrowKind::integer:
-      values.read_integers(batch, column.buffer + 1, field.bits, field.is_signed, first);
+      values.read_integers(batch, buffer + 1, field.bits, field.is_signed, first);
       break;
     case ArrowKind::floating:
-      values.read_floats(batch, column.buffer + 1, first);
+      values.read_floats(batch, buffer + 1, first);
       break;
     case ArrowKind::boolean:
-      values.read_bits(batch, column.buffer + 1, first);
+      values.read_bits(batch, buffer + 1, first);
       break;
     case ArrowKind::text:
       if (field.view) {
         values.read_views(batch, column, first);
       } else {
-        values.read_text(batch, column.buffer + 1, first);
+        values.read_text(batch, buffer + 1, first);
       }
       break;
     case ArrowKind::list:
@@ -263,21 +285,25 @@ std::int64_t ArrowValues::fitting_rows(const ArrowBatch& batch, const ArrowColum
                                        std::int64_t first, std::int64_t count, std::int64_t most) {
   const ArrowField& field = *column.field;
   check_rows(batch, column.node, first, count);
-  const bool has_offsets = (field.kind == ArrowKind::list || field.kind == ArrowKind::text) &&
-                           !field.view && !field.index;
+  if (field.index) return std::max<std::int64_t>(count, 1);
+  const std::size_t buffer = first_buffer(batch, column);
+  const bool has_offsets =
+      (field.kind == ArrowKind::list || field.kind == ArrowKind::text) && !field.view;
   std::int64_t fitting = count;
   std::int64_t largest = 0;  // of the first row
   if (has_offsets && count > 0) {
-    const auto offsets = offsets_of(batch, column.buffer + 1, field.wide, first, count);
-    const auto behind = std::upper_bound(offsets.begin(), offsets.end(), offsets.front() + most);
+    const auto offsets = offsets_of(batch, buffer + 1, field.wide, first, count);
+    const auto behind = std::upper_bound(
+        offsets.begin(), offsets.end(), most,
+        [&](std::int64_t bytes, std::int64_t offset) { return bytes < offset - offsets.front(); });
     fitting = behind - offsets.begin() - 1;
     largest = offsets[1] - offsets[0];
-  } else if (field.kind == ArrowKind::fixed_list && !field.index) {
+  } else if (field.kind == ArrowKind::fixed_list) {
     fitting = most / std::max<std::int64_t>(field.list_size, 1);
     largest = field.list_size;
   } else if (field.view) {
     std::int64_t bytes = 0;
-    const auto views = numbers_of<View>(batch, column.buffer + 1, first, count);
+    const auto views = numbers_of<View>(batch, buffer + 1, first, count);
     fitting = 0;
     while (fitting < count) {
       bytes += std::max(views[static_cast<std::size_t>(fitting)].length, 0);
@@ -301,6 +327,17 @@ std::string_view ArrowValues::text(std::int64_t i) const {
   if (dictionary_ != nullptr) return dictionary_->text(integers_[at]);
   const auto begin = static_cast<std::size_t>(offsets_[at]);
   return std::string_view(text_).substr(begin, static_cast<std::size_t>(offsets_[at + 1]) - begin);
+}
+
+std::int64_t ArrowValues::rows_of_texts(std::int64_t most) const {
+  std::int64_t bytes = 0;
+  std::int64_t rows = 0;
+  while (rows < count_) {
+    if (!is_null(rows)) bytes += static_cast<std::int64_t>(text(rows).size());
+    if (bytes > most) break;
+    ++rows;
+  }
+  return rows;
 }
 
 std::span<const std::int64_t> ArrowValues::integers(std::int64_t i) const {

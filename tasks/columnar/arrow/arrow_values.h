@@ -26,7 +26,7 @@ class ArrowValues {
   static ArrowValues read(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
                           std::int64_t count, const Dictionaries& dictionaries);
   // How many rows from `first` on, at most `count` and at least one, have at most so many bytes of
-  // texts or values of lists.
+  // texts or values of lists. Texts of a dictionary do not count: see rows_of_texts().
   static std::int64_t fitting_rows(const ArrowBatch& batch, const ArrowColumn& column,
                                    std::int64_t first, std::int64_t count, std::int64_t most);
 
@@ -34,6 +34,9 @@ class ArrowValues {
   [[nodiscard]] bool is_null(std::int64_t i) const;
   // The text of a row. The column is one of texts.
   [[nodiscard]] std::string_view text(std::int64_t i) const;
+  // How many rows, from the first on, have texts of at most so many bytes. The column is one of
+  // texts.
+  [[nodiscard]] std::int64_t rows_of_texts(std::int64_t most) const;
   // The list of a row. The column is one of lists of whole numbers.
   [[nodiscard]] std::span<const std::int64_t> integers(std::int64_t i) const;
   [[nodiscard]] bool has_null_items(std::int64_t i) const;

@@ -68,6 +68,8 @@ TEST_F(HubFiles, OfARunHaveItsRecipeAndItsBase) {
   };
   EXPECT_EQ(base_of("org/name"), "org/name");
   EXPECT_EQ(base_of("/models/secret/llama/"), "llama");
+  EXPECT_TRUE(has(card(), "\"pretrained\": \"llama\"")) << card();
+  EXPECT_FALSE(has(card(), "secret")) << card();
   EXPECT_EQ(base_of("/c/hub/models--org--a--b/snapshots/123"), "org/a--b");
   EXPECT_TRUE(has(card(), "## Recipe\n\n```json\n{\n  \"model\": {"));
   EXPECT_EQ(base_of(""), "");
@@ -86,6 +88,12 @@ TEST_F(HubFiles, OfTheSourceAreKept) {
   EXPECT_FALSE(fs::exists(*this / "full/README.md"));
 }
 
+TEST_F(HubFiles, ALargeCardOfTheSourceIsKept) {
+  const std::string text = "Mine.\n" + std::string(std::size_t{1} << 20, 'x');
+  to_hub(write_source({{"README.md", text}}));
+  EXPECT_TRUE(card() == text);
+}
+
 TEST_F(HubFiles, OfAMeanTakeOverTheLicenceAlone) {
   const fs::path source =
       write_source({{"README.md",
@@ -97,6 +105,11 @@ TEST_F(HubFiles, OfAMeanTakeOverTheLicenceAlone) {
   EXPECT_TRUE(card().starts_with("---\nlicense: other\nlicense_name: a-b\nbase_model: ")) << card();
   EXPECT_TRUE(has(card(), "the mean of 2 checkpoints"));
   EXPECT_FALSE(has(card(), "Mine."));
+  fs::remove_all(*this / "out");
+  write_source(
+      {{"README.md", "---\r\nlicense: \"mit\"\r\nlicense_name: 'a\"\r\n---\r\nMine.\r\n"}});
+  to_hub(source, options);
+  EXPECT_TRUE(card().starts_with("---\nlicense: \"mit\"\nbase_model: ")) << card();
 }
 
 TEST_F(HubFiles, AreNotWrittenOverATextOfSomebody) {
@@ -133,6 +146,11 @@ TEST_F(HubFiles, HostileTextsOfTheSourceStayTexts) {
   options.average = {*this / "source"};
   to_hub(*this / "source", options);
   EXPECT_TRUE(has(card(), "- \"a\\\"\\n- b: c\"\n---\n")) << card();
+  fs::remove_all(*this / "out");
+  const std::size_t depth = 400'000;
+  write_source(
+      {{"recipe.json", R"({"a": )" + std::string(depth, '[') + std::string(depth, ']') + "}"}});
+  to_hub(*this / "source");
 }
 
 }  // namespace

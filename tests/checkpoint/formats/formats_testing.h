@@ -106,14 +106,16 @@ inline void write_copy(formats::Source& source, const formats::Format& format, c
 
 // A torch.save file of this pickle, whose storages "0", "1" ... are zeros of these sizes.
 inline void write_torch_file(const fs::path& path, const std::string& pickle,
-                             const std::vector<std::uint64_t>& storages = {}) {
-  auto records = formats::plan_torch_archive("archive", pickle.size(), storages);
+                             const std::vector<std::string>& storages = {}) {
+  std::vector<std::uint64_t> sizes;
+  for (const std::string& storage : storages) sizes.push_back(storage.size());
+  auto records = formats::plan_torch_archive("archive", pickle.size(), sizes);
   formats::plan_zip(records);
   File file = File::create(path);
   formats::ZipWriter zip(file, 0, std::move(records));
   zip.append(pickle);
   zip.append(formats::torch_byteorder);
-  for (const std::uint64_t bytes : storages) zip.append(std::string(bytes, '\0'));
+  for (const std::string& storage : storages) zip.append(storage);
   zip.append(formats::torch_version);
   zip.finish();
   file.close();

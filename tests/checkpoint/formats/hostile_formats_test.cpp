@@ -55,7 +55,7 @@ class ZeroFolder {
       state.set_item().set_item();
       write_torch_file(
           folder_.path() / ("zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_optim_states.pt"),
-          state.finish(), {16});
+          state.finish(), {std::string(16, '\0')});
     }
   }
   // Replaces the model's file by one with the tensors of the module: the parameter "w" of eight
@@ -71,7 +71,8 @@ class ZeroFolder {
     }
     model.set_item();
     fs::remove(folder_.path() / "mp_rank_00_model_states.pt");
-    write_torch_file(folder_.path() / "mp_rank_00_model_states.pt", model.finish(), {32, 32});
+    write_torch_file(folder_.path() / "mp_rank_00_model_states.pt", model.finish(),
+                     {std::string(32, '\0'), std::string(32, '\0')});
   }
   [[nodiscard]] std::string refusal() const {
     return error_of([&] { (void)formats::deepspeed_format().open(folder_.path()); });
@@ -142,7 +143,7 @@ TEST(HostilePickles, SharedPartsAreNotExpandedWithoutLimit) {
     write_strided(out, {4}, {1}, 4);
     out.set_item();
   });
-  write_torch_file(folder.path() / "f.pt", pickle.finish(), {16});
+  write_torch_file(folder.path() / "f.pt", pickle.finish(), {std::string(16, '\0')});
   const auto before = resident_memory().now;
   EXPECT_TRUE(has(error_of([&] { (void)formats::torch_format().open(folder.path() / "f.pt"); }),
                   "repeats its parts"));
@@ -167,7 +168,7 @@ TEST(HostilePickles, AShapeHasFewDimensions) {
   pickle.empty_dict().text("w");
   write_strided(pickle, std::vector<std::int64_t>(100'000, 1),
                 std::vector<std::int64_t>(100'000, 1), 4);
-  write_torch_file(folder.path() / "f.pt", pickle.set_item().finish(), {16});
+  write_torch_file(folder.path() / "f.pt", pickle.set_item().finish(), {std::string(16, '\0')});
   EXPECT_TRUE(has(error_of([&] { (void)formats::torch_format().open(folder.path() / "f.pt"); }),
                   "dimensions"));
 }

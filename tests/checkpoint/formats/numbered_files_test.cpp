@@ -159,12 +159,13 @@ TEST(Export, ThatFailsKeepsTheEarlierExport) {
 TEST(Export, CopiesTheTokenizer) {
   const TemporaryFolder folder;
   for (const char* name : {"tokenizer.json", "vocab.txt", "generation_config.json", "config.json",
-                           "README.md", "model.safetensors"}) {
+                           "README.md", "own.tiktoken", "model.safetensors"}) {
     write_all(folder.path() / name, name);
   }
   const ModelFiles files = read_model_files(folder.path());
   EXPECT_EQ(files.contents, (std::map<std::string, std::string>{
                                 {"generation_config.json", "generation_config.json"},
+                                {"own.tiktoken", "own.tiktoken"},
                                 {"tokenizer.json", "tokenizer.json"},
                                 {"vocab.txt", "vocab.txt"}}));
 }

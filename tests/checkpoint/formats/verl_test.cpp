@@ -2,6 +2,8 @@
 // the name of what is missing. make_fixtures.py makes the fixture with FSDP2 on two ranks.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/formats/formats_testing.h"
 #include "checkpoint/formats/known_formats.h"
@@ -95,6 +97,16 @@ struct OldDTensor {
   std::vector<std::int64_t> place{0};
   std::vector<std::pair<const char*, std::int64_t>> placements{{"Shard", 0}};
 
+  // Eight of this rank: 10 r, 10 r + 1 and so on, with r the last coordinate.
+  [[nodiscard]] std::string numbers() const {
+    std::string bytes;
+    for (int i = 0; i < 8; ++i) {
+      const float number = static_cast<float>(10 * place.back() + i);
+      bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
+    }
+    return bytes;
+  }
+
   void write_local(PickleWriter& pickle, const char* key, const std::vector<std::int64_t>& shape,
                    std::int64_t storage) const {
     std::vector<std::int64_t> strides(shape.size(), 1);
@@ -128,7 +140,7 @@ struct OldDTensor {
     }
     pickle.tuple().set_item().build().set_item().tuple().tuple().reduce().set_item();
     fs::remove(path);
-    write_torch_file(path, pickle.finish(), {32, 32});
+    write_torch_file(path, pickle.finish(), {numbers(), std::string(32, '\0')});
   }
 };
 
@@ -139,16 +151,22 @@ class OldDTensors : public ::testing::Test {
     second.write(folder_.path() / "model_world_size_2_rank_1.pt");
     return error_of([&] { (void)formats::verl_format().open(folder_.path()); });
   }
-  // The shape of the tensor that two ranks have together.
-  std::vector<std::int64_t> shape(const OldDTensor& first, const OldDTensor& second) {
+  // The tensor that two ranks have together.
+  std::vector<float> joined(const OldDTensor& first, const OldDTensor& second) {
     first.write(folder_.path() / "model_world_size_2_rank_0.pt");
     second.write(folder_.path() / "model_world_size_2_rank_1.pt");
-    return formats::verl_format().open(folder_.path())->contents().tensors.at(0).shape;
+    const auto source = formats::verl_format().open(folder_.path());
+    const FoundTensors found = tensors_of(*source);
+    EXPECT_EQ(found.at("model/w").shape, first.whole);
+    const std::string& bytes = found.at("model/w").bytes;
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
   }
-  std::vector<std::int64_t> shape(const OldDTensor& form) {
+  std::vector<float> joined(const OldDTensor& form) {
     OldDTensor second = form;
     second.place = {1};
-    return shape(form, second);
+    return joined(form, second);
   }
   // The same for two ranks with one form.
   std::string refusal(OldDTensor form, std::vector<std::int64_t> second_place = {1}) {
@@ -160,20 +178,25 @@ class OldDTensors : public ::testing::Test {
 };
 
 TEST_F(OldDTensors, AreReadByTheirPlacements) {
-  EXPECT_EQ(shape({}), (std::vector<std::int64_t>{4, 2}));
-  EXPECT_EQ(shape({.local = {4, 1}, .placements = {{"Shard", 1}}}).size(), 2u);
-  EXPECT_EQ(shape({.local = {4, 2}, .placements = {{"Replicate", 0}}}).size(), 2u);
+  using Values = std::vector<float>;
+  const Values rows{0, 1, 2, 3, 10, 11, 12, 13};
+  EXPECT_EQ(joined({}), rows);
+  EXPECT_EQ(joined({.local = {4, 1}, .placements = {{"Shard", 1}}}),
+            (Values{0, 10, 1, 11, 2, 12, 3, 13}));
+  EXPECT_EQ(joined({.local = {4, 2}, .placements = {{"Replicate", 0}}}),
+            (Values{0, 1, 2, 3, 4, 5, 6, 7}));
   // Three rows on two ranks; a row on two ranks, of which the second has none.
-  EXPECT_EQ(shape({.whole = {3, 2}}, {.whole = {3, 2}, .local = {1, 2}, .place = {1}}).size(), 2u);
+  EXPECT_EQ(joined({.whole = {3, 2}}, {.whole = {3, 2}, .local = {1, 2}, .place = {1}}),
+            (Values{0, 1, 2, 3, 10, 11}));
   EXPECT_EQ(
-      shape({.whole = {1, 2}, .local = {1, 2}}, {.whole = {1, 2}, .local = {0}, .place = {1}}),
-      (std::vector<std::int64_t>{1, 2}));
+      joined({.whole = {1, 2}, .local = {1, 2}}, {.whole = {1, 2}, .local = {0}, .place = {1}}),
+      (Values{0, 1}));
   // A mesh of two dimensions, of which one has a single rank.
   const OldDTensor first{
       .mesh = {1, 2}, .place = {0, 0}, .placements = {{"Shard", 0}, {"Shard", 0}}};
   OldDTensor second = first;
   second.place = {0, 1};
-  EXPECT_EQ(shape(first, second).size(), 2u);
+  EXPECT_EQ(joined(first, second), rows);
 }
 
 TEST_F(OldDTensors, OtherPlacementsAreRefusedByName) {
@@ -193,7 +216,7 @@ TEST_F(OldDTensors, HostileOnesAreRefused) {
   EXPECT_TRUE(has(refusal({.placements = {}}), "do not fit its mesh"));
   EXPECT_TRUE(has(refusal({.place = {2}}), "outside of its mesh"));
   EXPECT_TRUE(has(refusal({.place = {-1}}), "outside of its mesh"));
-  EXPECT_TRUE(has(refusal({}, {0}), "w"));
+  EXPECT_TRUE(has(refusal({}, {0}), "lies in no chunk"));
   EXPECT_NE(refusal({.whole = {large, large}}), "");
   EXPECT_NE(refusal({.whole = {-4, 2}}), "");
   EXPECT_TRUE(has(refusal({}, {.whole = {8, 2}, .local = {4, 2}, .place = {1}}), "of rank 1"));

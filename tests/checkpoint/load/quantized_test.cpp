@@ -320,5 +320,26 @@ TEST_F(Quantized, ScalesThatDoNotFitAreRefused) {
   EXPECT_NE(refusal().find("are not MXFP4"), std::string::npos);
 }
 
+TEST_F(Quantized, MXFP4WithoutItsPartsIsRefused) {
+  const json mxfp4{{"quant_method", "mxfp4"}};
+  const RawTensor blocks{"a_blocks", "U8", {1, 2, 1, 16}, std::string(32, '\0')};
+  write({blocks}, mxfp4);
+  EXPECT_NE(refusal().find("tensor 'a_blocks' is U8 without scales"), std::string::npos);
+  write({{"a_blocks", "I8", {1, 2, 1, 16}, std::string(32, '\0')},
+         {"a_scales", "U8", {1, 2, 1}, std::string(2, '\0')}},
+        mxfp4);
+  EXPECT_NE(refusal().find("tensor 'a_blocks' is I8; weights in MXFP4 are U8"), std::string::npos);
+  write({blocks});  // of another model: a tensor with this name
+  EXPECT_NO_THROW(open());
+}
+
+TEST_F(Quantized, ADeeplyNestedConfigurationIsIgnored) {
+  write({{"b", "F32", {2}, as_bytes({1, 2})}});
+  const std::size_t depth = 500'000;
+  write_all(dir() / "config.json",
+            R"({"a": )" + std::string(depth, '[') + std::string(depth, ']') + "}");
+  EXPECT_NO_THROW(open());
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

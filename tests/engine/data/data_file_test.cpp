@@ -1,4 +1,5 @@
-// A data file is read at any place; what is no regular file, or became shorter, is an error.
+// A data file is read at any place; anything but a regular file, and a file that became shorter, is
+// an error.
 #include "engine/data/data_file.h"
 
 #include <gtest/gtest.h>

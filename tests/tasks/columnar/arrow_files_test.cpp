@@ -13,8 +13,8 @@ namespace tessera::tasks {
 namespace {
 
 const std::vector<std::string> arrow_fixtures = {
-    "types.arrow", "types.arrows",  "slices.arrow",     "lz4.arrow",
-    "zstd.arrow",  "deltas.arrows", "dictionary.arrow", "rows.arrow"};
+    "types.arrow",   "types.arrows",     "slices.arrow", "lz4.arrow",   "zstd.arrow",
+    "deltas.arrows", "dictionary.arrow", "rows.arrow",   "views.arrow", "java.arrows"};
 
 class ArrowFixture : public ::testing::TestWithParam<std::string> {
  public:
@@ -91,6 +91,25 @@ TEST(ArrowFiles, ATypeThatIsNotReadIsNamed) {
   EXPECT_NE(refusal_of_column("amount").find("column amount is of the type decimal"),
             std::string::npos);
   EXPECT_NE(refusal_of_column("meta").find("of the type struct"), std::string::npos);
+}
+
+TEST(ArrowFiles, ViewsOfTheSameBytesHaveALimitTogether) {
+  const std::string path = columnar_fixture("shared-views.arrow");
+  const std::string text =
+      testing::error_of([&] { (void)read_rows(path, {"texts"}); }, ErrorCode::data);
+  EXPECT_NE(text.find("texts of views have 1153433600 bytes together"), std::string::npos) << text;
+}
+
+TEST(ArrowFiles, RowsOfALargeDictionaryComeAFewAtATime) {
+  std::int64_t rows = 0;
+  read_table(
+      find_table_files({columnar_fixture("large-dictionary.arrow")}).value(),
+      [](const ArrowSchema&, const TableFile&) { return std::vector<std::string>{"text"}; },
+      [&](const TableChunk& chunk) {
+        EXPECT_LE(chunk.rows, 4);  // of 1 MiB each
+        rows += chunk.rows;
+      });
+  EXPECT_EQ(rows, 99);
 }
 
 TEST(ArrowFiles, AColumnByItsNumber) {

@@ -79,6 +79,18 @@ TEST(ParquetHelper, RowsThatEndTooEarlyAreAnError) {
   }
 }
 
+TEST(ParquetHelper, AColumnWithoutANameIsRefused) {
+  const PlayedPython python(send("helper-columns.arrows") + "cat >/dev/null\n");
+  ParquetHelper helper;
+  (void)helper.open(python.path("a.parquet"));
+  const std::string text = testing::error_of(
+      [&] {
+        (void)helper.rows({"text", ""});
+      },
+      ErrorCode::data);
+  EXPECT_NE(text.find("a.parquet: a column of Parquet without a name"), std::string::npos) << text;
+}
+
 TEST(ParquetHelper, WhatIsNotArrowIsAnErrorAndTheHelperEnds) {
   const PlayedPython python("yes garbage\n");
   const std::string text = python.refusal(ErrorCode::data);

@@ -2,10 +2,14 @@
 #include "tasks/columnar/table_corpus.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <numeric>
 
+#include "tasks/columnar/derived_file.h"
+#include "tasks/columnar/table_json.h"
 #include "tasks/table.h"
 #include "tests/support/errors.h"
 #include "tests/tasks/columnar/columnar_testing.h"
@@ -121,6 +125,87 @@ TEST(TableCorpus, ColumnsThatMakeNoTokensAreRefused) {
             std::string::npos);
   EXPECT_NE(refusal_of(folder, "", bytes).find("name the column of texts or token ids in columns"),
             std::string::npos);
+}
+
+TEST(TableCorpus, APatternPassesOverTheFileThatItsFirstRunMade) {
+  const FixturesFolder folder;
+  folder.add("helper-rows.arrows", "a.arrow");
+  for (int run = 0; run < 2; ++run) {
+    const TableText table{find_table_files({folder.path("*")}).value(), "text"};
+    EXPECT_EQ(open_table_corpus(table, ByteTokenizer())->tokens(), 14);
+    EXPECT_EQ(folder.derived().size(), 1U);
+  }
+}
+
+TEST(TableCorpus, ANameThatBeginsAsTheDerivedFilesAndEndsIsKept) {
+  const FixturesFolder folder;
+  folder.add("helper-rows.arrows", "a.arrow");
+  (void)open_table_corpus(folder.table("text"), ByteTokenizer());
+  const std::string made = folder.derived().front();
+  const std::string start = made.substr(0, made.find('.', made.find(".arrow.") + 7) + 1);
+  folder.write(start, "of the user");
+  fs::last_write_time(folder.path("a.arrow"), fs::file_time_type::clock::now());
+  (void)open_table_corpus(folder.table("text"), ByteTokenizer());
+  EXPECT_TRUE(fs::exists(folder.path(start)));
+}
+
+TEST(TableCorpus, APartitionThatGetsAnotherNameGivesItsValue) {
+  const FixturesFolder folder;
+  folder.add("rows.arrow", "lang=de/a.arrow");
+  const TableOptions options{.columns = {"first", "lang"}};
+  EXPECT_EQ(Table({folder.path("")}, options).read(0)[1], "de");
+  fs::rename(folder.path("lang=de"), folder.path("lang=fr"));
+  EXPECT_EQ(Table({folder.path("")}, options).read(0)[1], "fr");
+}
+
+TEST(TableCorpus, RelativePathsNameTheSameDerivedFile) {
+  const FixturesFolder folder;
+  folder.add("rows.arrow", "a.arrow");
+  folder.add("rows.arrow", "more/b.arrow");
+  const auto derived = [](const std::string& first, const std::string& second) {
+    const std::vector<TableFile> files = {{first, TableFileKind::arrow, {}},
+                                          {second, TableFileKind::arrow, {}}};
+    return DerivedFile(files, 7, ".x", [](const fs::path&) {}).path().filename();
+  };
+  const std::string second = folder.path("more/b.arrow");
+  const std::string relative = fs::relative(folder.path("a.arrow")).string();
+  EXPECT_EQ(derived(relative, second), derived(folder.path("a.arrow"), second));
+}
+
+TEST(TableCorpus, RowsBesideTheDataHaveTheModeOfTheUmask) {
+  const FixturesFolder folder;
+  folder.add("rows.arrow", "a.arrow");
+  const mode_t before = ::umask(077);
+  const Table table({folder.path("")}, {.columns = {"first", "second"}});
+  ::umask(before);
+  ASSERT_EQ(folder.derived().size(), 1U);
+  EXPECT_EQ(fs::status(folder.path(folder.derived().front())).permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+}
+
+TEST(TableCorpus, RowsOfAFolderThatCannotBeWrittenAreClosedToOthers) {
+  const FixturesFolder folder;
+  folder.add("rows.arrow", "a.arrow");
+  const std::vector<TableFile> files = find_table_files({folder.path("")}).value();
+  fs::permissions(folder.path(""), fs::perms(0555));
+  const bool root = ::geteuid() == 0;
+  if (root) {
+    ASSERT_EQ(::seteuid(65534), 0);
+  }
+  fs::path made;
+  fs::perms reached = fs::perms::all;
+  {
+    const auto rows = make_json_lines(files, {"first"});
+    made = rows->path();
+    reached = fs::status(made.parent_path()).permissions();
+    EXPECT_EQ(bytes_of(made.string()).find("{\"first\":\"a cat\"}\n"), 0U);
+  }
+  if (root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
+  fs::permissions(folder.path(""), fs::perms(0755));
+  EXPECT_EQ(reached, fs::perms::owner_all);
+  EXPECT_FALSE(fs::exists(made.parent_path()));
 }
 
 TEST(TableCorpus, RowsOfPairsComeFromFilesAndFolders) {

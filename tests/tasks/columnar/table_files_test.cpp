@@ -51,6 +51,11 @@ TEST(TableFiles, AFolderOfSparkInTheOrderOfNames) {
   EXPECT_EQ(folder.found({"out"}), expected);
   EXPECT_EQ(folder.found({"out/"}), expected);
   EXPECT_EQ(folder.found({"out/part-*"}), expected);
+  std::filesystem::remove(folder.path("out/README.md"));
+  EXPECT_EQ(folder.found({"out/*"}), expected);  // without _SUCCESS
+  folder.parquet("marked/_a.parquet");
+  EXPECT_EQ(folder.found({"marked/_*"}), Names{"marked/_a.parquet"});
+  EXPECT_NE(folder.refusal("marked/*").find("no file has such a name"), std::string::npos);
 }
 
 TEST(TableFiles, AJobThatHasNotFinishedIsRefused) {
@@ -71,6 +76,21 @@ TEST(TableFiles, FoldersOfPartitionsGiveColumns) {
   EXPECT_EQ(files[1].partition, (Partition{{"lang", "de"}, {"day", "2026-01-02"}}));
 }
 
+TEST(TableFiles, TheOrderInAFolderIsThatOfWholePaths) {
+  const TablesFolder folder;
+  folder.parquet("out/lang=de/a.parquet");
+  folder.parquet("out/lang=de-AT/a.parquet");
+  folder.parquet("out/lang=de.parquet");
+  const std::string arrow = bytes_of(columnar_fixture("types.arrows"));
+  folder.put("out/lang=en/a.arrow", arrow);
+  folder.put("out/lang=en/b.arrow", arrow);
+  folder.put("out/lang=en/state.json",
+             R"({"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]})");
+  EXPECT_EQ(folder.found({"out"}),
+            (Names{"out/lang=de-AT/a.parquet", "out/lang=de.parquet", "out/lang=de/a.parquet",
+                   "out/lang=en/b.arrow", "out/lang=en/a.arrow"}));
+}
+
 TEST(TableFiles, AFolderOfDatasetsHasTheFilesOfItsState) {
   const TablesFolder folder;
   const std::string arrow = bytes_of(columnar_fixture("types.arrows"));
@@ -89,6 +109,7 @@ TEST(TableFiles, TextsAreNoTablesAndDoNotMixWithThem) {
   const TablesFolder folder;
   folder.put("a.txt", "text");
   folder.put("empty.txt", "");
+  folder.put("parents.txt", "PARENTS and more");
   EXPECT_FALSE(find_table_files({folder.path("*.txt")}).has_value());
   EXPECT_FALSE(find_table_files({folder.path("missing")}).has_value());
   folder.parquet("b.parquet");
@@ -103,6 +124,9 @@ TEST(TableFiles, ANameThatIsWrongIsRefused) {
   EXPECT_NE(folder.refusal("missing.parquet").find("cannot be opened: access failed: No such file"),
             std::string::npos)
       << folder.refusal("missing.parquet");
+  const std::string long_name(300, 'a');
+  EXPECT_FALSE(find_table_files({folder.path(long_name)}).has_value());
+  EXPECT_NE(folder.refusal(long_name + ".parquet").find("File name too long"), std::string::npos);
   folder.put("texts/a.txt", "text");
   EXPECT_NE(folder.refusal("texts").find("has no Parquet and no Arrow file"), std::string::npos);
 }
