@@ -14,6 +14,8 @@ add_test(NAME tidiness/public_headers
                  ${CMAKE_COMMAND} ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)
 add_test(NAME tidiness/tidy_together
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidy_together_test.py)
+add_test(NAME tidiness/compile_alone
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/compile_alone_test.py)
 # The objects of each floor, from the ground up.
 set(tessera_floor_lines "")
 foreach(floor IN LISTS tessera_floors tessera_program_floors)
@@ -26,8 +28,8 @@ add_test(NAME tidiness/link_order
 add_test(NAME tidiness/link_order_checker
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/link_order_test.py ${CMAKE_CXX_COMPILER})
 set_tests_properties(tidiness/tree tidiness/checker tidiness/link_order tidiness/link_order_checker tidiness/summary tidiness/documents tidiness/setup
-                     tidiness/public_headers tidiness/tidy_together PROPERTIES
-                     LABELS "tidiness;quick" TIMEOUT 60)
+                     tidiness/public_headers tidiness/tidy_together tidiness/compile_alone PROPERTIES
+                     LABELS "tidiness;quick" TIMEOUT 120)
 if(NOT TARGET tessera_program)
   return()
 endif()

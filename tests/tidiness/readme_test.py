@@ -1,5 +1,5 @@
-"""Checks that the documents' C++ is that of examples/, that quoted messages are the program's, and that every linked file
-exists.
+"""Checks that the documents' C++ is that of examples/, that quoted messages are the program's, and that linked files and
+named tests exist.
 
     python3 readme_test.py REPOSITORY
 """
@@ -11,6 +11,7 @@ from rooms import FLOORS
 
 SHOW_CODE = ("README.md", "docs/cpp-api.md")
 QUOTES_MESSAGES = "docs/troubleshooting.md"
+NAMES_TESTS = "docs/reported-faults.md"
 
 
 def unsaid(root):
@@ -25,6 +26,16 @@ def unsaid(root):
             parts = [part.strip() for part in message.split("...")]
             if not all(part in said for part in parts):
                 yield message
+
+
+def missing_tests(root):
+    """Tests (`Suite.Name`) in the last column of the tables that no source has."""
+    there = set()
+    for path in (root / "tests").rglob("*.cpp"):
+        there.update(map(".".join, re.findall(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", path.read_text(encoding="utf-8"), re.M)))
+    for line in (root / NAMES_TESTS).read_text(encoding="utf-8").splitlines():
+        if line.startswith("| "):
+            yield from (name for name in re.findall(r"`(\w+\.\w+)`", line.split("|")[-2]) if name not in there)
 
 
 def rows_without_table(prose):
@@ -54,6 +65,7 @@ def main():
             if "://" not in target and not (document.parent / target).exists():
                 faults.append(f"{name}: links to {target}, which is not there")
     faults += [f"{QUOTES_MESSAGES}: no source says \"{message}\"" for message in unsaid(root)]
+    faults += [f"{NAMES_TESTS}: there is no test {name}" for name in missing_tests(root)]
     print("\n".join(faults) or "the documents hold")
     return 1 if faults else 0
 

@@ -23,9 +23,9 @@ struct CrossEntropyCase {
   std::size_t offset = 0, gradient_offset = 0;
 };
 // A warp, 128 and 512 threads per row; rows on and off vector boundaries.
-const std::vector<CrossEntropyCase> cases = {{4, 1},           {7, 31, 3},    {3, 64},
-                                             {3, 77, 0, 1, 1}, {3, 77, 3, 1}, {2, 1021, 3, 1, 1},
-                                             {0, 8},           {1, 9001}};
+const std::vector<CrossEntropyCase> entropy_cases = {
+    {4, 1},        {7, 31, 3},         {3, 64}, {3, 77, 0, 1, 1},
+    {3, 77, 3, 1}, {2, 1021, 3, 1, 1}, {0, 8},  {1, 9001}};
 constexpr std::int64_t ignore = -100;
 
 // Every third row is ignored.
@@ -77,7 +77,7 @@ void check(const CrossEntropyCase& c, DType dtype, DType target_dtype) {
 }
 
 TEST(CudaCrossEntropy, MatchesFp64) {
-  for (const CrossEntropyCase& c : cases) {
+  for (const CrossEntropyCase& c : entropy_cases) {
     for (const DType dtype : floating_dtypes) check(c, dtype, c.padding > 0 ? int32 : int64);
   }
 }

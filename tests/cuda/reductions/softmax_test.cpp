@@ -19,8 +19,8 @@ struct Case {
   std::size_t offset = 0, out_offset = 0;
 };
 // A warp, 128 and 512 threads per row; rows on and off vector boundaries, separately and together.
-const std::vector<Case> cases = {{4, 1},        {3, 31},         {3, 64}, {3, 77, 1, 1},
-                                 {3, 77, 1, 2}, {2, 1021, 0, 0}, {0, 5},  {1, 9001, 3, 3}};
+const std::vector<Case> softmax_cases = {{4, 1},        {3, 31},         {3, 64}, {3, 77, 1, 1},
+                                         {3, 77, 1, 2}, {2, 1021, 0, 0}, {0, 5},  {1, 9001, 3, 3}};
 
 void check(const Case& c, DType dtype) {
   SCOPED_TRACE(fmt::format("{} x {} {}", c.rows, c.dim, name_of(dtype)));
@@ -47,7 +47,7 @@ void check(const Case& c, DType dtype) {
 }
 
 TEST(CudaSoftmax, MatchesFp64) {
-  for (const Case& c : cases) {
+  for (const Case& c : softmax_cases) {
     for (const DType dtype : floating_dtypes) check(c, dtype);
   }
 }
