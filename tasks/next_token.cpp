@@ -11,6 +11,7 @@
 #include "engine/autograd.h"
 #include "engine/data/permutation.h"
 #include "engine/data/samples.h"
+#include "engine/data/token_shards.h"
 #include "engine/device/memory_kind.h"
 #include "models/registry/registry.h"
 #include "tasks/columnar/table_corpus.h"
@@ -31,11 +32,18 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device d
 using Corpora = std::vector<std::shared_ptr<const Corpus>>;
 
 Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer) {
+  const std::vector<std::string> names = expand_files(data.files);
+  if (const auto shards = find_token_shards(names); !shards.empty()) {
+    TESSERA_CHECK(data.column.empty(), ErrorCode::configuration,
+                  "data file {} holds tokens, so it has no column {}", shards.front().string(),
+                  data.column);
+    return {std::make_shared<Corpus>(shards, tokenizer)};
+  }
   if (auto tables = find_table_files(data.files)) {
     return {open_table_corpus({std::move(*tables), data.column}, tokenizer)};
   }
   Corpora corpora;
-  for (const std::string& path : expand_files(data.files)) {
+  for (const std::string& path : names) {
     TESSERA_CHECK(data.column.empty(), ErrorCode::configuration,
                   "data file {} is neither Parquet nor Arrow, so it has no column {}", path,
                   data.column);

@@ -30,8 +30,8 @@ class Teacher {
   [[nodiscard]] virtual CommunicationStatistics communication() const = 0;
 };
 
-// Files of texts or tokens, each a data set, or Parquet and Arrow files, which are one data set
-// together (columnar/table_corpus.h).
+// Files of texts or tokens, each a data set, or files that are one data set together: all shards of
+// a corpus (engine/data/token_shards.h), Parquet and Arrow files (columnar/table_corpus.h).
 struct TextData {
   std::vector<std::string> files;  // paths, patterns and folders
   std::string column = {};         // of Parquet and Arrow files; empty: the usual one

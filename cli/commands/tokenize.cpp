@@ -1,22 +1,32 @@
 // `tokenize`: turns a text into token ids, as a stream for training, or line by line as JSON.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
+#include <optional>
+#include <system_error>
 
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/text/byte_size.h"
 #include "base/text/print.h"
+#include "base/write_failure.h"
 #include "checkpoint/io/file.h"
 #include "cli/subcommands.h"
+#include "engine/data/text_reader.h"
+#include "engine/data/token_shards.h"
 #include "engine/data/token_stream.h"
 #include "engine/data/tokenize_text.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
+#include "tasks/columnar/json_lines.h"
 #include "tasks/columnar/table_corpus.h"
 #include "tasks/columnar/table_files.h"
 #include "tokenizers/load.h"
@@ -24,6 +34,8 @@
 
 namespace tessera::cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct TokenizeStopped : std::exception {};
 
@@ -49,6 +61,13 @@ bool is_list_of_ids(std::string_view beginning) {
          beginning.find_first_not_of("[]0123456789,\n") == std::string_view::npos;
 }
 
+bool is_empty_or_stream(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string beginning(token_stream_magic.size(), '\0');
+  file.read(beginning.data(), static_cast<std::streamsize>(beginning.size()));
+  return file.gcount() == 0 || beginning == token_stream_magic;
+}
+
 // Runs parts of [0, count) on `workers` threads; each part has its own place for results.
 template <class Body>
 void on_workers(std::size_t count, int workers, const Body& body) {
@@ -63,10 +82,11 @@ void on_workers(std::size_t count, int workers, const Body& body) {
 }
 
 struct TokenizeCommand {
-  std::string text;
+  std::string text;  // "-": standard input
   std::string tokenizer;
   std::string column;
   std::string out;
+  std::string shard;
   std::string json;
   std::int64_t workers = 1;
   bool lines = false;
@@ -77,11 +97,16 @@ struct TokenizeCommand {
                   "--lines writes JSON: give --json FILE, and no --out");
     TESSERA_CHECK(lines || (!out.empty() && json.empty() && !special), ErrorCode::usage,
                   "give --out FILE for the stream; --json and --special-tokens belong to --lines");
-    TESSERA_CHECK(!lines || (column.empty() && !tasks::find_table_files({text})), ErrorCode::usage,
-                  "--lines reads a text; leave it out for Parquet and Arrow files");
+    TESSERA_CHECK(!lines || (column.empty() && shard.empty() && !tables()), ErrorCode::usage,
+                  "--lines reads a text and writes one file; leave it out for Parquet, Arrow and "
+                  "JSON lines, and with --shard");
     TESSERA_CHECK(!tokenizer.empty(), ErrorCode::usage,
                   "give --tokenizer FOLDER, with a tokenizer.json, vocab.txt or tokenizer.model");
-    check_outputs();
+    // Before another file gets its number.
+    TESSERA_CHECK(!reads_standard_input() || ::fcntl(STDIN_FILENO, F_GETFD) != -1, ErrorCode::data,
+                  "standard input is closed; pipe the text into this command");
+    const tasks::TokenOutput output = token_output();
+    check_outputs(output);
     const training::SignalThread signals;
     const training::InterruptionWatch watch;
     const auto loaded = tokenizers::load_tokenizer(tokenizer);
@@ -89,7 +114,7 @@ struct TokenizeCommand {
       if (lines) {
         write_lines(*loaded);
       } else {
-        write_stream(*loaded);
+        write_stream(*loaded, output);
       }
     } catch (const TokenizeStopped&) {
       print_err("tessera: stopped by signal {}\n", training::InterruptionWatch::signal());
@@ -99,55 +124,108 @@ struct TokenizeCommand {
   }
 
  private:
-  void check_outputs() const {
-    logs::OutputFiles outputs;
-    outputs.add_input(text);
-    outputs.add_input(tokenizer);
-    outputs.add("--json " + json, json, is_list_of_ids);
-    if (!lines) logs::require_regular_output("--out " + out, out);
-    outputs.add("--out " + out, out, logs::begins_as(std::string(token_stream_magic), ""));
+  [[nodiscard]] bool reads_standard_input() const { return text == "-"; }
+
+  [[nodiscard]] std::optional<std::vector<tasks::TableFile>> tables() const {
+    return reads_standard_input() ? std::nullopt : tasks::find_table_files({text});
   }
 
-  void write_stream(const Tokenizer& loaded) const {
-    if (auto tables = tasks::find_table_files({text})) {
-      write_rows({std::move(*tables), column}, loaded);
-      return;
-    }
-    TESSERA_CHECK(column.empty(), ErrorCode::usage,
-                  "--column is for Parquet and Arrow files, and {} is neither", text);
+  // The file of the stream. A folder of shards is made here.
+  [[nodiscard]] tasks::TokenOutput token_output() const {
+    if (shard.empty()) return {out};
+    const TokenShard place = parse_token_shard(shard);
+    std::error_code problem;
+    fs::create_directories(out, problem);
+    TESSERA_CHECK(!problem, full_disk_or(problem.value(), ErrorCode::configuration),
+                  "--out {}: with --shard it is a folder, and it cannot be made: {}", out,
+                  problem.message());
+    return {token_shard_path(out, place), place};
+  }
+
+  void check_outputs(const tasks::TokenOutput& output) const {
+    logs::OutputFiles outputs;
+    outputs.add_input(reads_standard_input() ? "/dev/stdin" : text);
+    outputs.add_input(tokenizer);
+    outputs.add("--json " + json, json, is_list_of_ids);
+    if (lines) return;
+    const std::string what = "--out " + output.path.string();
+    logs::require_regular_output(what, output.path);
+    // The stream's writer finds out whether it can be written, by a file that later runs remove if
+    // this one is killed.
+    outputs.add_checked(what, output.path);
+    TESSERA_CHECK(is_empty_or_stream(output.path), ErrorCode::configuration,
+                  "{}: exists and has another format; name another file", what);
+  }
+
+  [[nodiscard]] TextReader open_text() const {
+    return reads_standard_input() ? TextReader::standard_input(stop_where_asked) : TextReader(text);
+  }
+
+  void write_stream(const Tokenizer& loaded, const tasks::TokenOutput& output) const {
     const auto begin = std::chrono::steady_clock::now();
-    TokenStreamWriter writer(out, loaded, stamp_of_text(text));
+    std::string from = reads_standard_input() ? "standard input" : text;
+    std::int64_t tokens = 0;
+    const auto stop = [] { stop_where_asked(); };
+    std::string of = fmt::format(" of {} (vocabulary {})", loaded.name(), loaded.vocabulary_size());
+    if (auto files = tables()) {
+      of = "";  // ids may be another tokenizer's
+      from = counted(static_cast<std::int64_t>(files->size()), "file");
+      tokens = tasks::write_table_tokens({std::move(*files), column}, loaded,
+                                         static_cast<int>(workers), output, stop);
+    } else if (!column.empty()) {
+      TextReader reader = open_text();
+      tokens = tasks::write_json_line_tokens(reader, column, loaded, static_cast<int>(workers),
+                                             output, stop);
+    } else {
+      tokens = write_text(loaded, output, from);
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    print_out("{}: {}{} from {} in {:.2f} s\n", output.path.string(), counted(tokens, "token"), of,
+              from, seconds.count());
+  }
+
+  // Returns the number of tokens, and in `from` the size of the text.
+  [[nodiscard]] std::int64_t write_text(const Tokenizer& loaded, const tasks::TokenOutput& output,
+                                        std::string& from) const {
+    const bool piped = reads_standard_input();
+    TextReader reader = open_text();
+    TokenStreamWriter writer(output.path, loaded, piped ? TextStamp{} : stamp_of_text(text),
+                             output.shard);
     TokenizeOptions options;
     options.workers = static_cast<int>(workers);
+    options.ends_whole = piped && loaded.name() != "bytes";
     const std::int64_t bytes =
-        tokenize_text(text, loaded, options, [&](std::span<const std::int32_t> ids) {
+        tokenize_text(reader, loaded, options, [&](std::span<const std::int32_t> ids) {
           stop_where_asked();
           writer.append(ids);
         });
-    TESSERA_CHECK(writer.tokens() > 0, ErrorCode::data, "text {} gives no tokens", text);
+    TESSERA_CHECK(writer.tokens() > 0 || output.shard.count > 0, ErrorCode::data,
+                  "{} gives no tokens", reader.name());
     writer.finish();
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    print_out("{}: {} of {} (vocabulary {}) from {} in {:.2f} s\n", out,
-              counted(writer.tokens(), "token"), loaded.name(), loaded.vocabulary_size(),
-              bytes_text(static_cast<std::uint64_t>(bytes)), seconds.count());
+    from = bytes_text(static_cast<std::uint64_t>(bytes));
+    return writer.tokens();
   }
 
-  void write_rows(const tasks::TableText& table, const Tokenizer& loaded) const {
-    const auto begin = std::chrono::steady_clock::now();
-    const std::int64_t tokens = tasks::write_table_tokens(table, loaded, static_cast<int>(workers),
-                                                          out, [] { stop_where_asked(); });
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    print_out("{}: {} from {} in {:.2f} s\n", out, counted(tokens, "token"),
-              counted(static_cast<std::int64_t>(table.files.size()), "file"), seconds.count());
-  }
-
-  void write_lines(const Tokenizer& loaded) const {
-    std::string contents;
+  [[nodiscard]] std::string whole_text() const {
+    constexpr std::uint64_t most_bytes = std::uint64_t{4} << 30;
+    if (reads_standard_input()) {
+      TextReader reader = open_text();
+      std::string contents;
+      while (reader.append(contents, std::int64_t{1} << 20)) {
+        TESSERA_CHECK(contents.size() <= most_bytes, ErrorCode::data,
+                      "{} has more than {} bytes; give it in parts", reader.name(), most_bytes);
+      }
+      return contents;
+    }
     try {
-      contents = checkpoint::read_file(text, std::uint64_t{4} << 30);
+      return checkpoint::read_file(text, most_bytes);
     } catch (const Error& error) {
       throw Error(ErrorCode::data, error.what());
     }
+  }
+
+  void write_lines(const Tokenizer& loaded) const {
+    const std::string contents = whole_text();
     const std::vector<std::string_view> all = lines_of(contents);
     std::vector<std::string> written(all.size());
     on_workers(all.size(), static_cast<int>(workers), [&](std::size_t first, std::size_t last) {
@@ -178,8 +256,9 @@ Command describe_tokenize() {
       .arguments =
           {{.name = "text",
             .target = &options->text,
-            .help = "The text, in UTF-8, or Parquet or Arrow: a file, a folder, or a pattern in "
-                    "quotes",
+            .help =
+                "The text, in UTF-8, JSON lines (with --column), or Parquet or Arrow: a file, a "
+                "folder, or a pattern in quotes; - is standard input, for texts and JSON lines",
             .type = "FILE",
             .required = true},
            {.name = "--tokenizer",
@@ -191,12 +270,17 @@ Command describe_tokenize() {
             .target = &options->column,
             .help =
                 "The column of Parquet or Arrow that has the texts or token ids; by default text, "
-                "input_ids or tokens",
+                "input_ids or tokens. A text with a column is JSON lines, and this is the key",
             .type = "NAME"},
            {.name = "--out",
             .target = &options->out,
             .help = "Write the tokens of the whole text to this file, as a stream for data.train",
             .type = "FILE"},
+           {.name = "--shard",
+            .target = &options->shard,
+            .help = "The text is part I of N of a corpus, which other processes write: --out is a "
+                    "folder, and gets tokens-I-of-N.tokens; data.train takes the folder",
+            .type = "I/N"},
            {.name = "--lines",
             .target = &options->lines,
             .help = "Treat each line as a separate text, and write a list of ids for each"},

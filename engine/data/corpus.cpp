@@ -12,10 +12,12 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
 #include "engine/data/permutation.h"
+#include "engine/data/token_shards.h"
 #include "engine/data/tokenize_text.h"
 
 namespace tessera {
@@ -64,6 +66,40 @@ void write_stream_of(const fs::path& text, const fs::path& stream, const Tokeniz
 }  // namespace
 
 Corpus::Corpus(const fs::path& path, const Tokenizer& tokenizer, int workers)
+    : Corpus(path, tokenizer, workers, Part{}) {
+  if (format_.shard.count == 0) {
+    TESSERA_CHECK(format_.tokens > 0, ErrorCode::data, "data file {} holds no tokens",
+                  path_.string());
+    return;
+  }
+  std::vector<TokenShardFile> alone = {{path_, format_}};
+  sort_token_shards(alone);
+}
+
+Corpus::Corpus(const std::vector<fs::path>& shards, const Tokenizer& tokenizer)
+    : limit_(std::numeric_limits<std::int64_t>::max()) {
+  std::map<fs::path, std::unique_ptr<const Corpus>> opened;
+  std::vector<TokenShardFile> files;
+  for (const fs::path& path : shards) {
+    auto part = std::make_unique<const Corpus>(path, tokenizer, 1, Part{});
+    files.emplace_back(path, part->format_);
+    opened[path] = std::move(part);
+  }
+  sort_token_shards(files);
+  path_ = files.front().first;
+  std::int64_t tokens = 0;
+  for (const auto& [path, format] : files) {
+    if (format.tokens == 0) continue;
+    if (parts_.empty()) format_ = format;
+    parts_.push_back(std::move(opened.at(path)));
+    firsts_.push_back(tokens);
+    tokens += format.tokens;
+  }
+  format_.tokens = tokens;
+  if (format_.vocabulary > 0) limit_ = format_.vocabulary;
+}
+
+Corpus::Corpus(const fs::path& path, const Tokenizer& tokenizer, int workers, Part)
     : path_(path), limit_(std::numeric_limits<std::int64_t>::max()) {
   open(path);
   try {
@@ -75,14 +111,16 @@ Corpus::Corpus(const fs::path& path, const Tokenizer& tokenizer, int workers)
 }
 
 Corpus::~Corpus() {
-  ::close(file_);
+  if (file_ >= 0) ::close(file_);
 }
 
 void Corpus::open(const fs::path& path) {
   // With O_NONBLOCK a pipe that was named by mistake is refused below instead of waited for.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  TESSERA_CHECK(file >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path.string(),
-                describe_errno("open", errno));
+  const int reason = errno;
+  TESSERA_CHECK(file >= 0, ErrorCode::data, "data file {} cannot be opened: {}{}", path.string(),
+                describe_errno("open", reason),
+                reason == EMFILE ? "; raise the limit (ulimit -n), or write fewer shards" : "");
   struct stat status {};
   const bool known = ::fstat(file, &status) == 0;
   const int error = errno;
@@ -109,14 +147,13 @@ void Corpus::recognise(const Tokenizer& tokenizer, int workers) {
   const bool bytes = tokenizer.name() == "bytes";
   if (auto stream = recognise_token_stream(path_, beginning(), file_bytes_)) {
     format_ = std::move(*stream);
-    TESSERA_CHECK(bytes || format_.fingerprint == 0 || tokenizer.fingerprint() == 0 ||
+    TESSERA_CHECK(bytes || format_.tokens == 0 || format_.fingerprint == 0 ||
+                      tokenizer.fingerprint() == 0 ||
                       format_.fingerprint == tokenizer.fingerprint(),
                   ErrorCode::configuration,
                   "data file {} holds tokens of tokenizer {}, not of {}; give the text, or leave "
                   "the tokenizer out",
                   path_.string(), format_.tokenizer, tokenizer.name());
-    TESSERA_CHECK(format_.tokens > 0, ErrorCode::data, "data file {} holds no tokens",
-                  path_.string());
   } else if (bytes) {
     format_ = {"bytes", 0, file_bytes_, 1, "bytes", tokenizer.fingerprint(), 256, {}};
   } else {
@@ -169,6 +206,21 @@ void Corpus::require_vocabulary(std::int64_t model_vocabulary, bool pretrained) 
   limit_ = std::min(limit_.load(), model_vocabulary);
 }
 
+void Corpus::read_ids(std::int64_t first, std::span<unsigned char> out) const {
+  if (parts_.empty()) return read_bytes(format_.offset + first, out);
+  const auto width = static_cast<std::int64_t>(format_.bytes_per_token);
+  auto part = static_cast<std::size_t>(
+      std::upper_bound(firsts_.begin(), firsts_.end(), first / width) - firsts_.begin() - 1);
+  for (; !out.empty(); ++part) {
+    const std::int64_t at = first - firsts_[part] * width;
+    const auto size = static_cast<std::size_t>(std::min<std::int64_t>(
+        parts_[part]->tokens() * width - at, static_cast<std::int64_t>(out.size())));
+    parts_[part]->read_ids(at, out.first(size));
+    out = out.subspan(size);
+    first += static_cast<std::int64_t>(size);
+  }
+}
+
 void Corpus::read_bytes(std::int64_t first, std::span<unsigned char> out) const {
   std::size_t done = 0;
   while (done < out.size()) {
@@ -196,15 +248,16 @@ void Corpus::read(std::int64_t first, std::span<std::int32_t> out) const {
   for (std::int64_t done = 0; done < count;) {
     const std::int64_t size =
         std::min<std::int64_t>(count - done, static_cast<std::int64_t>(block.size()) / width);
-    read_bytes(format_.offset + (first + done) * width,
-               std::span(block).first(static_cast<std::size_t>(size * width)));
+    read_ids((first + done) * width,
+             std::span(block).first(static_cast<std::size_t>(size * width)));
     for (std::int64_t i = 0; i < size; ++i) {
       std::uint32_t id = 0;  // low byte first, as on every supported machine
       std::memcpy(&id, block.data() + i * width, static_cast<std::size_t>(width));
       TESSERA_CHECK(std::cmp_less(id, limit), ErrorCode::data,
-                    "data file {}: token {} is {}, and the vocabulary has {} tokens; give the file "
-                    "that was made for this model",
-                    path_.string(), first + done + i, id, limit);
+                    "data file {}{}: token {} is {}, and the vocabulary has {} tokens; give the "
+                    "file that was made for this model",
+                    path_.string(), parts_.empty() ? "" : " and its other shards", first + done + i,
+                    id, limit);
       out[static_cast<std::size_t>(done + i)] = static_cast<std::int32_t>(id);
     }
     done += size;
@@ -220,8 +273,8 @@ std::uint64_t Corpus::fingerprint() const {
   std::array<unsigned char, sample_bytes> block;
   const std::int64_t size = std::min(bytes, sample_bytes);
   for (std::int64_t i = 0; i < samples; ++i) {
-    const std::int64_t first = format_.offset + (bytes - size) / (samples - 1) * i;
-    read_bytes(first, std::span(block).first(static_cast<std::size_t>(size)));
+    const std::int64_t first = (bytes - size) / (samples - 1) * i;
+    read_ids(first, std::span(block).first(static_cast<std::size_t>(size)));
     for (std::int64_t k = 0; k < size; ++k) hash = mix(hash, block[static_cast<std::size_t>(k)]);
   }
   return hash;

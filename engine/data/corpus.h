@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/data/token_stream.h"
 #include "engine/data/tokenizer.h"
@@ -28,11 +29,16 @@ class Corpus {
   // Throws Error(data) with the path if it is missing, unreadable, empty or not a regular file.
   // Throws Error(configuration) if the stream has another tokenizer than the one given; `bytes`
   // accepts every stream.
+  // Throws Error(data) for a shard of a larger corpus.
   Corpus(const std::filesystem::path& path, const Tokenizer& tokenizer, int workers = 1);
+  // All shards of a corpus (token_shards.h), in any order. The ids are those of the first shard,
+  // then those of the second, and so on; so is the fingerprint, as if they were in one file.
+  Corpus(const std::vector<std::filesystem::path>& shards, const Tokenizer& tokenizer);
   ~Corpus();
   Corpus(const Corpus&) = delete;
   Corpus& operator=(const Corpus&) = delete;
 
+  // The first shard's, if there are several.
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] std::int64_t tokens() const { return format_.tokens; }
 
@@ -52,10 +58,21 @@ class Corpus {
   [[nodiscard]] std::uint64_t fingerprint() const;
 
  private:
+  struct Part {
+    explicit Part() = default;
+  };
+
+ public:
+  // For this class alone: a file that may be a shard.
+  Corpus(const std::filesystem::path& path, const Tokenizer& tokenizer, int workers, Part);
+
+ private:
   void open(const std::filesystem::path& path);
   void open_tokenized(const Tokenizer& tokenizer, int workers);
   void recognise(const Tokenizer& tokenizer, int workers);
   [[nodiscard]] std::string beginning() const;
+  // The bytes of ids, from those of the first one on.
+  void read_ids(std::int64_t first, std::span<unsigned char> out) const;
   void read_bytes(std::int64_t first, std::span<unsigned char> out) const;
 
   std::filesystem::path path_;
@@ -63,6 +80,9 @@ class Corpus {
   std::int64_t file_bytes_ = 0;
   TokenStreamFormat format_;
   mutable std::atomic<std::int64_t> limit_;  // ids are below it
+  // Those shards that hold tokens, and the place of each one's first token; empty for one file.
+  std::vector<std::unique_ptr<const Corpus>> parts_;
+  std::vector<std::int64_t> firsts_;
 };
 
 // Throws Error(configuration), beginning with `what`, if a tokenizer's vocabulary does not fit a

@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t stream_header_bytes = 256;
 constexpr std::uint32_t stream_version = 1;
-constexpr std::size_t longest_name = 188;
+constexpr std::size_t longest_name = 172;
+constexpr std::size_t longest_older_name = 188;  // of streams without a shard
 static_assert(token_stream_magic.size() == 16);
 
 // The offsets of the fields.
@@ -31,7 +32,9 @@ constexpr std::size_t tokenizer_at = 40;   // u64
 constexpr std::size_t source_at = 48;      // u64 bytes, i64 nanoseconds
 constexpr std::size_t name_bytes_at = 64;  // u32
 constexpr std::size_t name_at = 68;
-static_assert(name_at + longest_name == stream_header_bytes);
+constexpr std::size_t shard_at = 240;  // u32 index, u32 count
+static_assert(name_at + longest_name == shard_at);
+static_assert(name_at + longest_older_name == stream_header_bytes);
 
 template <class Number>
 Number number_at(std::string_view bytes, std::size_t offset) {
@@ -43,6 +46,12 @@ Number number_at(std::string_view bytes, std::size_t offset) {
 template <class Number>
 void put_number(std::string& bytes, std::size_t offset, Number number) {
   std::memcpy(bytes.data() + offset, &number, sizeof(Number));
+}
+
+TokenShard shard_in(std::string_view header, std::uint32_t name_bytes) {
+  if (name_bytes > longest_name) return {};
+  return {number_at<std::uint32_t>(header, shard_at),
+          number_at<std::uint32_t>(header, shard_at + 4)};
 }
 
 TokenStreamFormat own_stream(const std::string& path, std::string_view header,
@@ -58,8 +67,11 @@ TokenStreamFormat own_stream(const std::string& path, std::string_view header,
   const auto tokens = number_at<std::uint64_t>(header, tokens_at);
   const auto vocabulary = number_at<std::uint64_t>(header, vocabulary_at);
   const auto name_bytes = number_at<std::uint32_t>(header, name_bytes_at);
+  const TokenShard shard = shard_in(header, name_bytes);
   const std::uint64_t body = static_cast<std::uint64_t>(file_bytes) - stream_header_bytes;
-  const bool sound = (id_bytes == 2 || id_bytes == 4) && name_bytes <= longest_name &&
+  const bool sound = (id_bytes == 2 || id_bytes == 4) && name_bytes <= longest_older_name &&
+                     shard.count <= most_token_shards && shard.index <= shard.count &&
+                     (shard.index > 0) == (shard.count > 0) &&
                      vocabulary <= (std::uint64_t{1} << 31) && body % id_bytes == 0 &&
                      tokens == body / id_bytes;
   TESSERA_CHECK(sound, ErrorCode::data,
@@ -74,7 +86,8 @@ TokenStreamFormat own_stream(const std::string& path, std::string_view header,
       std::string(header.substr(name_at, name_bytes)),
       number_at<std::uint64_t>(header, tokenizer_at),
       static_cast<std::int64_t>(vocabulary),
-      {number_at<std::int64_t>(header, source_at), number_at<std::int64_t>(header, source_at + 8)}};
+      {number_at<std::int64_t>(header, source_at), number_at<std::int64_t>(header, source_at + 8)},
+      shard};
 }
 
 // llm.c: 256 numbers of 4 bytes: the magic number, the version, the number of tokens, ...
@@ -177,13 +190,17 @@ int open_partial(const std::string& path) {
 }  // namespace
 
 TokenStreamWriter::TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer,
-                                     const TextStamp& source)
+                                     const TextStamp& source, TokenShard shard)
     : path_(std::move(path)),
       tokenizer_(tokenizer.name().substr(0, longest_name)),
       fingerprint_(tokenizer.fingerprint()),
       vocabulary_(tokenizer.vocabulary_size()),
       bytes_per_token_(vocabulary_ > 0 && vocabulary_ <= 65536 ? 2 : 4),
-      source_(source) {
+      source_(source),
+      shard_(shard) {
+  TESSERA_REQUIRE(shard.count <= most_token_shards && shard.index <= shard.count &&
+                      (shard.index > 0) == (shard.count > 0),
+                  "shard {} of {}", shard.index, shard.count);
   remove_stale_partials(path_);
   std::random_device random;
   for (int attempts = 0; file_ < 0 && attempts < 10; ++attempts) {
@@ -244,6 +261,8 @@ std::string TokenStreamWriter::header() const {
   put_number(bytes, source_at + 8, source_.modified_ns);
   put_number(bytes, name_bytes_at, static_cast<std::uint32_t>(tokenizer_.size()));
   bytes.replace(name_at, tokenizer_.size(), tokenizer_);
+  put_number(bytes, shard_at, static_cast<std::uint32_t>(shard_.index));
+  put_number(bytes, shard_at + 4, static_cast<std::uint32_t>(shard_.count));
   return bytes;
 }
 

@@ -24,7 +24,15 @@ struct TextStamp {
   bool operator==(const TextStamp&) const = default;
 };
 
-// The position and origin of the ids in a file. docs/token-streams.md has the layout.
+// A stream's place in a corpus that several processes write: part `index` of `count`, from 1 on.
+struct TokenShard {
+  std::int64_t index = 0;
+  std::int64_t count = 0;  // 0: the stream is a corpus by itself
+  bool operator==(const TokenShard&) const = default;
+};
+inline constexpr std::int64_t most_token_shards = 99'999;
+
+// The position and origin of the ids in a file. docs/tokenizers.md has the layout.
 struct TokenStreamFormat {
   std::string kind;         // "tessera", "llm.c" or "uint16", for messages
   std::int64_t offset = 0;  // of the first id in the file, in bytes
@@ -34,6 +42,7 @@ struct TokenStreamFormat {
   std::uint64_t fingerprint = 0;  // of the tokenizer; 0: unknown
   std::int64_t vocabulary = 0;    // number of ids of the tokenizer; 0: unknown
   TextStamp source = {};          // of the text that it was made from, if recorded
+  TokenShard shard = {};
 };
 
 // Recognises a file by its first bytes (up to 256), size and name: a stream of `tessera tokenize`,
@@ -49,8 +58,8 @@ class TokenStreamWriter {
  public:
   // Uses two bytes per id if all ids of the tokenizer fit. A tokenizer with a vocabulary of 0 is
   // unknown: any id is written, in four bytes. Throws Error(data) with the path.
-  TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer,
-                    const TextStamp& source);
+  TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer, const TextStamp& source,
+                    TokenShard shard = {});
   ~TokenStreamWriter();  // removes an unfinished file
   TokenStreamWriter(const TokenStreamWriter&) = delete;
   TokenStreamWriter& operator=(const TokenStreamWriter&) = delete;
@@ -72,6 +81,7 @@ class TokenStreamWriter {
   std::int64_t tokens_ = 0;
   int file_ = -1;
   TextStamp source_;
+  TokenShard shard_;
   std::vector<unsigned char> buffer_;
 };
 

@@ -1,9 +1,7 @@
 // One thread reads and cuts, others encode; ids come out in the order of the text.
 #include "engine/data/tokenize_text.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,42 +15,6 @@
 
 namespace tessera {
 namespace {
-
-// Reads a text file from beginning to end.
-class TextReader {
- public:
-  explicit TextReader(const std::filesystem::path& path) : path_(path) {
-    file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    TESSERA_CHECK(file_ >= 0, ErrorCode::data, "text {} cannot be opened: {}", path.string(),
-                  describe_errno("open", errno));
-    struct stat status {};
-    const bool regular = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
-    if (!regular) ::close(file_);
-    TESSERA_CHECK(regular, ErrorCode::data, "text {} is not a regular file", path.string());
-  }
-  ~TextReader() { ::close(file_); }
-  TextReader(const TextReader&) = delete;
-  TextReader& operator=(const TextReader&) = delete;
-
-  // Appends up to `bytes` bytes; false at the end of the file.
-  bool append(std::string& text, std::int64_t bytes) {
-    const std::size_t before = text.size();
-    text.resize(before + static_cast<std::size_t>(bytes));
-    ssize_t got = 0;
-    do {
-      got = ::read(file_, text.data() + before, static_cast<std::size_t>(bytes));
-    } while (got < 0 && errno == EINTR);
-    const int error = errno;
-    text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-    TESSERA_CHECK(got >= 0, ErrorCode::data, "text {} cannot be read: {}", path_.string(),
-                  describe_errno("read", error));
-    return got > 0;
-  }
-
- private:
-  std::filesystem::path path_;
-  int file_ = -1;
-};
 
 bool is_blank(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r');
@@ -73,6 +35,18 @@ bool may_cut(std::string_view text, std::size_t at, const Tokenizer& tokenizer) 
   const std::vector<std::int32_t> right = tokenizer.encode(text.substr(at, end - at));
   apart.insert(apart.end(), right.begin(), right.end());
   return apart == tokenizer.encode(text.substr(begin, end - begin));
+}
+
+// True if the last bytes are the beginning of a character in UTF-8 that is longer.
+bool ends_within_character(std::string_view text) {
+  std::size_t more = 0;  // bytes behind the first of the last character
+  while (more < 3 && more < text.size() && continues_character(text[text.size() - 1 - more])) {
+    ++more;
+  }
+  if (more == text.size()) return false;
+  const auto first = static_cast<unsigned char>(text[text.size() - 1 - more]);
+  const std::size_t wanted = first >= 0xf0 ? 3 : first >= 0xe0 ? 2 : first >= 0xc2 ? 1 : 0;
+  return first <= 0xf4 && more < wanted;
 }
 
 // Cuts behind the last line, or at least between two characters.
@@ -98,14 +72,13 @@ std::size_t place_to_cut(std::string_view text, const Tokenizer& tokenizer) {
   return 0;
 }
 
-std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& tokenizer,
+std::int64_t tokenize_text(TextReader& reader, const Tokenizer& tokenizer,
                            const TokenizeOptions& options,
                            const std::function<void(std::span<const std::int32_t>)>& take) {
   TESSERA_REQUIRE(options.workers > 0 && options.chunk_bytes > 0 &&
                       options.longest_chunk >= options.chunk_bytes,
                   "tokenize_text: {} workers, chunks of {} to {} bytes", options.workers,
                   options.chunk_bytes, options.longest_chunk);
-  TextReader reader(path);
   std::deque<std::future<std::vector<std::int32_t>>> running;
   const auto finish_first = [&] {
     const std::vector<std::int32_t> ids = running.front().get();
@@ -143,10 +116,21 @@ std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& t
     text = std::move(rest);
     wanted = std::max(options.chunk_bytes, static_cast<std::int64_t>(text.size()));
   }
+  TESSERA_CHECK(!options.ends_whole || !ends_within_character(text), ErrorCode::data,
+                "{} ends in the middle of a character of UTF-8, at byte {}: the program that "
+                "writes it was cut off; run it again",
+                reader.name(), total + static_cast<std::int64_t>(text.size()));
   total += static_cast<std::int64_t>(text.size());
   if (!text.empty()) encode(std::move(text));
   while (!running.empty()) finish_first();
   return total;
+}
+
+std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& tokenizer,
+                           const TokenizeOptions& options,
+                           const std::function<void(std::span<const std::int32_t>)>& take) {
+  TextReader reader(path);
+  return tokenize_text(reader, tokenizer, options, take);
 }
 
 TextStamp stamp_of_text(const std::filesystem::path& path) {

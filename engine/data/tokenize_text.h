@@ -1,4 +1,4 @@
-// Tokenises a text file of any size in bounded memory.
+// Tokenises a text of any size in bounded memory.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 
+#include "engine/data/text_reader.h"
 #include "engine/data/token_stream.h"
 #include "engine/data/tokenizer.h"
 
@@ -15,6 +16,7 @@ struct TokenizeOptions {
   int workers = 1;  // threads that encode; they do not change the ids
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   std::int64_t longest_chunk = std::int64_t{16} << 20;
+  bool ends_whole = false;  // a text whose end is the beginning of a character is refused
 };
 
 // Calls `take` with the ids of one piece of the text after another. A cut is at a place where the
@@ -22,7 +24,10 @@ struct TokenizeOptions {
 // between two words, verified with a thousand bytes on either side. If a tokenizer has no such
 // place (one that puts something before each text, say), a piece ends behind the last line within
 // `longest_chunk`, and the next piece is a text of its own. Returns the number of bytes read.
-// Throws Error(data) with the path.
+// Throws Error(data) with the reader's name.
+std::int64_t tokenize_text(TextReader& reader, const Tokenizer& tokenizer,
+                           const TokenizeOptions& options,
+                           const std::function<void(std::span<const std::int32_t>)>& take);
 std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& tokenizer,
                            const TokenizeOptions& options,
                            const std::function<void(std::span<const std::int32_t>)>& take);

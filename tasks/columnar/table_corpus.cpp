@@ -1,9 +1,6 @@
 // From rows to tokens.
 #include "tasks/columnar/table_corpus.h"
 
-#include <algorithm>
-#include <deque>
-#include <future>
 #include <optional>
 #include <span>
 #include <utility>
@@ -56,31 +53,11 @@ class UnknownTokenizer final : public Tokenizer {
   }
 };
 
-// Texts one behind the other, and where each one ends.
-struct Texts {
-  std::string bytes;
-  std::vector<std::size_t> ends;
-};
-
-std::vector<std::int32_t> encode_texts(const Tokenizer& tokenizer, const Texts& texts) {
-  const std::optional<std::int32_t> end_of_text = tokenizer.end_of_text();
-  std::vector<std::int32_t> ids;
-  std::size_t begin = 0;
-  for (const std::size_t end : texts.ends) {
-    const auto text = std::string_view(texts.bytes).substr(begin, end - begin);
-    begin = end;
-    const std::vector<std::int32_t> more = tokenizer.encode(text);
-    ids.insert(ids.end(), more.begin(), more.end());
-    if (end_of_text) ids.push_back(*end_of_text);
-  }
-  return ids;
-}
-
 // Takes chunks of rows and appends their tokens to a stream.
 class TokenRows {
  public:
-  TokenRows(const Tokenizer& tokenizer, int workers, const std::filesystem::path& path)
-      : tokenizer_(tokenizer), workers_(workers), path_(path) {}
+  TokenRows(const Tokenizer& tokenizer, int workers, const TokenOutput& out)
+      : tokenizer_(tokenizer), workers_(workers), out_(out) {}
 
   void take(const TableChunk& chunk) {
     const TableChunk::Column& column = chunk.columns.front();
@@ -103,9 +80,11 @@ class TokenRows {
   }
 
   std::int64_t finish() {
-    while (!running_.empty()) finish_first();
-    TESSERA_CHECK(writer_ && writer_->tokens() > 0, ErrorCode::data,
-                  "the data files of {} have no tokens", path_.string());
+    if (texts_) texts_->finish();
+    const bool shard = out_.shard.count > 0;
+    if (!writer_ && shard) writer_.emplace(out_.path, tokenizer_, TextStamp{}, out_.shard);
+    TESSERA_CHECK(writer_ && (shard || writer_->tokens() > 0), ErrorCode::data,
+                  "the data files of {} have no tokens", out_.path.string());
     writer_->finish();
     return writer_->tokens();
   }
@@ -118,7 +97,8 @@ class TokenRows {
       const bool known = !ids || tokenizer_.name() != "bytes";
       const Tokenizer& named = known ? tokenizer_ : unknown;
       limit_ = known ? tokenizer_.vocabulary_size() : std::int64_t{1} << 31;
-      writer_.emplace(path_, named, TextStamp{});
+      writer_.emplace(out_.path, named, TextStamp{}, out_.shard);
+      if (!ids) texts_.emplace(tokenizer_, workers_, *writer_);
     }
     TESSERA_CHECK(ids == ids_, ErrorCode::data,
                   "data file {}: column {} has {}, and the files before it have {}",
@@ -143,46 +123,25 @@ class TokenRows {
   }
 
   void take_texts(const TableChunk& chunk, const TableChunk::Column& column) {
-    Texts texts;
-    const bool newline = !tokenizer_.end_of_text();
-    for (std::int64_t i = 0; i < chunk.rows; ++i) {
-      texts.bytes += column.values->text(i);
-      if (newline) texts.bytes += '\n';
-      texts.ends.push_back(texts.bytes.size());
-    }
-    if (workers_ == 1) {
-      writer_->append(encode_texts(tokenizer_, texts));
-      return;
-    }
-    if (std::cmp_greater_equal(running_.size(), workers_)) finish_first();
-    running_.push_back(std::async(std::launch::async, [this, texts = std::move(texts)] {
-      return encode_texts(tokenizer_, texts);
-    }));
-  }
-
-  void finish_first() {
-    const std::vector<std::int32_t> ids = running_.front().get();
-    running_.pop_front();
-    writer_->append(ids);
+    for (std::int64_t i = 0; i < chunk.rows; ++i) texts_->add(column.values->text(i));
   }
 
   const Tokenizer& tokenizer_;
   int workers_;
-  std::filesystem::path path_;
+  TokenOutput out_;
   bool ids_ = false;
   std::int64_t limit_ = 0;
   std::vector<std::int32_t> row_ids_;
   std::optional<TokenStreamWriter> writer_;
-  std::deque<std::future<std::vector<std::int32_t>>> running_;  // in order; ends before the rest
+  std::optional<TextAppender> texts_;
 };
 
 }  // namespace
 
 std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokenizer, int workers,
-                                const std::filesystem::path& path,
-                                const std::function<void()>& between) {
+                                const TokenOutput& out, const std::function<void()>& between) {
   TESSERA_REQUIRE(workers > 0, "{} workers", workers);
-  TokenRows rows(tokenizer, workers, path);
+  TokenRows rows(tokenizer, workers, out);
   read_table(
       table.files,
       [&](const ArrowSchema& schema, const TableFile& file) -> std::vector<std::string> {
@@ -201,7 +160,7 @@ std::shared_ptr<const Corpus> open_table_corpus(const TableText& table, const To
   const std::uint64_t purpose =
       mix_text(mix(tokenizer.fingerprint(), static_cast<std::uint64_t>(end_of_text)), table.column);
   const DerivedFile stream(table.files, purpose, ".tokens", [&](const std::filesystem::path& path) {
-    write_table_tokens(table, tokenizer, workers, path);
+    write_table_tokens(table, tokenizer, workers, {path});
   });
   return std::make_shared<Corpus>(stream.path(), tokenizer);
 }

@@ -1,7 +1,6 @@
 // The texts or token ids of Parquet and Arrow files as one sequence of tokens.
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +9,7 @@
 #include "engine/data/corpus.h"
 #include "engine/data/tokenizer.h"
 #include "tasks/columnar/table_files.h"
+#include "tasks/columnar/text_appender.h"
 
 namespace tessera::tasks {
 
@@ -27,8 +27,7 @@ struct TableText {
 // of the rows and may throw to stop. Error(data) with file and row: a null, an id outside the
 // vocabulary, a column of another type; no row at all.
 std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokenizer, int workers,
-                                const std::filesystem::path& path,
-                                const std::function<void()>& between = {});
+                                const TokenOutput& out, const std::function<void()>& between = {});
 
 // Opens the stream that write_table_tokens() makes, which is kept beside the files (DerivedFile).
 std::shared_ptr<const Corpus> open_table_corpus(const TableText& table, const Tokenizer& tokenizer,

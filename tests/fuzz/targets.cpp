@@ -23,11 +23,14 @@
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/steps/manifest.h"
+#include "engine/data/corpus.h"
+#include "engine/data/token_shards.h"
 #include "fuzz/control_target.h"
 #include "fuzz/data_target.h"
 #include "models/registry/registry.h"
 #include "tasks/columnar/arrow/arrow_input.h"
 #include "tasks/columnar/arrow/arrow_reader.h"
+#include "tasks/columnar/json_lines.h"
 #include "tokenizers/load.h"
 #include "training/recipe/recipe.h"
 
@@ -352,6 +355,30 @@ void run_arrow(std::string_view bytes) {
   }
 }
 
+// Two shards of a corpus.
+void run_token_shards(std::string_view bytes) {
+  constexpr std::int64_t most_ids = 1 << 10;
+  static const ScratchFolder folder;
+  const auto [first, second] = two_files(bytes);
+  write_bytes(folder.path() / "a.tokens", first);
+  write_bytes(folder.path() / "b.tokens", second);
+  const auto shards = find_token_shards({folder.path().string()});
+  if (shards.empty()) return;
+  const Corpus corpus(shards, ByteTokenizer());
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(std::min(corpus.tokens(), most_ids)));
+  corpus.read(0, ids);
+  corpus.read(corpus.tokens() - static_cast<std::int64_t>(ids.size()), ids);
+  (void)corpus.fingerprint();
+}
+
+void run_json_lines(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const MemoryFile file(bytes);
+  TextReader reader(file.path());
+  (void)tasks::write_json_line_tokens(reader, "meta.text", ByteTokenizer(), 1,
+                                      {folder.path() / "out.tokens", {1, 1}});
+}
+
 // A parser may refuse its input.
 template <void (*parse)(std::string_view)>
 void tolerant(std::string_view bytes) {
@@ -388,6 +415,8 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"control", tolerant<run_control>},
       {"data", tolerant<run_data>},
       {"arrow", tolerant<run_arrow>},
+      {"token_shards", tolerant<run_token_shards>},
+      {"json_lines", tolerant<run_json_lines>},
   };
   return targets;
 }

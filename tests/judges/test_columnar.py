@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -170,6 +171,45 @@ def test_a_run_on_two_ranks_resumes_on_three(tessera):
     made, = folder.rglob("_*.tokens")
     texts = pyarrow.dataset.dataset(folder, partitioning="hive").to_table()["text"].to_pylist()
     assert stream_of(made) == bytes_of(texts)
+
+
+FIXTURES = pathlib.Path(__file__).parents[1] / "tasks/columnar/fixtures"
+FOREIGN = ("spark/snappy", "spark/zstd", "spark/gzip", "datasets/rows.parquet", "datasets/saved")
+
+
+def foreign(tessera, name):
+    """Files that pyspark or `datasets` wrote (make_spark_fixtures.py), and the rows that pyarrow reads in them."""
+    copy = tessera.folder / name
+    if name.endswith(".parquet"):
+        copy.parent.mkdir()
+        shutil.copy(FIXTURES / name, copy)
+        return copy, pq.read_table(copy)
+    shutil.copytree(FIXTURES / name, copy)
+    if name.endswith("saved"):
+        files = [one["filename"] for one in json.loads((copy / "state.json").read_text())["_data_files"]]
+        return copy, pa.concat_tables(pa.ipc.open_stream(str(copy / file)).read_all() for file in files)
+    return copy, pyarrow.dataset.dataset(copy, partitioning="hive").to_table()
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_spark_and_datasets(tessera, name):
+    path, rows = foreign(tessera, name)
+    assert rows.num_rows == 150
+    assert sorted(row["n"] for row in rows["meta"].to_pylist()) == list(range(150))
+    assert tokens(tessera, path, "text") == bytes_of(rows["text"].to_pylist())
+    assert tokens(tessera, path, "meta.text") == bytes_of(one["text"] for one in rows["meta"].to_pylist())
+    assert tokens(tessera, path, "ids") == [one for row in rows["ids"].to_pylist() for one in row]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_run_on_files_of_spark_and_datasets_resumes_on_three_ranks(tessera, name):
+    path, rows = foreign(tessera, name)
+    tessera.train(recipe(path, 10, "one"))
+    tessera.train(recipe(path, 5, "more"), ranks=2)
+    tessera.train(recipe(path, 10, "more"), ranks=3)
+    assert losses(tessera, "more") == pytest.approx(losses(tessera, "one"), rel=1e-5)
+    made, = (path.parent if path.is_file() else path).rglob("_*.tokens")
+    assert stream_of(made) == bytes_of(rows["text"].to_pylist())
 
 
 def test_pairs(tessera):
