@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/device/memory.h"
 #include "engine/ops.h"
+#include "engine/tensor_ops.h"
 
 namespace tessera::tasks {
 namespace {
@@ -65,6 +67,59 @@ TEST(Distillation, LossAndGradientAreThoseOfTorch) {
       EXPECT_NEAR(got[i], gradient[i], tolerance * largest) << title << " element " << i;
     }
   }
+}
+
+// Rows in several chunks have the loss and the gradient of the same rows in one call each.
+TEST(Distillation, ChunksOfRowsAreLikeOne) {
+  const std::int64_t rows = 7, vocabulary = 300'000;
+  std::vector<float> numbers(static_cast<std::size_t>(rows * vocabulary));
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = static_cast<float>(i * 7919 % 10'007) / 1000.0f;
+  }
+  Tensor logits = Tensor::from(numbers, {rows, vocabulary});
+  logits.set_requires_grad(true);
+  std::reverse(numbers.begin(), numbers.end());
+  const Tensor teacher = Tensor::from(numbers, {rows, vocabulary});
+  const std::vector<std::int64_t> targets = {3, 1, -100, 4, 1, 5, 9};
+  const Tensor loss =
+      distillation_loss(logits, teacher, Tensor::from(targets, {rows}), {.weight = 1});
+  loss.backward();
+  double expected = 0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    Tensor own = narrow(logits.detach(), 0, row, 1).clone();
+    own.set_requires_grad(true);
+    const Tensor one = distillation_loss(
+        own, narrow(teacher, 0, row, 1),
+        Tensor::from(std::vector<std::int64_t>{targets[static_cast<std::size_t>(row)]}, {1}),
+        {.weight = 1});
+    one.backward();
+    expected += one.item() / 6;
+    const LossNumbers got = narrow(logits.grad(), 0, row, 1).to_vector();
+    const LossNumbers wanted = own.grad().to_vector();
+    for (std::size_t i = 0; i < got.size(); i += 101) {
+      ASSERT_NEAR(got[i], wanted[i] / 6, 1e-10) << row << " " << i;
+    }
+  }
+  EXPECT_NEAR(loss.item(), expected, 1e-6 * expected);
+}
+
+// Beside both models' logits a step holds their gradient and a chunk's distributions, not several
+// arrays of the size of the logits.
+TEST(Distillation, KeepsTheLogitsAlone) {
+  const Shape shape{4096, 4096};
+  Tensor logits = Tensor::full(shape, 0.5);
+  logits.set_requires_grad(true);
+  const Tensor teacher = Tensor::full(shape, 0.25);
+  const Tensor targets =
+      Tensor::from(std::vector<std::int32_t>(static_cast<std::size_t>(shape[0]), 1), {shape[0]});
+  const auto& pool = MemoryPool::current();
+  pool->trim();  // cached blocks may be larger than requested
+  const std::size_t before = pool->stats().in_use;
+  pool->reset_peak();
+  const Tensor loss = distillation_loss(logits, teacher, targets, {.weight = 1});
+  EXPECT_LT(pool->stats().in_use - before, logits.bytes() / 16);
+  loss.backward();
+  EXPECT_LT(pool->stats().peak_in_use - before, 2 * logits.bytes());
 }
 
 TEST(Distillation, WithoutATargetThatCountsLossAndGradientAreZero) {
