@@ -176,9 +176,9 @@ class SentencePairsTask final : public ModelTask {
     const std::int64_t samples = batch.samples;
     switch (data.loss) {
       case SentenceLoss::mse:
-        return mse_loss(embeddings, taught.defined()
-                                        ? taught
-                                        : on_device(batch.targets, embeddings.shape(), device));
+        return tasks::mse_loss(
+            embeddings,
+            taught.defined() ? taught : on_device(batch.targets, embeddings.shape(), device));
       case SentenceLoss::margin_mse: {
         const auto part = [](const Tensor& x, std::int64_t text) { return every_row(x, text, 3); };
         const Tensor margins = taught.defined()

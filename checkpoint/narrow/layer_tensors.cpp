@@ -15,20 +15,20 @@ namespace {
 
 enum class NameFamily : std::uint8_t { llama, gpt2, bert };
 
-struct ArchitectureRow {
+struct NarrowableRow {
   std::string_view model_type;
   NameFamily family;
   std::string_view no_heads = {};  // why heads cannot be removed; empty: they can
   std::string_view no_ffn = {};
 };
 
-constexpr std::string_view experts =
+constexpr std::string_view experts_stay =
     "its feed-forward layers are experts, whose columns cannot be removed";
-constexpr std::string_view derived =
+constexpr std::string_view heads_stay =
     "its config.json has no head_dim: transformers derives the size of a head from their number, "
     "so they cannot be removed; use --ffn";
 
-constexpr ArchitectureRow architectures[] = {
+constexpr NarrowableRow narrowable_models[] = {
     {"llama", NameFamily::llama},
     {"mistral", NameFamily::llama},
     {"qwen2", NameFamily::llama},
@@ -36,14 +36,14 @@ constexpr ArchitectureRow architectures[] = {
     {"smollm3", NameFamily::llama},
     {"olmo2", NameFamily::llama,
      "its norms of queries and keys are over all heads, so the others' values would change"},
-    {"mixtral", NameFamily::llama, {}, experts},
-    {"qwen3_moe", NameFamily::llama, {}, experts},
-    {"gpt2", NameFamily::gpt2, derived},
-    {"bert", NameFamily::bert, derived},
-    {"mpnet", NameFamily::bert, derived},
+    {"mixtral", NameFamily::llama, {}, experts_stay},
+    {"qwen3_moe", NameFamily::llama, {}, experts_stay},
+    {"gpt2", NameFamily::gpt2, heads_stay},
+    {"bert", NameFamily::bert, heads_stay},
+    {"mpnet", NameFamily::bert, heads_stay},
 };
 
-struct TensorRow {
+struct DividedTensorRow {
   NameFamily family;
   std::string_view list;  // the component before the layer's number
   std::string_view rest;  // what follows it
@@ -52,7 +52,7 @@ struct TensorRow {
   bool required = true;
 };
 
-constexpr TensorRow tensors[] = {
+constexpr DividedTensorRow divided_tensors[] = {
     {NameFamily::llama, "layers", "self_attn.q_proj.weight", true, 0},
     {NameFamily::llama, "layers", "self_attn.k_proj.weight", true, 0},
     {NameFamily::llama, "layers", "self_attn.v_proj.weight", true, 0},
@@ -73,15 +73,15 @@ constexpr TensorRow tensors[] = {
     {NameFamily::bert, "layer", "output.dense.weight", false, 1},
 };
 
-const ArchitectureRow& architecture_of(const nlohmann::json& config) {
+const NarrowableRow& narrowable_row_of(const nlohmann::json& config) {
   const auto type = config.find("model_type");
   const std::string name =
       type != config.end() && type->is_string() ? type->get<std::string>() : std::string();
-  for (const ArchitectureRow& row : architectures) {
+  for (const NarrowableRow& row : narrowable_models) {
     if (row.model_type == name) return row;
   }
   std::string known;
-  for (const ArchitectureRow& row : architectures) {
+  for (const NarrowableRow& row : narrowable_models) {
     known += (known.empty() ? "" : ", ") + std::string(row.model_type);
   }
   fail(ErrorCode::configuration,
@@ -100,7 +100,8 @@ nlohmann::json object_of_config(const std::string& text) {
 }
 
 // A count in config.json, or `fallback` where it is missing or null; 0: it is required.
-std::int64_t count_of(const nlohmann::json& config, const char* key, std::int64_t fallback = 0) {
+std::int64_t positive_count_of(const nlohmann::json& config, const char* key,
+                               std::int64_t fallback = 0) {
   constexpr std::int64_t most = std::int64_t{1} << 31;
   const auto found = config.find(key);
   if (fallback > 0 && (found == config.end() || found->is_null())) return fallback;
@@ -110,13 +111,13 @@ std::int64_t count_of(const nlohmann::json& config, const char* key, std::int64_
   return found->get<std::int64_t>();
 }
 
-void narrow_heads(const ArchitectureRow& row, std::int64_t kept, nlohmann::json& config,
+void narrow_heads(const NarrowableRow& row, std::int64_t kept, nlohmann::json& config,
                   NarrowPlan& plan) {
   TESSERA_CHECK(row.no_heads.empty(), ErrorCode::configuration, "--heads: {} models: {}",
                 row.model_type, row.no_heads);
-  const std::int64_t heads = count_of(config, "num_attention_heads");
-  const std::int64_t groups = count_of(config, "num_key_value_heads", heads);
-  const std::int64_t width = count_of(config, "hidden_size");
+  const std::int64_t heads = positive_count_of(config, "num_attention_heads");
+  const std::int64_t groups = positive_count_of(config, "num_key_value_heads", heads);
+  const std::int64_t width = positive_count_of(config, "hidden_size");
   TESSERA_CHECK(heads % groups == 0, ErrorCode::configuration,
                 "config.json: num_key_value_heads {} does not divide num_attention_heads {}",
                 groups, heads);
@@ -133,18 +134,20 @@ void narrow_heads(const ArchitectureRow& row, std::int64_t kept, nlohmann::json&
                 "divide its hidden_size {}",
                 kept, width);
   plan.groups = {groups, kept / shared};
-  config["head_dim"] = count_of(config, "head_dim", std::max<std::int64_t>(width / heads, 1));
+  config["head_dim"] =
+      positive_count_of(config, "head_dim", std::max<std::int64_t>(width / heads, 1));
   config["num_attention_heads"] = kept;
   config["num_key_value_heads"] = kept / shared;
 }
 
-void narrow_columns(const ArchitectureRow& row, std::int64_t kept, nlohmann::json& config,
+void narrow_columns(const NarrowableRow& row, std::int64_t kept, nlohmann::json& config,
                     NarrowPlan& plan) {
   TESSERA_CHECK(row.no_ffn.empty(), ErrorCode::configuration, "--ffn: {} models: {}",
                 row.model_type, row.no_ffn);
   const bool gpt2 = row.family == NameFamily::gpt2;
-  const std::int64_t columns = gpt2 ? count_of(config, "n_inner", 4 * count_of(config, "n_embd"))
-                                    : count_of(config, "intermediate_size");
+  const std::int64_t columns =
+      gpt2 ? positive_count_of(config, "n_inner", 4 * positive_count_of(config, "n_embd"))
+           : positive_count_of(config, "intermediate_size");
   TESSERA_CHECK(kept > 0 && kept < columns, ErrorCode::configuration,
                 "--ffn {}: the model's feed-forward layers have {} columns; keep fewer, and one "
                 "at least",
@@ -157,9 +160,10 @@ void narrow_columns(const ArchitectureRow& row, std::int64_t kept, nlohmann::jso
 
 NarrowPlan plan_narrowing(const std::string& text, const NarrowOptions& options) {
   nlohmann::json config = object_of_config(text);
-  const ArchitectureRow& row = architecture_of(config);
+  const NarrowableRow& row = narrowable_row_of(config);
   NarrowPlan plan;
-  plan.layers = count_of(config, row.family == NameFamily::gpt2 ? "n_layer" : "num_hidden_layers");
+  plan.layers =
+      positive_count_of(config, row.family == NameFamily::gpt2 ? "n_layer" : "num_hidden_layers");
   if (options.heads) narrow_heads(row, *options.heads, config, plan);
   if (options.ffn) narrow_columns(row, *options.ffn, config, plan);
   plan.config = config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
@@ -167,7 +171,7 @@ NarrowPlan plan_narrowing(const std::string& text, const NarrowOptions& options)
 }
 
 std::optional<LayerTensor> find_layer_tensor(std::string_view name) {
-  for (const TensorRow& row : tensors) {
+  for (const DividedTensorRow& row : divided_tensors) {
     if (!name.ends_with(row.rest)) continue;
     std::string_view before = name.substr(0, name.size() - row.rest.size());
     if (!before.ends_with('.')) continue;
@@ -187,9 +191,9 @@ std::optional<LayerTensor> find_layer_tensor(std::string_view name) {
 
 std::vector<std::string> unit_matrices(const std::string& text, bool heads) {
   const nlohmann::json config = object_of_config(text);
-  const NameFamily family = architecture_of(config).family;
+  const NameFamily family = narrowable_row_of(config).family;
   std::vector<std::string> names;
-  for (const TensorRow& row : tensors) {
+  for (const DividedTensorRow& row : divided_tensors) {
     if (row.family == family && row.heads == heads && row.required) names.emplace_back(row.rest);
   }
   return names;

@@ -11,11 +11,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/device/memory.h"
 #include "engine/ops.h"
-#include "engine/tensor_ops.h"
 
 namespace tessera::tasks {
 namespace {
@@ -72,35 +72,41 @@ TEST(Distillation, LossAndGradientAreThoseOfTorch) {
 // Rows in several chunks have the loss and the gradient of the same rows in one call each.
 TEST(Distillation, ChunksOfRowsAreLikeOne) {
   const std::int64_t rows = 7, vocabulary = 300'000;
+  const std::vector<std::int64_t> targets = {3, 1, -100, 4, 1, 5, 9};
   std::vector<float> numbers(static_cast<std::size_t>(rows * vocabulary));
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = static_cast<float>(i * 7919 % 10'007) / 1000.0f;
   }
-  Tensor logits = Tensor::from(numbers, {rows, vocabulary});
-  logits.set_requires_grad(true);
-  std::reverse(numbers.begin(), numbers.end());
-  const Tensor teacher = Tensor::from(numbers, {rows, vocabulary});
-  const std::vector<std::int64_t> targets = {3, 1, -100, 4, 1, 5, 9};
-  const Tensor loss =
-      distillation_loss(logits, teacher, Tensor::from(targets, {rows}), {.weight = 1});
-  loss.backward();
+  const std::vector<float> taught(numbers.rbegin(), numbers.rend());
+  // The loss of rows [first, first + count), and its gradient.
+  const auto of_rows = [&](std::int64_t first, std::int64_t count) {
+    const auto part = [&](const std::vector<float>& all) {
+      return Tensor::from(std::vector<float>(all.begin() + first * vocabulary,
+                                             all.begin() + (first + count) * vocabulary),
+                          {count, vocabulary});
+    };
+    Tensor logits = part(numbers);
+    logits.set_requires_grad(true);
+    const Tensor loss = distillation_loss(
+        logits, part(taught),
+        Tensor::from(
+            std::vector<std::int64_t>(targets.begin() + first, targets.begin() + first + count),
+            {count}),
+        {.weight = 1});
+    loss.backward();
+    return std::pair(static_cast<double>(loss.item()), logits.grad().to_vector());
+  };
+  const auto [loss, gradient] = of_rows(0, rows);
   double expected = 0;
   for (std::int64_t row = 0; row < rows; ++row) {
-    Tensor own = narrow(logits.detach(), 0, row, 1).clone();
-    own.set_requires_grad(true);
-    const Tensor one = distillation_loss(
-        own, narrow(teacher, 0, row, 1),
-        Tensor::from(std::vector<std::int64_t>{targets[static_cast<std::size_t>(row)]}, {1}),
-        {.weight = 1});
-    one.backward();
-    expected += one.item() / 6;
-    const LossNumbers got = narrow(logits.grad(), 0, row, 1).to_vector();
-    const LossNumbers wanted = own.grad().to_vector();
-    for (std::size_t i = 0; i < got.size(); i += 101) {
-      ASSERT_NEAR(got[i], wanted[i] / 6, 1e-10) << row << " " << i;
+    const auto [one, wanted] = of_rows(row, 1);
+    expected += one / 6;
+    for (std::size_t i = 0; i < wanted.size(); i += 101) {
+      const std::size_t place = static_cast<std::size_t>(row * vocabulary) + i;
+      ASSERT_NEAR(gradient[place], wanted[i] / 6, 1e-10) << row << " " << i;
     }
   }
-  EXPECT_NEAR(loss.item(), expected, 1e-6 * expected);
+  EXPECT_NEAR(loss, expected, 1e-6 * expected);
 }
 
 // Beside both models' logits a step holds their gradient and a chunk's distributions, not several
