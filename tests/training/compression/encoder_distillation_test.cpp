@@ -184,7 +184,8 @@ TEST(DistilledEncoder, RefusesWhatCannotTeach) {
                            {"model.num_hidden_layers", "1"},
                            {"model.num_attention_heads", "2"},
                            {"model.intermediate_size", "32"},
-                           {"model.max_position_embeddings", "64"}};
+                           {"model.max_position_embeddings", "64"},
+                           {"model.seq_len", "48"}};
   refuse(folder.taught("mse") + narrow, 3,
          "its embeddings have 32 numbers and the trained model's 16, and the loss mse compares "
          "them one by one; use margin_mse, or add a Dense module from 16 to 32");
