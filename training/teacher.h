@@ -29,7 +29,7 @@ class FrozenModel {
   FrozenModel(const Recipe& recipe, const Context& context, const Make& make);
 
   [[nodiscard]] models::Model& model() const { return *model_; }
-  // Of the model; the tokenizer's may be that of an adapter over it.
+  // The folder of the weights; for an adapter its base's.
   [[nodiscard]] const std::string& folder() const { return folder_; }
   [[nodiscard]] CommunicationStatistics communication() const { return sharded_->communication(); }
 

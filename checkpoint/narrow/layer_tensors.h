@@ -42,7 +42,7 @@ struct LayerTensor {
   bool heads = false;  // else feed-forward columns
   int axis = 0;
 };
-// None if the tensor of this name is no part of a unit.
+// None if the tensor of this name belongs to no unit.
 std::optional<LayerTensor> find_layer_tensor(std::string_view name);
 
 // The matrices that every layer has in the architecture of this config.json, by the rest of their

@@ -223,7 +223,7 @@ class NarrowedSource final : public formats::Source {
   Contents contents_;
   std::vector<std::size_t> index_;              // of each tensor: its index in `from_`
   std::vector<std::optional<CutTensor>> cuts_;  // of each tensor that is divided
-  // Of each layer, in rising order.
+  // For each layer, in rising order.
   std::vector<std::vector<std::int32_t>> kept_groups_, kept_columns_;
   std::vector<std::byte> raw_, row_;
 };

@@ -135,5 +135,6 @@ log: {{jsonl: {json.dumps(str(metrics))}}}
         value.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, float("inf"))
         optimizer.step()
-        assert ours[step]["loss"] == pytest.approx(value.item(), rel=1e-6), step
+        # A margin is a difference of large dot products, which fp32 rounds; theirs is fp64.
+        assert ours[step]["loss"] == pytest.approx(value.item(), rel=1e-6 if loss == "mse" else 1e-5), step
         assert ours[step]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5), step
