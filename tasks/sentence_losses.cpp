@@ -105,4 +105,19 @@ Tensor mse_loss(const Tensor& u, const Tensor& targets) {
   return mean_square(widened(u), targets);
 }
 
+Tensor dot_margins(const Tensor& queries, const Tensor& positives, const Tensor& negatives) {
+  require_embeddings("dot_margins", queries, positives);
+  require_embeddings("dot_margins", queries, negatives);
+  return sum_of_rows(widened(queries) * (widened(positives) - widened(negatives)));
+}
+
+Tensor margin_mse_loss(const Tensor& queries, const Tensor& positives, const Tensor& negatives,
+                       const Tensor& margins) {
+  const Tensor own = dot_margins(queries, positives, negatives);
+  TESSERA_REQUIRE(margins.elements() == own.size(0) && is_floating(margins.dtype()),
+                  "margin_mse_loss: margins of {} {} for {} queries; one number a query",
+                  name_of(margins.dtype()), margins.shape().to_string(), own.size(0));
+  return mean_square(own, reshape(margins, {own.size(0)}));
+}
+
 }  // namespace tessera::tasks

@@ -43,4 +43,13 @@ Tensor multiple_negatives_ranking_loss(const Tensor& anchors, const Tensor& posi
 // teacher's embeddings, which get no gradient.
 Tensor mse_loss(const Tensor& u, const Tensor& targets);
 
+// q . p - q . n [batch]: how much more similar a query is to its positive text than to its negative
+// one.
+Tensor dot_margins(const Tensor& queries, const Tensor& positives, const Tensor& negatives);
+
+// MarginMSELoss, for distillation: the mean of (dot_margins - margins)^2. margins: [batch] of a
+// floating dtype, the differences of a teacher's scores, which get no gradient.
+Tensor margin_mse_loss(const Tensor& queries, const Tensor& positives, const Tensor& negatives,
+                       const Tensor& margins);
+
 }  // namespace tessera::tasks

@@ -26,6 +26,7 @@ namespace {
 struct SentenceBatch final : Prepared {
   std::size_t data_set = 0;
   std::vector<std::vector<std::int32_t>> sequences;
+  std::vector<std::vector<std::int32_t>> of_teacher;  // the same texts, if it computes the targets
   std::vector<float> labels;
   std::vector<float> targets;
 };
@@ -83,6 +84,7 @@ class SentencePairsTask final : public ModelTask {
       model_ = std::make_unique<SentencePairsModel>(options_.make_encoder(), classes);
     }
     check_model(classes);
+    check_teacher();
   }
 
   [[nodiscard]] nn::Module& module() override { return *model_; }
@@ -117,14 +119,16 @@ class SentencePairsTask final : public ModelTask {
     auto batch = std::make_unique<SentenceBatch>();
     batch->data_set = data_set;
     batch->samples = static_cast<std::int64_t>(samples.size());
+    const bool taught = is_taught(table.data());
     for (const std::int64_t row : table.rows_of(samples)) {
       const SentenceRow read = table.read(row);
       for (const std::string& text : read.texts) {
         batch->sequences.push_back(tokens_.sequence(text));
         batch->tokens += static_cast<std::int64_t>(batch->sequences.back().size());
+        if (taught) batch->of_teacher.push_back(options_.teacher->tokens().sequence(text));
       }
       batch->labels.push_back(static_cast<float>(read.label));
-      if (table.data().loss == SentenceLoss::mse) {
+      if (table.data().loss == SentenceLoss::mse && !taught) {
         TESSERA_CHECK(static_cast<std::int64_t>(read.target.size()) == encoder().dimension(),
                       ErrorCode::data, "{}: an embedding of {} numbers; the model's have {}",
                       table.place(row), read.target.size(), encoder().dimension());
@@ -136,17 +140,29 @@ class SentencePairsTask final : public ModelTask {
 
   [[nodiscard]] std::unique_ptr<Prepared> blank(std::int64_t samples) const override {
     auto batch = std::make_unique<SentenceBatch>();
-    // From the data set whose batches need the most memory.
-    const auto pairs = [](const SentenceData& data) { return data.loss != SentenceLoss::mse; };
-    const auto found = std::find_if(options_.train.begin(), options_.train.end(), pairs);
-    const bool single = found == options_.train.end();
-    batch->data_set = single ? 0 : static_cast<std::size_t>(found - options_.train.begin());
+    // As many texts as any data set has, and the teacher's forward if any has it. A row of mse may
+    // then have several texts, which its loss takes as several rows.
+    std::size_t texts = 0;
+    for (std::size_t i = 0; i < options_.train.size(); ++i) {
+      const SentenceData& data = options_.train[i];
+      const std::size_t here = texts_in_row(data);
+      const bool chosen_is_taught = is_taught(options_.train[batch->data_set]);
+      if (is_taught(data) == chosen_is_taught ? here > texts : is_taught(data)) batch->data_set = i;
+      texts = std::max(texts, here);
+    }
+    const SentenceData& data = options_.train[batch->data_set];
     batch->samples = samples;
-    const auto count = static_cast<std::size_t>(samples * (single ? 1 : 2));
-    batch->sequences.assign(count, std::vector<std::int32_t>(static_cast<std::size_t>(length_), 0));
+    const auto count = static_cast<std::size_t>(samples) * texts;
+    const auto blanks = [&](std::int64_t length) {
+      return std::vector(count, std::vector<std::int32_t>(static_cast<std::size_t>(length), 0));
+    };
+    batch->sequences = blanks(length_);
+    if (is_taught(data)) batch->of_teacher = blanks(options_.teacher->tokens().max_length);
     batch->tokens = static_cast<std::int64_t>(count) * length_;
     batch->labels.assign(static_cast<std::size_t>(samples), 0.0f);
-    if (single) batch->targets.assign(static_cast<std::size_t>(samples * encoder().dimension()), 0);
+    if (data.loss == SentenceLoss::mse && !is_taught(data)) {
+      batch->targets.assign(count * static_cast<std::size_t>(encoder().dimension()), 0);
+    }
     return batch;
   }
 
@@ -154,30 +170,35 @@ class SentencePairsTask final : public ModelTask {
     const auto& batch = dynamic_cast<const SentenceBatch&>(prepared);
     const Device device = context.device();
     const SentenceData& data = options_.train[batch.data_set];
-    const Tensor embeddings = encoder().forward(tokens_of(batch.sequences, device));
+    const Tensor taught = embeddings_of_teacher(batch, device);
+    const Tensor embeddings =
+        encoder().forward(tokens_of(batch.sequences, *options_.tokenizer, device));
     const std::int64_t samples = batch.samples;
-    if (data.loss == SentenceLoss::mse) {
-      return mse_loss(embeddings,
-                      on_device(batch.targets, {samples, encoder().dimension()}, device));
-    }
-    const Tensor u = every_row(embeddings, 0, 2);
-    const Tensor v = every_row(embeddings, 1, 2);
     switch (data.loss) {
-      case SentenceLoss::cosine_similarity:
-        return cosine_similarity_loss(u, v, on_device(batch.labels, {samples}, device));
-      case SentenceLoss::softmax: {
-        const std::vector<std::int32_t> classes(batch.labels.begin(), batch.labels.end());
-        return softmax_loss(u, v, on_device(classes, {samples}, device), model_->head());
+      case SentenceLoss::mse:
+        return tasks::mse_loss(
+            embeddings,
+            taught.defined() ? taught : on_device(batch.targets, embeddings.shape(), device));
+      case SentenceLoss::margin_mse: {
+        const auto part = [](const Tensor& x, std::int64_t text) { return every_row(x, text, 3); };
+        const Tensor margins = taught.defined()
+                                   ? dot_margins(part(taught, 0), part(taught, 1), part(taught, 2))
+                                   : on_device(batch.labels, {samples}, device);
+        return margin_mse_loss(part(embeddings, 0), part(embeddings, 1), part(embeddings, 2),
+                               margins);
       }
-      case SentenceLoss::multiple_negatives_ranking:
-        return multiple_negatives_ranking_loss(u, v, context, data.scale);
       default:
-        misuse("a data set without a loss");
+        return loss_of_pairs(batch, every_row(embeddings, 0, 2), every_row(embeddings, 1, 2),
+                             context);
     }
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
     return fmt::format("{} of at most {}", counted(samples, "pair"), counted(length_, "token"));
+  }
+
+  [[nodiscard]] CommunicationStatistics communication() const override {
+    return options_.teacher ? options_.teacher->communication() : CommunicationStatistics{};
   }
 
   [[nodiscard]] bool evaluates() const override { return options_.valid.has_value(); }
@@ -244,12 +265,61 @@ class SentencePairsTask final : public ModelTask {
                   options_.source);
   }
 
+  // A text is read by both models, each with its own tokenizer. Only the widths must fit.
+  void check_teacher() const {
+    if (!options_.teacher) return;
+    const auto check = [&](bool holds, const std::string& text) {
+      TESSERA_CHECK(holds, ErrorCode::configuration, "{}: train.teacher: {}",
+                    options_.teacher_place, text);
+    };
+    const auto& sets = options_.train;
+    check(std::any_of(sets.begin(), sets.end(), is_taught),
+          "no data set of data.train learns from it; give one the loss mse or margin_mse, and "
+          "columns with its texts alone");
+    const std::int64_t taught = options_.teacher->dimension(), own = encoder().dimension();
+    const bool copies = std::any_of(sets.begin(), sets.end(), [](const SentenceData& data) {
+      return is_taught(data) && data.loss == SentenceLoss::mse;
+    });
+    check(!copies || taught == own,
+          fmt::format("its embeddings have {} numbers and the trained model's {}, and the loss mse "
+                      "compares them one by one; use margin_mse, or add a Dense module from {} to "
+                      "{} to the trained model's folder",
+                      taught, own, own, taught));
+  }
+
   [[nodiscard]] const models::SentenceEncoder& encoder() const { return model_->encoder(); }
 
-  [[nodiscard]] models::TokenBatch tokens_of(
-      const std::vector<std::vector<std::int32_t>>& sequences, Device device) const {
+  // Undefined if the batch has its targets.
+  [[nodiscard]] Tensor embeddings_of_teacher(const SentenceBatch& batch, Device device) const {
+    if (batch.of_teacher.empty()) return {};
+    return options_.teacher->embeddings(
+        tokens_of(batch.of_teacher, *options_.teacher->tokens().tokenizer, device));
+  }
+
+  // u and v: the embeddings of the first and second texts.
+  [[nodiscard]] Tensor loss_of_pairs(const SentenceBatch& batch, const Tensor& u, const Tensor& v,
+                                     const Context& context) const {
+    const SentenceData& data = options_.train[batch.data_set];
+    const Device device = context.device();
+    switch (data.loss) {
+      case SentenceLoss::cosine_similarity:
+        return cosine_similarity_loss(u, v, on_device(batch.labels, {batch.samples}, device));
+      case SentenceLoss::softmax: {
+        const std::vector<std::int32_t> classes(batch.labels.begin(), batch.labels.end());
+        return softmax_loss(u, v, on_device(classes, {batch.samples}, device), model_->head());
+      }
+      case SentenceLoss::multiple_negatives_ranking:
+        return multiple_negatives_ranking_loss(u, v, context, data.scale);
+      default:
+        misuse("a data set without a loss");
+    }
+  }
+
+  [[nodiscard]] static models::TokenBatch tokens_of(
+      const std::vector<std::vector<std::int32_t>>& sequences, const Tokenizer& tokenizer,
+      Device device) {
     const MemoryScope kind(MemoryKind::other);
-    return make_token_batch(sequences, options_.tokenizer->padding_id(), device);
+    return make_token_batch(sequences, tokenizer.padding_id(), device);
   }
 
   [[nodiscard]] std::uint64_t fingerprint() const {

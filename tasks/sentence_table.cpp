@@ -25,9 +25,15 @@ enum class LabelKind : std::uint8_t { none, number, label_class, vector };
 struct Columns {
   std::size_t texts;
   LabelKind label;
+  std::size_t labels = 1;  // columns of the label
+
+  [[nodiscard]] std::size_t count() const {
+    return texts + (label == LabelKind::none ? 0 : labels);
+  }
 };
 
-Columns columns_of(const SentenceData& data) {
+// With the label that a file has if no teacher computes it.
+Columns whole_columns_of(const SentenceData& data) {
   switch (data.loss) {
     case SentenceLoss::cosine_similarity:
       return {2, LabelKind::number};
@@ -37,6 +43,8 @@ Columns columns_of(const SentenceData& data) {
       return {2, LabelKind::none};
     case SentenceLoss::mse:
       return {1, LabelKind::vector};
+    case SentenceLoss::margin_mse:
+      return {3, LabelKind::number, data.table.columns.size() == 5 ? 2U : 1U};
     case SentenceLoss::none:
       break;
   }
@@ -50,6 +58,15 @@ Columns columns_of(const SentenceData& data) {
       break;
   }
   return {2, LabelKind::number};
+}
+
+bool learns_from_teacher(SentenceLoss loss) {
+  return loss == SentenceLoss::mse || loss == SentenceLoss::margin_mse;
+}
+
+Columns columns_of(const SentenceData& data) {
+  const Columns whole = whole_columns_of(data);
+  return is_taught(data) ? Columns{whole.texts, LabelKind::none} : whole;
 }
 
 std::string in_quotes(const std::string& text) {
@@ -72,6 +89,17 @@ std::string take_number(const SentenceData& data, const std::string& text, Sente
   if (!value) return fmt::format("the label {} is not a number", in_quotes(text));
   row.label = *value / data.label_scale;
   return {};
+}
+
+// A label, or the difference of two.
+std::string take_numbers(const SentenceData& data, const std::string& label,
+                         const std::optional<std::string>& less, SentenceRow& row) {
+  std::string problem = take_number(data, label, row);
+  if (!less || !problem.empty()) return problem;
+  const double whole = row.label;
+  problem = take_number(data, *less, row);
+  row.label = whole - row.label;
+  return problem;
 }
 
 std::string take_class(const SentenceData& data, const std::string& text, SentenceRow& row) {
@@ -110,17 +138,16 @@ std::string take_vector(const std::string& text, SentenceRow& row) {
 std::string take_columns(const SentenceData& data, std::vector<std::string> columns,
                          SentenceRow& row) {
   const Columns wanted = columns_of(data);
-  std::string label;
-  if (wanted.label != LabelKind::none) {
-    label = std::move(columns.back());
-    columns.pop_back();
-  }
+  const std::string label = columns.size() > wanted.texts ? columns[wanted.texts] : std::string();
+  std::optional<std::string> second;
+  if (wanted.labels > 1) second = columns.back();
+  columns.resize(wanted.texts);
   row.texts = std::move(columns);
   switch (wanted.label) {
     case LabelKind::none:
       return {};
     case LabelKind::number:
-      return take_number(data, label, row);
+      return take_numbers(data, label, second, row);
     case LabelKind::label_class:
       return take_class(data, label, row);
     case LabelKind::vector:
@@ -129,25 +156,39 @@ std::string take_columns(const SentenceData& data, std::vector<std::string> colu
   return {};
 }
 
+std::string_view label_text(const Columns& columns) {
+  if (columns.label == LabelKind::none) return "";
+  if (columns.label == LabelKind::vector) return " and an embedding";
+  return columns.labels > 1 ? " and two scores" : " and a label";
+}
+
 TableOptions table_options(const SentenceData& data) {
   const Columns wanted = columns_of(data);
-  const std::size_t count = wanted.texts + (wanted.label == LabelKind::none ? 0 : 1);
   TableOptions options = data.table;
   if (options.columns.empty()) {
-    for (std::size_t i = 1; i <= count; ++i) options.columns.push_back(std::to_string(i));
+    for (std::size_t i = 1; i <= wanted.count(); ++i) options.columns.push_back(std::to_string(i));
   }
-  TESSERA_CHECK(options.columns.size() == count, ErrorCode::configuration,
+  const bool teachable = data.has_teacher && learns_from_teacher(data.loss);
+  TESSERA_CHECK(options.columns.size() == wanted.count(), ErrorCode::configuration,
                 "data file {}: {} columns are named, and this loss or evaluator takes {}: {} "
-                "text{}{}",
-                data.files.front(), options.columns.size(), count, wanted.texts,
-                wanted.texts == 1 ? "" : "s",
-                wanted.label == LabelKind::none     ? ""
-                : wanted.label == LabelKind::vector ? " and an embedding"
-                                                    : " and a label");
+                "text{}{}{}",
+                data.files.front(), options.columns.size(), wanted.count(), wanted.texts,
+                wanted.texts == 1 ? "" : "s", label_text(wanted),
+                teachable ? ", or the texts alone, for the teacher" : "");
   return options;
 }
 
 }  // namespace
+
+std::size_t texts_in_row(const SentenceData& data) {
+  return whole_columns_of(data).texts;
+}
+
+bool is_taught(const SentenceData& data) {
+  const std::size_t named = data.table.columns.size();
+  return data.has_teacher && learns_from_teacher(data.loss) &&
+         (named == 0 || named == texts_in_row(data));
+}
 
 SentenceTable::SentenceTable(const SentenceData& data, const SentenceOrder& order)
     : data_(data),
@@ -201,6 +242,7 @@ std::vector<std::int64_t> SentenceTable::rows_of(std::span<const std::int64_t> s
 
 std::uint64_t SentenceTable::fingerprint() const {
   std::uint64_t hash = mix(table_.fingerprint(), static_cast<std::uint64_t>(data_.loss));
+  if (is_taught(data_)) hash = mix(hash, 1);
   for (const std::string& label : data_.labels) {
     for (const char c : label + ",") hash = mix(hash, static_cast<unsigned char>(c));
   }

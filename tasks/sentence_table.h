@@ -44,6 +44,11 @@ class SentenceTable {
   Table table_;
 };
 
+// The texts in a row.
+std::size_t texts_in_row(const SentenceData& data);
+// True if the teacher computes the targets of the rows, which have no column for them.
+bool is_taught(const SentenceData& data);
+
 // All rows of a table that has an evaluator: two texts and a label, or three texts.
 SentencePairs read_pairs(const SentenceTable& table);
 SentenceTriplets read_triplets(const SentenceTable& table);

@@ -96,7 +96,7 @@ tasks::TextData text_data(const DataSetRecipe& set) {
   return {set.files, set.columns.empty() ? "" : set.columns.front()};
 }
 
-tasks::SentenceData sentence_data(const DataSetRecipe& set) {
+tasks::SentenceData sentence_data(const DataSetRecipe& set, bool has_teacher) {
   tasks::SentenceData data;
   data.files = set.files;
   data.table = {.columns = set.columns, .format = set.format, .header = set.header};
@@ -106,6 +106,7 @@ tasks::SentenceData sentence_data(const DataSetRecipe& set) {
   data.labels = set.labels;
   data.classes = set.num_labels.value_or(static_cast<std::int64_t>(set.labels.size()));
   data.scale = set.scale.value_or(data.scale);
+  data.has_teacher = has_teacher;
   return data;
 }
 
@@ -136,10 +137,15 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
   return encoder;
 }
 
-std::unique_ptr<tasks::ModelTask> sentence_pairs_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> sentence_pairs_task(
+    const Recipe& recipe, bool planned, std::shared_ptr<tasks::SentenceTeacher> teacher) {
   tasks::SentencePairsOptions options;
-  for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(sentence_data(set));
-  if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front());
+  const bool taught = teacher != nullptr;
+  options.teacher = std::move(teacher);
+  for (const DataSetRecipe& set : recipe.data.train) {
+    options.train.push_back(sentence_data(set, taught));
+  }
+  if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front(), taught);
   options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
   options.make_encoder = [&recipe, planned, &tokenizer = *options.tokenizer] {
     return make_encoder(recipe, tokenizer, planned);
@@ -152,6 +158,7 @@ std::unique_ptr<tasks::ModelTask> sentence_pairs_task(const Recipe& recipe, bool
   options.source = recipe.source;
   options.train_place = where(recipe, "data.train");
   options.seq_len_place = where(recipe, "model.seq_len");
+  options.teacher_place = where(recipe, "train.teacher");
   return tasks::make_sentence_pairs_task(options);
 }
 
@@ -193,12 +200,12 @@ checkpoint::ModelFiles tokenizer_files(const Recipe& recipe) {
 }
 
 std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned,
-                                            std::shared_ptr<tasks::Teacher> teacher) {
+                                            const Teachers& teachers) {
   switch (recipe.train.task) {
     case TaskKind::next_token:
-      return next_token_task(recipe, planned, std::move(teacher));
+      return next_token_task(recipe, planned, teachers.of_logits);
     case TaskKind::sentence_pairs:
-      return sentence_pairs_task(recipe, planned);
+      return sentence_pairs_task(recipe, planned, teachers.of_embeddings);
   }
   misuse("no code makes this task");
 }

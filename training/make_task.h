@@ -7,15 +7,21 @@
 
 #include "checkpoint/save/model_files.h"
 #include "tasks/next_token.h"
+#include "tasks/sentence_pairs.h"
 #include "tasks/task.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera::training {
 
+// The model of train.teacher: at most one of them, that of the recipe's task.
+struct Teachers {
+  std::shared_ptr<tasks::Teacher> of_logits = {};
+  std::shared_ptr<tasks::SentenceTeacher> of_embeddings = {};
+};
+
 // The recipe's task. Its model is initialized from the thread's seed. A planned run reads no data.
-// `teacher`: that of train.teacher.
 std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned,
-                                            std::shared_ptr<tasks::Teacher> teacher = nullptr);
+                                            const Teachers& teachers = {});
 
 // The name or path of the recipe's tokenizer. If the recipe names none: the pretrained folder's,
 // else bytes.

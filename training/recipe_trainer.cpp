@@ -290,15 +290,20 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
       std::make_shared<RecipeRun>(RecipeRun{with_model_folder(recipe, context), context});
   const std::int64_t batch_size = batch_size_per_rank(run->recipe, context.world_size());
   // Before the seed is set: initial values do not depend on a teacher.
-  std::shared_ptr<ShardedTeacher> teacher;
-  if (recipe.train.teacher) teacher = std::make_shared<ShardedTeacher>(run->recipe, context);
+  Teachers teachers;
+  std::shared_ptr<LanguageTeacher> of_logits;
+  if (recipe.train.teacher && recipe.train.task == TaskKind::sentence_pairs) {
+    teachers.of_embeddings = std::make_shared<EncoderTeacher>(run->recipe, context);
+  } else if (recipe.train.teacher) {
+    teachers.of_logits = of_logits = std::make_shared<LanguageTeacher>(run->recipe, context);
+  }
   manual_seed(static_cast<std::uint64_t>(recipe.train.seed));
   const bool planned = context.device().is_planned();
   if (run->recipe.model.pretrained) {
     models::check_weights_bound(*run->recipe.model.pretrained, model_configuration(run->recipe));
   }
-  std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, planned, teacher);
-  if (teacher) teacher->require_fit(run->recipe, task->model());
+  std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, planned, teachers);
+  if (of_logits) of_logits->require_fit(run->recipe, task->model());
   run->task = task.get();
   run->adapter = adapter_of(run->recipe);
   ShardingOptions sharding = sharding_options(run->recipe, context, task->model().layer_class());

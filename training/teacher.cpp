@@ -9,9 +9,11 @@
 #include "base/error.h"
 #include "checkpoint/sharded_state.h"
 #include "engine/autograd.h"
+#include "engine/data/corpus.h"
 #include "engine/nn/lora.h"
 #include "models/config/config_file.h"
 #include "models/load/adapter.h"
+#include "models/load/weights.h"
 #include "models/registry/registry.h"
 #include "models/weights_bound.h"
 #include "tokenizers/load.h"
@@ -47,21 +49,20 @@ bool same_tokens(const Tokenizer& one, const Tokenizer& other) {
 
 }  // namespace
 
-ShardedTeacher::ShardedTeacher(const Recipe& recipe, const Context& context) {
+FrozenModel::FrozenModel(const Recipe& recipe, const Context& context, const Make& make) {
   at_key(recipe, teacher_key, [&] {
     folder_ = model_folder(*recipe.train.teacher, teacher_key, context);
     if (checkpoint::is_peft_folder(folder_)) {
       adapter_ = folder_;
       folder_ = model_folder(models::find_weights(adapter_).base, teacher_key, context);
     }
-    const nlohmann::json config = models::read_config(folder_);
-    models::check_weights_bound(folder_, config);
+    models::check_weights_bound(folder_, models::read_config(folder_));
     const std::optional<DType> of_compute =
         frozen_sharding_options(recipe, context, {}).param_dtype;
     {
       const DeviceGuard deferred(Device::meta());
       const nn::ParameterDTypeGuard of_weights(of_compute.value_or(float32));
-      model_ = models::make_language_model(config, (fs::path(folder_) / "config.json").string());
+      model_ = make(folder_);
       if (!adapter_.empty()) models::add_lora_of(adapter_, *model_);
     }
     freeze(*model_);
@@ -72,46 +73,70 @@ ShardedTeacher::ShardedTeacher(const Recipe& recipe, const Context& context) {
   });
 }
 
-void ShardedTeacher::load(const Context& context) {
-  checkpoint::State whole = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  checkpoint::State state;
-  state.model = models::base_tensors(whole.model);
-  if (fs::exists(fs::path(folder_) / "manifest.json")) {
-    checkpoint::load(context.communicator(), folder_, state, checkpoint::LoadParts::model_only);
-  } else {
-    const models::HuggingFaceNames names = model_->hugging_face_names();
-    checkpoint::load_hugging_face(folder_, state.model, names.ignored, names.aliases);
-  }
+void FrozenModel::load(const Context& context) {
+  const checkpoint::State whole =
+      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  models::load_weights(folder_, context.communicator(), *model_, models::base_tensors(whole.model));
   if (!adapter_.empty()) models::load_lora(adapter_, *model_, whole.model);
 }
 
-void ShardedTeacher::require_fit(const Recipe& recipe, const models::Model& student) const {
+LanguageTeacher::LanguageTeacher(const Recipe& recipe, const Context& context)
+    : frozen_(recipe, context, [](const std::string& folder) {
+        return models::make_language_model(models::read_config(folder),
+                                           (fs::path(folder) / "config.json").string());
+      }) {}
+
+void LanguageTeacher::require_fit(const Recipe& recipe, const models::Model& student) const {
+  const std::string& folder = frozen_.folder();
   const auto check = [&](bool holds, const std::string& text) {
     TESSERA_CHECK(holds, ErrorCode::configuration, "{}: {}: {}", where(recipe, teacher_key),
                   teacher_key, text);
   };
-  check(model_->vocabulary() == student.vocabulary(),
+  check(frozen_.model().vocabulary() == student.vocabulary(),
         fmt::format("{} has a vocabulary of {}, and the trained model one of {}; a teacher's ids "
                     "are those of its student",
-                    folder_, model_->vocabulary(), student.vocabulary()));
+                    folder, frozen_.model().vocabulary(), student.vocabulary()));
   check(!student.config().value("output_router_logits", false),
         "excludes output_router_logits of the trained model's config.json, whose loss the loss of "
         "a teacher does not contain");
-  check(model_->positions() >= recipe.model.seq_len,
-        fmt::format("{} has {} positions, less than model.seq_len {}", folder_, model_->positions(),
-                    recipe.model.seq_len));
-  if (!tokenizers::is_tokenizer_folder(folder_)) return;
+  check(frozen_.model().positions() >= recipe.model.seq_len,
+        fmt::format("{} has {} positions, less than model.seq_len {}", folder,
+                    frozen_.model().positions(), recipe.model.seq_len));
+  if (!tokenizers::is_tokenizer_folder(folder)) return;
   const std::string own = tokenizer_name(recipe);
-  const auto taught = tokenizers::load_tokenizer(folder_);
+  const auto taught = tokenizers::load_tokenizer(folder);
   check(same_tokens(*taught, *tokenizers::load_tokenizer(own)),
         fmt::format("the tokenizer of {} is not data.tokenizer {}; a teacher's ids are those of "
                     "its student",
-                    folder_, own));
+                    folder, own));
 }
 
-Tensor ShardedTeacher::logits(const Tensor& ids) {
+Tensor LanguageTeacher::logits(const Tensor& ids) {
   const NoGradGuard no_grad;
-  return model_->forward(ids);
+  return dynamic_cast<models::LanguageModel&>(frozen_.model()).forward(ids);
+}
+
+EncoderTeacher::EncoderTeacher(const Recipe& recipe, const Context& context)
+    : frozen_(recipe, context,
+              [](const std::string& folder) { return models::make_sentence_encoder(folder); }) {
+  const std::string& folder = frozen_.folder();
+  const std::string name =
+      tokenizers::is_tokenizer_folder(folder) ? folder : tokenizer_name(recipe);
+  tokens_ = {tokenizers::load_tokenizer(name), encoder().max_seq_length(),
+             encoder().do_lower_case()};
+  if (context.device().is_planned()) return;
+  check_vocabulary(fmt::format("{}: {}", where(recipe, teacher_key), teacher_key),
+                   std::string(tokens_.tokenizer->name()), tokens_.tokenizer->vocabulary_size(),
+                   encoder().vocabulary(), true);
+}
+
+const models::SentenceEncoder& EncoderTeacher::encoder() const {
+  return dynamic_cast<const models::SentenceEncoder&>(frozen_.model());
+}
+
+Tensor EncoderTeacher::embeddings(const models::TokenBatch& tokens) {
+  const NoGradGuard no_grad;
+  return encoder().forward(tokens);
 }
 
 }  // namespace tessera::training

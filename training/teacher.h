@@ -1,25 +1,50 @@
 // The model of train.teacher.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "models/language_model.h"
+#include "models/sentence_encoder/sentence_encoder.h"
 #include "sharding/fully_shard.h"
 #include "tasks/next_token.h"
+#include "tasks/sentence_pairs.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera::training {
 
-// A language model in frozen units under the recipe's strategy, in its dtype of compute: each rank
-// holds its shard in that dtype, without gradients and moments. Under FULL_SHARD a unit is gathered
-// once a micro-batch, for the forward, whatever the recipe's reshard_after_forward is; the root,
-// and all units under strategies that keep units gathered, stay so from the first forward on.
-class ShardedTeacher final : public tasks::Teacher {
+// A model in frozen units under the recipe's strategy, in its dtype of compute: each rank holds its
+// shard in that dtype, without gradients and moments. Under FULL_SHARD a unit is gathered once a
+// forward, whatever the recipe's reshard_after_forward is; the root, and all units under strategies
+// that keep units gathered, stay so from the first forward on.
+class FrozenModel {
  public:
+  // Builds the model of a folder on `meta`.
+  using Make = std::function<std::unique_ptr<models::Model>(const std::string& folder)>;
+
   // Collective. `recipe` has train.teacher. On a planned device it reads the configuration alone.
-  // Throws an Error with the place of the key for a folder without a language model.
-  ShardedTeacher(const Recipe& recipe, const Context& context);
+  // Throws an Error with the place of the key for a folder without such a model.
+  FrozenModel(const Recipe& recipe, const Context& context, const Make& make);
+
+  [[nodiscard]] models::Model& model() const { return *model_; }
+  // The folder of the weights; for an adapter its base's.
+  [[nodiscard]] const std::string& folder() const { return folder_; }
+  [[nodiscard]] CommunicationStatistics communication() const { return sharded_->communication(); }
+
+ private:
+  void load(const Context& context);
+
+  std::string folder_, adapter_;  // of the model, and of an adapter over it, or empty
+  std::unique_ptr<models::Model> model_;
+  std::optional<ShardedModel> sharded_;
+};
+
+// A language model whose logits the trained one learns.
+class LanguageTeacher final : public tasks::Teacher {
+ public:
+  LanguageTeacher(const Recipe& recipe, const Context& context);
 
   // Throws Error(configuration) if the teacher's ids do not mean the student's tokens, or its
   // positions do not reach for model.seq_len.
@@ -27,15 +52,31 @@ class ShardedTeacher final : public tasks::Teacher {
 
   [[nodiscard]] Tensor logits(const Tensor& ids) override;
   [[nodiscard]] CommunicationStatistics communication() const override {
-    return sharded_->communication();
+    return frozen_.communication();
   }
 
  private:
-  void load(const Context& context);
+  FrozenModel frozen_;
+};
 
-  std::string folder_, adapter_;  // of the model, and of an adapter over it, or empty
-  std::unique_ptr<models::LanguageModel> model_;
-  std::optional<ShardedModel> sharded_;
+// A sentence encoder whose embeddings the trained one learns. Its tokenizer and the length of its
+// texts are those of its folder; without a tokenizer there, data.tokenizer is its own.
+class EncoderTeacher final : public tasks::SentenceTeacher {
+ public:
+  EncoderTeacher(const Recipe& recipe, const Context& context);
+
+  [[nodiscard]] Tensor embeddings(const models::TokenBatch& tokens) override;
+  [[nodiscard]] std::int64_t dimension() const override { return encoder().dimension(); }
+  [[nodiscard]] const tasks::TextTokens& tokens() const override { return tokens_; }
+  [[nodiscard]] CommunicationStatistics communication() const override {
+    return frozen_.communication();
+  }
+
+ private:
+  [[nodiscard]] const models::SentenceEncoder& encoder() const;
+
+  FrozenModel frozen_;
+  tasks::TextTokens tokens_;
 };
 
 }  // namespace tessera::training

@@ -22,6 +22,7 @@
 #include "checkpoint/formats/streamed_file.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/load/peft.h"
+#include "checkpoint/narrow/narrowed_source.h"
 #include "checkpoint/steps/lineage.h"
 #include "checkpoint/steps/manifest.h"
 
@@ -201,7 +202,8 @@ void check_options(const formats::Format& to, const ConvertOptions& options) {
 class Inputs {
  public:
   Inputs(const fs::path& source, const fs::path& target, const ConvertOptions& options)
-      : adapter_(adapter_to_merge(step_of_run(source), options)) {
+      : adapter_(adapter_to_merge(step_of_run(source), options)),
+        narrows_(options.narrow.heads || options.narrow.ffn) {
     paths_.push_back(step_of_run(adapter_.empty() ? source : base_of(adapter_, options)));
     for (const fs::path& other : options.average) paths_.push_back(step_of_run(other));
     format_ = &formats::recognise(path());
@@ -227,12 +229,13 @@ class Inputs {
                            options.lies_in_out && config ? options.lies_in_out(*config)
                                                          : std::map<std::string, bool>());
     }
-    return paths_.size() == 1 ? std::move(source) : open_mean(std::move(source), to, options);
+    if (paths_.size() > 1) source = open_mean(std::move(source), to, options);
+    return narrows_ ? open_narrow(std::move(source), options.narrow) : std::move(source);
   }
 
   // A step folder of Tessera, whose training state is converted with it.
   [[nodiscard]] bool is_step() const {
-    return adapter_.empty() && paths_.size() == 1 &&
+    return adapter_.empty() && paths_.size() == 1 && !narrows_ &&
            (format_->name == std::string_view("full") ||
             format_->name == std::string_view("sharded"));
   }
@@ -241,7 +244,9 @@ class Inputs {
     std::string from = fmt::format("from the format {}", format_->name);
     if (!adapter_.empty()) from = "an adapter merged into its base";
     if (paths_.size() > 1) from = fmt::format("the mean of {} checkpoints", paths_.size());
-    return {path(), from, !adapter_.empty() || paths_.size() > 1, named.filename().string()};
+    if (narrows_) from += ", with fewer heads or feed-forward columns";
+    const bool changes = !adapter_.empty() || paths_.size() > 1 || narrows_;
+    return {path(), from, changes, named.filename().string()};
   }
   void require_unchanged() const {
     for (std::size_t i = 0; i < paths_.size(); ++i) {
@@ -265,6 +270,15 @@ class Inputs {
  private:
   [[nodiscard]] const fs::path& path() const { return paths_.front(); }
 
+  [[nodiscard]] std::unique_ptr<formats::Source> open_narrow(
+      std::unique_ptr<formats::Source> source, const NarrowOptions& options) const {
+    const std::optional<std::string> config = model_config_text(source->contents());
+    TESSERA_CHECK(config.has_value(), ErrorCode::checkpoint,
+                  "'{}' has no config.json, which says how many heads and columns the model has",
+                  path().string());
+    return open_narrowed(std::move(source), *config, options);
+  }
+
   std::unique_ptr<formats::Source> open_mean(std::unique_ptr<formats::Source> first,
                                              const formats::Format& to,
                                              const ConvertOptions& options) {
@@ -282,7 +296,8 @@ class Inputs {
     return open_averaged(std::move(inputs), dtype);
   }
 
-  fs::path adapter_;             // empty: none is merged
+  fs::path adapter_;  // empty: none is merged
+  bool narrows_ = false;
   std::vector<fs::path> paths_;  // of weights: the source's or its base's, then those to average
   const formats::Format* format_ = nullptr;  // of the first
   std::vector<Stamps> stamps_;

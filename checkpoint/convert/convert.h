@@ -12,6 +12,7 @@
 
 #include "base/dtype.h"
 #include "checkpoint/formats/format.h"
+#include "checkpoint/narrow/layer_tensors.h"
 
 namespace tessera::checkpoint {
 
@@ -44,6 +45,9 @@ struct ConvertOptions {
   // More checkpoints of the same model: the conversion writes the mean of the source's weights and
   // theirs (averaged_source.h), without training state.
   std::vector<std::filesystem::path> average = {};
+  // Leaves attention heads and feed-forward columns out (narrow/narrowed_source.h), without
+  // training state.
+  NarrowOptions narrow = {};
   bool verify = false;  // read the result again and compare
   // The report has its tensors' checksums. Without them, and without `verify`, xxh3 is 0, and a
   // format that rounds elements need not decode them.

@@ -36,7 +36,7 @@ std::vector<std::string> written_formats() {
 
 struct ConvertCommand {
   std::string source, target, to;
-  int world_size = 1;
+  int world_size = 1, heads = 0, ffn = 0;
   std::string max_shard_size, max_memory = "256MB", dtype, type, json;
   std::string base;
   std::vector<std::string> average;
@@ -81,6 +81,8 @@ struct ConvertCommand {
     options.merge = merge;
     for (const std::string& other : average) options.average.emplace_back(other);
     options.base = base;
+    if (heads > 0) options.narrow.heads = heads;
+    if (ffn > 0) options.narrow.ffn = ffn;
     options.lies_in_out = models::weights_in_out;
     options.verify = verify;
     options.checksums = !json.empty();
@@ -208,6 +210,15 @@ Command describe_convert() {
                 "Write the mean of the weights of SRC and of this checkpoint of the same model; "
                 "repeatable",
             .type = "CHECKPOINT"},
+           {.name = "--heads",
+            .target = &options->heads,
+            .help = "Keep so many attention heads of each layer, those with the largest weights, "
+                    "and leave the others out",
+            .least = 1},
+           {.name = "--ffn",
+            .target = &options->ffn,
+            .help = "Keep so many columns of each feed-forward layer, likewise",
+            .least = 1},
            {.name = "--max-memory",
             .target = &options->max_memory,
             .help = "The memory that the program may use",

@@ -10,6 +10,7 @@
 #include "checkpoint/steps/lineage.h"
 #include "comm/world.h"
 #include "models/load/adapter.h"
+#include "models/load/weights.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
 #include "models/weights_bound.h"
@@ -49,11 +50,8 @@ void fill(LoadedLanguageModel& loaded, const std::string& folder, checkpoint::St
                   folder);
     loaded.folder = found->path;
     loaded.skipped = std::move(found->skipped);
-  } else if (fs::exists(fs::path(folder) / "manifest.json")) {
-    checkpoint::load(*alone, folder, state, checkpoint::LoadParts::model_only);
   } else {
-    const HuggingFaceNames names = loaded.model->hugging_face_names();
-    checkpoint::load_hugging_face(folder, state.model, names.ignored, names.aliases);
+    load_weights(folder, *alone, *loaded.model, state.model);
   }
 }
 

@@ -1,6 +1,9 @@
 // The divergence from the teacher's distribution, and the cross-entropy beside it.
 #include "tasks/losses/distillation.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/ops.h"
@@ -19,19 +22,80 @@ Tensor counted_rows(const Tensor& targets, DType dtype) {
                Tensor::zeros({1}, dtype, device));
 }
 
+// Rows of a chunk: only one chunk's distributions lie in memory.
+constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
+
+struct DistilledRows {
+  Tensor logits, teacher;  // [rows, vocabulary]
+  Tensor counts;           // [rows, 1] of the dtype that is computed in
+  double temperature;
+
+  // Calls work(first row, rows) for each chunk.
+  template <class Work>
+  void each_chunk(const Work& work) const {
+    const std::int64_t rows = logits.size(0);
+    const std::int64_t most = std::max<std::int64_t>(1, chunk_elements / logits.size(1));
+    for (std::int64_t first = 0; first < rows; first += most) {
+      work(first, std::min(most, rows - first));
+    }
+  }
+  // Rows of one of the two, divided by the temperature.
+  [[nodiscard]] Tensor scaled(const Tensor& x, std::int64_t first, std::int64_t count) const {
+    return cast(narrow(x, 0, first, count), counts.dtype()) * (1 / temperature);
+  }
+};
+
+// The sum of all rows' divergences.
+Tensor summed_divergence(const DistilledRows& of) {
+  Tensor total = Tensor::zeros({}, of.counts.dtype(), of.counts.device());
+  of.each_chunk([&](std::int64_t first, std::int64_t count) {
+    const Tensor wanted =
+        softmax(of.scaled(of.teacher, first, count)) * narrow(of.counts, 0, first, count);
+    total = total + kl_div(log_softmax(of.scaled(of.logits, first, count)), wanted, Reduction::sum);
+  });
+  return total;
+}
+
+// Its gradient times `factor`, chunk by chunk: that of a row is (q - p) / temperature.
+void add_gradient(const DistilledRows& of, const Tensor& factor,
+                  const autograd::GradientSink::Slot& slot) {
+  const Tensor rows = reshape(slot.tensor, of.logits.shape());
+  of.each_chunk([&](std::int64_t first, std::int64_t count) {
+    const Tensor difference =
+        softmax(of.scaled(of.logits, first, count)) - softmax(of.scaled(of.teacher, first, count));
+    Tensor gradient = difference * (narrow(of.counts, 0, first, count) * factor);
+    Tensor place = narrow(rows, 0, first, count);
+    if (slot.accumulate) gradient = gradient + cast(place, gradient.dtype());
+    place.copy_from(cast(gradient, place.dtype()));
+  });
+}
+
+// The mean divergence. The backward computes the distributions again, so that only both models'
+// logits are kept for it.
 Tensor divergence(const Tensor& logits, const Tensor& teacher, const Tensor& targets,
                   double temperature) {
   const DType wide = logits.dtype() == float64 ? float64 : float32;
-  const Shape rows{targets.elements(), logits.size(logits.dimensions() - 1)};
-  Tensor wanted, count;
+  const Shape shape{targets.elements(), logits.size(logits.dimensions() - 1)};
+  const auto rows_of = [shape, temperature](const Tensor& x, const Tensor& y,
+                                            const Tensor& counts) {
+    return DistilledRows{reshape(x, shape), reshape(y, shape), counts, temperature};
+  };
+  Tensor out, counts, share;
   {
     const NoGradGuard no_grad;
-    const Tensor counts = counted_rows(targets, wide);
-    count = maximum(sum(counts), Tensor::full({}, 1, wide, targets.device()));
-    wanted = softmax(cast(reshape(teacher, rows), wide) * (1 / temperature)) * counts;
+    counts = counted_rows(targets, wide);
+    share = 1.0 / maximum(sum(counts), Tensor::full({}, 1, wide, targets.device()));
+    out = summed_divergence(rows_of(logits, teacher, counts)) * share;
   }
-  const Tensor logs = log_softmax(cast(reshape(logits, rows), wide) * (1 / temperature));
-  return kl_div(logs, wanted, Reduction::sum) / count;
+  autograd::record(
+      {Op::custom, "distillation_loss"}, {logits}, {out},
+      [saved = autograd::SavedValue(logits), taught = autograd::SavedValue(teacher), counts, share,
+       rows_of, temperature](std::vector<Tensor>& gradients, autograd::GradientSink& sink) {
+        if (!sink.wants(0)) return;
+        add_gradient(rows_of(saved.get(), taught.get(), counts),
+                     gradients[0] * share * (1 / temperature), sink.slot(0));
+      });
+  return out;
 }
 
 }  // namespace

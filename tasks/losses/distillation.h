@@ -19,7 +19,8 @@ struct DistillationOptions {
 //
 // logits and teacher [..., vocabulary] have one shape, and any floating dtypes; targets [...] are
 // ids. The teacher's logits get no gradient. Without a target that counts, loss and gradient are 0.
-// It keeps three arrays of the size of the logits for the backward.
+// For the backward it keeps the logits of both, and it computes in chunks of rows, of about a
+// million elements.
 Tensor distillation_loss(const Tensor& logits, const Tensor& teacher, const Tensor& targets,
                          const DistillationOptions& options = {});
 

@@ -12,6 +12,7 @@ import warnings
 import torch
 from sentence_transformers.sentence_transformer.losses import (
     CosineSimilarityLoss,
+    MarginMSELoss,
     MSELoss,
     MultipleNegativesRankingLoss,
     SoftmaxLoss,
@@ -77,9 +78,17 @@ def mse():
     return measured(loss, {"u": u})
 
 
+def margin_mse():
+    query, positive, negative = (tensor(seed, BATCH, DIMENSION) for seed in (1, 2, 4))
+    margins = tensor(3, BATCH)
+    loss = MarginMSELoss(Encoder()).compute_loss_from_embeddings([query, positive, negative], margins.detach())
+    return measured(loss, {"query": query, "positive": positive, "negative": negative})
+
+
 def reference():
     warnings.filterwarnings("ignore")
-    return {"cosine_similarity": cosine(), "softmax": softmax(), "multiple_negatives_ranking": ranking(), "mse": mse()}
+    return {"cosine_similarity": cosine(), "softmax": softmax(), "multiple_negatives_ranking": ranking(), "mse": mse(),
+            "margin_mse": margin_mse()}
 
 
 if __name__ == "__main__":

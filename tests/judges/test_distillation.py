@@ -1,5 +1,5 @@
 """Distillation: the fixture of the C++ test is what torch gives today, and runs with a teacher have torch's losses and
-gradient norms."""
+gradient norms; encoders with a teacher have those of Sentence Transformers' losses."""
 import json
 import pathlib
 
@@ -72,3 +72,69 @@ log: {{jsonl: {json.dumps(str(metrics))}}}
     for step, (loss, norm) in zip(ours, theirs):
         assert step["loss"] == pytest.approx(loss, rel=1e-6), step["step"]
         assert step["grad_norm"] == pytest.approx(norm, rel=1e-5), step["step"]
+
+
+WORDS = "tile mosaic rank shard a wide red moves holds sees and two".split()
+
+
+def bert_folder(folder, seed, width, layers):
+    """A Sentence Transformers folder of a small BERT with mean pooling and a WordPiece tokenizer."""
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    bare = folder.with_name(folder.name + "-bare")
+    bare.mkdir()
+    (bare / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n",
+                                    encoding="utf-8")
+    BertTokenizerFast(str(bare / "vocab.txt")).save_pretrained(bare)
+    torch.manual_seed(seed)
+    BertModel(BertConfig(vocab_size=5 + len(WORDS), hidden_size=width, num_hidden_layers=layers, num_attention_heads=4,
+                         intermediate_size=2 * width, max_position_embeddings=32, initializer_range=0.2,
+                         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).save_pretrained(bare)
+    transformer = models.Transformer(str(bare))
+    model = SentenceTransformer(modules=[transformer, models.Pooling(width)], device="cpu")
+    model.save(str(folder))
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("loss, width", [("mse", 32), ("margin_mse", 48)])
+def test_encoders_learn_as_in_sentence_transformers(tessera, tmp_path, loss, width, ranks):
+    from sentence_transformers.sentence_transformer import losses
+
+    student = bert_folder(tmp_path / "student", 1, 32, 1).double()
+    teacher = bert_folder(tmp_path / "teacher", 2, width, 3).double()
+    draw = torch.Generator().manual_seed(4)
+    rows = [[" ".join(WORDS[i] for i in torch.randint(0, len(WORDS), (3 + (5 * row + k) % 7,), generator=draw))
+             for k in range(3)] for row in range(STEPS * BATCH)]
+    if loss == "mse":
+        rows = [row[:1] for row in rows]
+    (tmp_path / "rows.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    metrics = tmp_path / "metrics.jsonl"
+    tessera.train(f"""
+model: {{pretrained: {json.dumps(str(tmp_path / "student"))}}}
+data: {{train: [{{file: {json.dumps(str(tmp_path / "rows.tsv"))}, format: tsv, loss: {loss}}}],
+        batch_size: {BATCH // ranks}, shuffle: false}}
+train: {{task: sentence_pairs, steps: {STEPS}, optimizer: sgd, lr: {RATE}, lr_schedule: constant, weight_decay: 0,
+         max_grad_norm: 0, teacher: {json.dumps(str(tmp_path / "teacher"))}}}
+log: {{jsonl: {json.dumps(str(metrics))}}}
+""", ranks=ranks)
+    ours = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    theirs = (losses.MSELoss if loss == "mse" else losses.MarginMSELoss)(student)
+    theirs.eval()
+    trained = [p for name, p in student.named_parameters() if "pooler" not in name]
+    optimizer = torch.optim.SGD(trained, lr=RATE)
+    for step in range(STEPS):
+        batch = rows[step * BATCH:(step + 1) * BATCH]
+        columns = list(zip(*batch))
+        with torch.no_grad():
+            taught = [teacher(teacher.tokenize(list(column)))["sentence_embedding"] for column in columns]
+        labels = taught[0] if loss == "mse" else (taught[0] * (taught[1] - taught[2])).sum(1)
+        value = theirs([student.tokenize(list(column)) for column in columns], labels)
+        optimizer.zero_grad()
+        value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, float("inf"))
+        optimizer.step()
+        # A margin is a difference of large dot products, which fp32 rounds; theirs is fp64.
+        assert ours[step]["loss"] == pytest.approx(value.item(), rel=1e-6 if loss == "mse" else 1e-5), step
+        assert ours[step]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5), step

@@ -145,6 +145,25 @@ TEST(SentenceLossesReference, MultipleNegativesRankingLoss) {
   }
 }
 
+TEST(SentenceLossesReference, MarginMseLoss) {
+  const nlohmann::json expected = reference()["margin_mse"];
+  const Shape shape{reference_batch, reference_dimension};
+  for (const ReferenceCase& c : reference_cases) {
+    launch(c.world, [&](Context& context) {
+      const Tensor query = leaf_of(part(numbers(1, shape, c.dtype), context));
+      const Tensor positive = leaf_of(part(numbers(2, shape, c.dtype), context));
+      const Tensor negative = leaf_of(part(numbers(4, shape, c.dtype), context));
+      const Tensor margins = part(numbers(3, {reference_batch}, c.dtype), context);
+      const Tensor loss = margin_mse_loss(query, positive, negative, margins);
+      EXPECT_NEAR(context.mean(loss.item()), expected["loss"].get<double>(), c.tolerance);
+      loss.backward();
+      expect_rows(query, expected["gradients"]["query"], context, c.tolerance);
+      expect_rows(positive, expected["gradients"]["positive"], context, c.tolerance);
+      expect_rows(negative, expected["gradients"]["negative"], context, c.tolerance);
+    });
+  }
+}
+
 TEST(SentenceLossesReference, MseLoss) {
   const nlohmann::json expected = reference()["mse"];
   for (const ReferenceCase& c : reference_cases) {

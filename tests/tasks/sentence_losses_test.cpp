@@ -162,6 +162,24 @@ TEST(SentenceLosses, MseLoss) {
   EXPECT_FALSE(targets.grad().defined());
 }
 
+TEST(SentenceLosses, MarginMseLoss) {
+  const Tensor q = leaf({3, 4}, 7), p = leaf({3, 4}, 8), n = leaf({3, 4}, 9);
+  Tensor margins = leaf({3}, 10);
+  double loss = 0;
+  for (std::size_t row = 0; row < 3; ++row) {
+    double margin = -margins.to_vector()[row];
+    for (std::size_t i = 4 * row; i < 4 * row + 4; ++i) {
+      margin += q.to_vector()[i] * (p.to_vector()[i] - n.to_vector()[i]);
+    }
+    loss += margin * margin / 3;
+  }
+  EXPECT_NEAR(margin_mse_loss(q, p, n, margins).item(), loss, 1e-12);
+  check_gradients([&] { return margin_mse_loss(q, p, n, margins); }, {q, p, n});
+  margin_mse_loss(q, p, n, margins).backward();
+  EXPECT_FALSE(margins.grad().defined());
+  EXPECT_EQ(dot_margins(q, p, p).to_vector(), Reals(3, 0.0));
+}
+
 TEST(SentenceLosses, LowPrecisionEmbeddingsAreWidened) {
   launch(1, [](Context& context) {
     const Tensor u = cast(values({4, 8}, 9), bfloat16);
@@ -188,6 +206,8 @@ TEST(SentenceLosses, WrongShapesAreRefused) {
     EXPECT_THROW((void)softmax_loss(u, u, values({4}, 1), head), std::logic_error);
     EXPECT_THROW((void)multiple_negatives_ranking_loss(u, other, context), std::logic_error);
     EXPECT_THROW((void)mse_loss(u, other), std::logic_error);
+    EXPECT_THROW((void)margin_mse_loss(u, u, other, values({4}, 1)), std::logic_error);
+    EXPECT_THROW((void)margin_mse_loss(u, u, u, values({3}, 1)), std::logic_error);
   });
 }
 

@@ -20,7 +20,7 @@ ROOMS = {
     "sharding": ("policy", "context", "memory", "profiler", "units", "runtime", ".", "plan"),
     "checkpoint": ("state", "io", ".", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
                    "formats/torch", "formats/dcp", "formats/deepspeed", "formats/llmc", "formats/gguf", "formats/step_folder",
-                   "convert"),
+                   "narrow", "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
     "tasks": ("losses", "columnar/arrow", "columnar", "."),

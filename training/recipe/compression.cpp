@@ -18,9 +18,12 @@ void validate_teacher(const Recipe& recipe) {
   };
   needs_teacher(train.distill_temperature.has_value(), "train.distill_temperature");
   needs_teacher(train.distill_weight.has_value(), "train.distill_weight");
-  if (!train.teacher) return;
-  check_key(train.task == TaskKind::next_token, recipe, "train.teacher",
-            "is for train.task: next_token");
+  const auto of_logits = [&](bool given, const std::string& key) {
+    check_key(train.task == TaskKind::next_token || !given, recipe, key,
+              "is for train.task: next_token; an encoder learns from embeddings");
+  };
+  of_logits(train.distill_temperature.has_value(), "train.distill_temperature");
+  of_logits(train.distill_weight.has_value(), "train.distill_weight");
 }
 
 void validate_pruning(const Recipe& recipe) {
@@ -61,15 +64,17 @@ std::vector<RecipeKey> compression_keys() {
   return {
       default_is("none",
                  key(TESSERA_KEY(train, teacher),
-                     "`next_token`: a folder of a model that the trained one learns from: one of "
-                     "transformers or of Tessera, a folder of steps, an adapter. "
+                     "The folder of a model that the trained one learns from: one of transformers, "
+                     "Sentence Transformers or Tessera, a folder of steps, an adapter. "
                      "[compression.md](compression.md).")),
       default_is("2.0", key(TESSERA_KEY(train, distill_temperature),
-                            "The temperature of both models' logits.", above(0))),
-      default_is("0.5", key(TESSERA_KEY(train, distill_weight),
-                            "The weight of the teacher's part of the loss; that of the labels is "
-                            "1 - `distill_weight`.",
-                            Range{0, 1, true, false})),
+                            "`next_token`: the temperature of both models' logits.", above(0))),
+      default_is(
+          "0.5",
+          key(TESSERA_KEY(train, distill_weight),
+              "`next_token`: the weight of the teacher's part of the loss; that of the labels is "
+              "1 - `distill_weight`.",
+              Range{0, 1, true, false})),
       default_is(
           "none",
           choice(TESSERA_KEY(train, prune.method),

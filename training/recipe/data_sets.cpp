@@ -119,7 +119,7 @@ const std::vector<DataSetKey>& data_set_keys() {
              "the first line has a tab."),
       names("columns", &DataSetRecipe::columns, "list of names or numbers", "the first ones",
             "Names of the header (keys, of JSON lines; columns, of Parquet and Arrow), or numbers "
-            "from 1: first text, second text, label; as many as the loss or evaluator takes. "
+            "from 1: the texts, then the label; as many as the loss or evaluator takes. "
             "`next_token`: the one column of Parquet and Arrow that has the texts or token ids."),
       header_key(),
       chosen("loss", &DataSetRecipe::loss,
@@ -127,7 +127,8 @@ const std::vector<DataSetKey>& data_set_keys() {
                                     {"cosine_similarity", L::cosine_similarity},
                                     {"softmax", L::softmax},
                                     {"multiple_negatives_ranking", L::multiple_negatives_ranking},
-                                    {"mse", L::mse}},
+                                    {"mse", L::mse},
+                                    {"margin_mse", L::margin_mse}},
              "none", "`sentence_pairs`: the loss of training data; required."),
       chosen("evaluator", &DataSetRecipe::evaluator,
              std::vector<Choice<E>>{{"none", E::none},

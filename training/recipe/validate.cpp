@@ -41,8 +41,9 @@ void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std
         "a data set with several columns, a loss or labels is for train.task: sentence_pairs");
     return;
   }
-  check_set(set.loss != SentenceLoss::none || !training,
-            "needs a loss: cosine_similarity, softmax, multiple_negatives_ranking or mse");
+  check_set(
+      set.loss != SentenceLoss::none || !training,
+      "needs a loss: cosine_similarity, softmax, multiple_negatives_ranking, mse or margin_mse");
   check_set(set.evaluator != SentenceEvaluator::none || training,
             "needs an evaluator: similarity, accuracy or triplet");
   check_set(training ? set.evaluator == SentenceEvaluator::none : set.loss == SentenceLoss::none,

@@ -18,6 +18,7 @@
 #include "checkpoint/sharded_state.h"
 #include "cli/commands/dtype_option.h"
 #include "models/load/adapter.h"
+#include "models/load/weights.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
 #include "models/weights_bound.h"
@@ -113,11 +114,6 @@ bool is_number(const checkpoint::formats::TensorInfo& tensor) {
 
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 
-bool has_sharded_files(const fs::path& step) {
-  return fs::exists(step / "manifest.json") && !fs::exists(step / "model.safetensors") &&
-         !fs::exists(step / "model.safetensors.index.json");
-}
-
 // The places of a folder's parts. An adapter's folder may have its own tokenizer, as a step does;
 // all other parts of the model are in the base.
 struct ModelPlaces {
@@ -178,7 +174,8 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
     make();
     tensors = whole_tensors(*model_);
   }
-  load(places.model, context, models::base_tensors(tensors));
+  models::load_weights(places.model, context.communicator(), *model_,
+                       models::base_tensors(tensors));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, tensors);
   if (choices.many_texts && !choices.strategy && choices.dtype == float32 &&
       context.device().type == DeviceType::cpu) {
@@ -191,26 +188,6 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
                 path, tokens_.tokenizer->vocabulary_size(), model_->vocabulary());
   tokens_.max_length = model_->max_seq_length();
   tokens_.lower_case = model_->do_lower_case();
-}
-
-void LoadedEncoder::load(const fs::path& path, const Context& context,
-                         std::vector<checkpoint::LogicalTensor> tensors) const {
-  // A step with SHARDED_STATE_DICT has its tensors in its own files.
-  if (has_sharded_files(path)) {
-    checkpoint::State state;
-    state.model = std::move(tensors);
-    // A loss's head and perhaps a pooler are there as well; they are not parts of an encoder.
-    const auto source = checkpoint::formats::recognise(path).open(path);
-    for (const auto& stored : source->contents().tensors) {
-      if (stored.part != checkpoint::formats::Part::model || !is_number(stored)) continue;
-      const bool pooler = stored.name.starts_with("pooler.");
-      if (stored.name != head_weight && stored.name != head_bias && !pooler) continue;
-      state.model.push_back({stored.name, *stored.stored->dtype, stored.shape, {}});
-    }
-    checkpoint::load(context.communicator(), path, state, checkpoint::LoadParts::model_only);
-  } else {
-    models::load_sentence_encoder(path.string(), *model_, tensors);
-  }
 }
 
 nn::Linear LoadedEncoder::load_head() const {
@@ -266,15 +243,8 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
   sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
   const checkpoint::State whole =
       checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  checkpoint::State state;
-  state.model = models::base_tensors(whole.model);
-  if (has_sharded_files(places.model)) {
-    checkpoint::load(context.communicator(), places.model, state,
-                     checkpoint::LoadParts::model_only);
-  } else {
-    const models::HuggingFaceNames names = model_->hugging_face_names();
-    checkpoint::load_hugging_face(places.model, state.model, names.ignored, names.aliases);
-  }
+  models::load_weights(places.model, context.communicator(), *model_,
+                       models::base_tensors(whole.model));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, whole.model);
   model_->eval();
 }

@@ -53,9 +53,6 @@ class LoadedEncoder {
   [[nodiscard]] nn::Linear load_head() const;
 
  private:
-  void load(const std::filesystem::path& path, const Context& context,
-            std::vector<checkpoint::LogicalTensor> tensors) const;
-
   std::filesystem::path path_;
   std::unique_ptr<models::SentenceEncoder> model_;
   std::optional<ShardedModel> sharded_;

@@ -11,8 +11,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/device/memory.h"
 #include "engine/ops.h"
 
 namespace tessera::tasks {
@@ -65,6 +67,65 @@ TEST(Distillation, LossAndGradientAreThoseOfTorch) {
       EXPECT_NEAR(got[i], gradient[i], tolerance * largest) << title << " element " << i;
     }
   }
+}
+
+// Rows in several chunks have the loss and the gradient of the same rows in one call each.
+TEST(Distillation, ChunksOfRowsAreLikeOne) {
+  const std::int64_t rows = 7, vocabulary = 300'000;
+  const std::vector<std::int64_t> targets = {3, 1, -100, 4, 1, 5, 9};
+  std::vector<float> numbers(static_cast<std::size_t>(rows * vocabulary));
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = static_cast<float>(i * 7919 % 10'007) / 1000.0f;
+  }
+  const std::vector<float> taught(numbers.rbegin(), numbers.rend());
+  // The loss of rows [first, first + count), and its gradient.
+  const auto of_rows = [&](std::int64_t first, std::int64_t count) {
+    const auto part = [&](const std::vector<float>& all) {
+      return Tensor::from(std::vector<float>(all.begin() + first * vocabulary,
+                                             all.begin() + (first + count) * vocabulary),
+                          {count, vocabulary});
+    };
+    Tensor logits = part(numbers);
+    logits.set_requires_grad(true);
+    const Tensor loss = distillation_loss(
+        logits, part(taught),
+        Tensor::from(
+            std::vector<std::int64_t>(targets.begin() + first, targets.begin() + first + count),
+            {count}),
+        {.weight = 1});
+    loss.backward();
+    return std::pair(static_cast<double>(loss.item()), logits.grad().to_vector());
+  };
+  const auto [loss, gradient] = of_rows(0, rows);
+  double expected = 0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto [one, wanted] = of_rows(row, 1);
+    expected += one / 6;
+    for (std::size_t i = 0; i < wanted.size(); i += 101) {
+      const std::size_t place = static_cast<std::size_t>(row * vocabulary) + i;
+      ASSERT_NEAR(gradient[place], wanted[i] / 6, 1e-10) << row << " " << i;
+    }
+  }
+  EXPECT_NEAR(loss, expected, 1e-6 * expected);
+}
+
+// Beside both models' logits a step holds their gradient and a chunk's distributions, not several
+// arrays of the size of the logits.
+TEST(Distillation, KeepsTheLogitsAlone) {
+  const Shape shape{4096, 4096};
+  Tensor logits = Tensor::full(shape, 0.5);
+  logits.set_requires_grad(true);
+  const Tensor teacher = Tensor::full(shape, 0.25);
+  const Tensor targets =
+      Tensor::from(std::vector<std::int32_t>(static_cast<std::size_t>(shape[0]), 1), {shape[0]});
+  const auto& pool = MemoryPool::current();
+  pool->trim();  // cached blocks may be larger than requested
+  const std::size_t before = pool->stats().in_use;
+  pool->reset_peak();
+  const Tensor loss = distillation_loss(logits, teacher, targets, {.weight = 1});
+  EXPECT_LT(pool->stats().in_use - before, logits.bytes() / 16);
+  loss.backward();
+  EXPECT_LT(pool->stats().peak_in_use - before, 2 * logits.bytes());
 }
 
 TEST(Distillation, WithoutATargetThatCountsLossAndGradientAreZero) {

@@ -1,0 +1,57 @@
+// From the kind of a folder to the code that reads it.
+#include "models/load/weights.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/formats/format.h"
+#include "models/sentence_encoder/sentence_encoder.h"
+
+namespace tessera::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A step with SHARDED_STATE_DICT has its tensors in its own files.
+bool has_sharded_files(const fs::path& step) {
+  return fs::exists(step / "manifest.json") && !fs::exists(step / "model.safetensors") &&
+         !fs::exists(step / "model.safetensors.index.json");
+}
+
+bool is_beside_encoder(const std::string& name) {
+  return name == "classifier.weight" || name == "classifier.bias" || name.starts_with("pooler.");
+}
+
+// What lies in an encoder's step beside it, without a place to read it to.
+void add_passed_over(const std::string& folder, checkpoint::State& state) {
+  const auto source = checkpoint::formats::recognise(folder).open(folder);
+  for (const auto& stored : source->contents().tensors) {
+    if (stored.part != checkpoint::formats::Part::model || !is_beside_encoder(stored.name))
+      continue;
+    if (!stored.stored->dtype || !is_floating(*stored.stored->dtype)) continue;
+    state.model.push_back({stored.name, *stored.stored->dtype, stored.shape, {}});
+  }
+}
+
+}  // namespace
+
+void load_weights(const std::string& folder, comm::Communicator& ranks, const Model& model,
+                  std::vector<checkpoint::LogicalTensor> tensors) {
+  const auto* encoder = dynamic_cast<const SentenceEncoder*>(&model);
+  if (encoder != nullptr && !has_sharded_files(folder)) {
+    load_sentence_encoder(folder, *encoder, tensors);
+    return;
+  }
+  if (fs::exists(fs::path(folder) / "manifest.json")) {
+    checkpoint::State state;
+    state.model = std::move(tensors);
+    if (encoder != nullptr) add_passed_over(folder, state);
+    checkpoint::load(ranks, folder, state, checkpoint::LoadParts::model_only);
+    return;
+  }
+  const HuggingFaceNames names = model.hugging_face_names();
+  checkpoint::load_hugging_face(folder, tensors, names.ignored, names.aliases);
+}
+
+}  // namespace tessera::models

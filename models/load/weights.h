@@ -1,0 +1,20 @@
+// The weights of a folder in a model's tensors, sharded or not.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/state/state.h"
+#include "comm/communicator.h"
+#include "models/model.h"
+
+namespace tessera::models {
+
+// Fills the tensors of a language model or of a sentence encoder from a step's folder, or from one
+// that transformers or Sentence Transformers saved. In an encoder's step the head of a loss and a
+// pooler may lie beside the encoder; they are passed over. Collective. Missing, unexpected and
+// mis-shaped tensors are one Error(checkpoint) that lists them.
+void load_weights(const std::string& folder, comm::Communicator& ranks, const Model& model,
+                  std::vector<checkpoint::LogicalTensor> tensors);
+
+}  // namespace tessera::models
