@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::size_t config_limit = std::size_t{1} << 20;
+constexpr std::size_t megatron_config_limit = std::size_t{1} << 20;
 constexpr std::string_view state_prefix = "optimizer.state.";
 
 // A state of the optimizer: "optimizer.state.exp_avg.decoder..." and the name of its parameter.
@@ -116,8 +116,8 @@ class MegatronOpener {
     const auto config = contents().files.find("config.json");
     if (config != contents().files.end()) {
       const std::string where = fmt::format("'{}'", config->second.string());
-      model_ = megatron_model_of_config(parse_json(read_file(config->second, config_limit), where),
-                                        where);
+      model_ = megatron_model_of_config(
+          parse_json(read_file(config->second, megatron_config_limit), where), where);
       return;
     }
     const auto args = common.find("args");

@@ -24,7 +24,7 @@ constexpr const char* backend_file = "metadata.json";
 constexpr const char* backend_key = "sharded_backend";
 constexpr const char* latest_iteration_file = "latest_checkpointed_iteration.txt";
 constexpr std::size_t megatron_text_limit = std::size_t{1} << 20;
-constexpr std::size_t tokenizer_limit = std::size_t{64} << 20;
+constexpr std::size_t megatron_tokenizer_limit = std::size_t{64} << 20;
 constexpr std::int64_t largest_vocabulary = std::int64_t{1} << 31;
 
 // Arguments are of many classes. None of them is ever made: only plain values are looked at.
@@ -37,7 +37,7 @@ bool is_file_in(const fs::path& folder, const char* name) {
 }
 
 // The value of metadata.json's key; empty: there is none.
-std::string backend_of(const fs::path& folder) {
+std::string sharded_backend_of(const fs::path& folder) {
   if (!is_file_in(folder, backend_file)) return {};
   return text_member(object_or_null(read_file(folder / backend_file, megatron_text_limit)),
                      backend_key);
@@ -95,14 +95,14 @@ fs::path megatron_folder(const fs::path& path) {
 bool recognises_megatron(const fs::path& path) {
   try {
     const fs::path folder = megatron_folder(path);
-    return !backend_of(folder).empty() || has_legacy_files(folder);
+    return !sharded_backend_of(folder).empty() || has_legacy_files(folder);
   } catch (const Error&) {
     return false;  // files of these names of another program
   }
 }
 
 void require_megatron_backend(const fs::path& folder) {
-  const std::string backend = backend_of(folder);
+  const std::string backend = sharded_backend_of(folder);
   TESSERA_CHECK(backend == "torch_dist", ErrorCode::checkpoint,
                 "'{}' is a Megatron checkpoint of the format {}, and torch_dist is read: load it "
                 "with Megatron and save it with --ckpt-convert-format torch_dist",
@@ -134,7 +134,7 @@ json read_megatron_common(PieceStore& store, const fs::path& folder) {
 }
 
 std::int64_t tokens_in_tokenizer(const fs::path& file) {
-  const json tokenizer = object_or_null(read_file(file, tokenizer_limit));
+  const json tokenizer = object_or_null(read_file(file, megatron_tokenizer_limit));
   std::int64_t highest = -1;
   const auto see = [&](const json& id) {
     if (id.is_number_integer()) highest = std::max(highest, id.get<std::int64_t>());

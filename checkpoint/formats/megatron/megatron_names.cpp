@@ -16,7 +16,7 @@ namespace tessera::checkpoint::formats {
 
 namespace {
 
-enum class Cut : std::uint8_t {
+enum class RowCut : std::uint8_t {
   whole,
   transposed,   // [out, in] becomes GPT-2's [in, out]
   vocabulary,   // the rows of tokens
@@ -27,10 +27,10 @@ enum class Cut : std::uint8_t {
 
 // A parameter, without "decoder.layers.N.". `{}` is the number of the layer; the names of what it
 // becomes are separated by spaces.
-struct Rule {
+struct MegatronRule {
   std::string_view megatron;
   const char* hugging_face;
-  Cut cut = Cut::whole;
+  RowCut cut = RowCut::whole;
 };
 
 constexpr std::string_view layers_prefix = "decoder.layers.";
@@ -38,68 +38,71 @@ constexpr std::string_view token_table = "embedding.word_embeddings.weight";
 constexpr std::string_view head_table = "output_layer.weight";
 
 constexpr std::array llama_rules{
-    Rule{token_table, "model.embed_tokens.weight", Cut::vocabulary},
-    Rule{"decoder.final_layernorm.weight", "model.norm.weight"},
-    Rule{"decoder.final_norm.weight", "model.norm.weight"},
-    Rule{head_table, "lm_head.weight", Cut::vocabulary},
+    MegatronRule{token_table, "model.embed_tokens.weight", RowCut::vocabulary},
+    MegatronRule{"decoder.final_layernorm.weight", "model.norm.weight"},
+    MegatronRule{"decoder.final_norm.weight", "model.norm.weight"},
+    MegatronRule{head_table, "lm_head.weight", RowCut::vocabulary},
 };
 constexpr std::array llama_layer_rules{
-    Rule{"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
-    Rule{"input_layernorm.weight", "input_layernorm.weight"},
-    Rule{"self_attention.linear_qkv.weight",
-         "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight", Cut::attention},
-    Rule{"self_attention.linear_qkv.bias",
-         "self_attn.q_proj.bias self_attn.k_proj.bias self_attn.v_proj.bias", Cut::attention},
-    Rule{"self_attention.q_layernorm.weight", "self_attn.q_norm.weight"},
-    Rule{"self_attention.k_layernorm.weight", "self_attn.k_norm.weight"},
-    Rule{"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
-    Rule{"self_attention.linear_proj.bias", "self_attn.o_proj.bias"},
-    Rule{"mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"},
-    Rule{"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
-    Rule{"mlp.linear_fc1.weight", "mlp.gate_proj.weight mlp.up_proj.weight", Cut::gate_and_up},
-    Rule{"mlp.linear_fc1.bias", "mlp.gate_proj.bias mlp.up_proj.bias", Cut::gate_and_up},
+    MegatronRule{"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+    MegatronRule{"input_layernorm.weight", "input_layernorm.weight"},
+    MegatronRule{"self_attention.linear_qkv.weight",
+                 "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight",
+                 RowCut::attention},
+    MegatronRule{"self_attention.linear_qkv.bias",
+                 "self_attn.q_proj.bias self_attn.k_proj.bias self_attn.v_proj.bias",
+                 RowCut::attention},
+    MegatronRule{"self_attention.q_layernorm.weight", "self_attn.q_norm.weight"},
+    MegatronRule{"self_attention.k_layernorm.weight", "self_attn.k_norm.weight"},
+    MegatronRule{"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
+    MegatronRule{"self_attention.linear_proj.bias", "self_attn.o_proj.bias"},
+    MegatronRule{"mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"},
+    MegatronRule{"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    MegatronRule{"mlp.linear_fc1.weight", "mlp.gate_proj.weight mlp.up_proj.weight",
+                 RowCut::gate_and_up},
+    MegatronRule{"mlp.linear_fc1.bias", "mlp.gate_proj.bias mlp.up_proj.bias", RowCut::gate_and_up},
     // Saved with singleton_local_shards.
-    Rule{"mlp.linear_fc1.weight_w", "mlp.gate_proj.weight"},
-    Rule{"mlp.linear_fc1.weight_v", "mlp.up_proj.weight"},
-    Rule{"mlp.linear_fc1.bias_w", "mlp.gate_proj.bias"},
-    Rule{"mlp.linear_fc1.bias_v", "mlp.up_proj.bias"},
-    Rule{"mlp.linear_fc2.weight", "mlp.down_proj.weight"},
-    Rule{"mlp.linear_fc2.bias", "mlp.down_proj.bias"},
+    MegatronRule{"mlp.linear_fc1.weight_w", "mlp.gate_proj.weight"},
+    MegatronRule{"mlp.linear_fc1.weight_v", "mlp.up_proj.weight"},
+    MegatronRule{"mlp.linear_fc1.bias_w", "mlp.gate_proj.bias"},
+    MegatronRule{"mlp.linear_fc1.bias_v", "mlp.up_proj.bias"},
+    MegatronRule{"mlp.linear_fc2.weight", "mlp.down_proj.weight"},
+    MegatronRule{"mlp.linear_fc2.bias", "mlp.down_proj.bias"},
 };
 constexpr std::array gpt2_rules{
-    Rule{token_table, "transformer.wte.weight", Cut::vocabulary},
-    Rule{"embedding.position_embeddings.weight", "transformer.wpe.weight"},
-    Rule{"decoder.final_layernorm.weight", "transformer.ln_f.weight"},
-    Rule{"decoder.final_layernorm.bias", "transformer.ln_f.bias"},
-    Rule{head_table, "lm_head.weight", Cut::vocabulary},
+    MegatronRule{token_table, "transformer.wte.weight", RowCut::vocabulary},
+    MegatronRule{"embedding.position_embeddings.weight", "transformer.wpe.weight"},
+    MegatronRule{"decoder.final_layernorm.weight", "transformer.ln_f.weight"},
+    MegatronRule{"decoder.final_layernorm.bias", "transformer.ln_f.bias"},
+    MegatronRule{head_table, "lm_head.weight", RowCut::vocabulary},
 };
 constexpr std::array gpt2_layer_rules{
-    Rule{"self_attention.linear_qkv.layer_norm_weight", "ln_1.weight"},
-    Rule{"self_attention.linear_qkv.layer_norm_bias", "ln_1.bias"},
-    Rule{"input_layernorm.weight", "ln_1.weight"},
-    Rule{"input_layernorm.bias", "ln_1.bias"},
-    Rule{"self_attention.linear_qkv.weight", "attn.c_attn.weight", Cut::joined},
-    Rule{"self_attention.linear_qkv.bias", "attn.c_attn.bias", Cut::joined},
-    Rule{"self_attention.linear_proj.weight", "attn.c_proj.weight", Cut::transposed},
-    Rule{"self_attention.linear_proj.bias", "attn.c_proj.bias"},
-    Rule{"mlp.linear_fc1.layer_norm_weight", "ln_2.weight"},
-    Rule{"mlp.linear_fc1.layer_norm_bias", "ln_2.bias"},
-    Rule{"pre_mlp_layernorm.weight", "ln_2.weight"},
-    Rule{"pre_mlp_layernorm.bias", "ln_2.bias"},
-    Rule{"mlp.linear_fc1.weight", "mlp.c_fc.weight", Cut::transposed},
-    Rule{"mlp.linear_fc1.bias", "mlp.c_fc.bias"},
-    Rule{"mlp.linear_fc2.weight", "mlp.c_proj.weight", Cut::transposed},
-    Rule{"mlp.linear_fc2.bias", "mlp.c_proj.bias"},
+    MegatronRule{"self_attention.linear_qkv.layer_norm_weight", "ln_1.weight"},
+    MegatronRule{"self_attention.linear_qkv.layer_norm_bias", "ln_1.bias"},
+    MegatronRule{"input_layernorm.weight", "ln_1.weight"},
+    MegatronRule{"input_layernorm.bias", "ln_1.bias"},
+    MegatronRule{"self_attention.linear_qkv.weight", "attn.c_attn.weight", RowCut::joined},
+    MegatronRule{"self_attention.linear_qkv.bias", "attn.c_attn.bias", RowCut::joined},
+    MegatronRule{"self_attention.linear_proj.weight", "attn.c_proj.weight", RowCut::transposed},
+    MegatronRule{"self_attention.linear_proj.bias", "attn.c_proj.bias"},
+    MegatronRule{"mlp.linear_fc1.layer_norm_weight", "ln_2.weight"},
+    MegatronRule{"mlp.linear_fc1.layer_norm_bias", "ln_2.bias"},
+    MegatronRule{"pre_mlp_layernorm.weight", "ln_2.weight"},
+    MegatronRule{"pre_mlp_layernorm.bias", "ln_2.bias"},
+    MegatronRule{"mlp.linear_fc1.weight", "mlp.c_fc.weight", RowCut::transposed},
+    MegatronRule{"mlp.linear_fc1.bias", "mlp.c_fc.bias"},
+    MegatronRule{"mlp.linear_fc2.weight", "mlp.c_proj.weight", RowCut::transposed},
+    MegatronRule{"mlp.linear_fc2.bias", "mlp.c_proj.bias"},
 };
 
 template <class Rules>
-const Rule* find_rule(const Rules& rules, std::string_view name) {
+const MegatronRule* find_rule(const Rules& rules, std::string_view name) {
   const auto found = std::find_if(rules.begin(), rules.end(),
-                                  [&](const Rule& rule) { return rule.megatron == name; });
+                                  [&](const MegatronRule& rule) { return rule.megatron == name; });
   return found == rules.end() ? nullptr : &*found;
 }
 
-std::vector<std::string> names_of_rule(const MegatronModel& model, const Rule& rule,
+std::vector<std::string> names_of_rule(const MegatronModel& model, const MegatronRule& rule,
                                        std::optional<std::int64_t> layer) {
   std::string prefix;
   if (layer) {
@@ -117,7 +120,7 @@ std::vector<std::string> names_of_rule(const MegatronModel& model, const Rule& r
 
 // True if a model with this configuration has the parameters of the rule: biases and norms of heads
 // are only in some of Llama's build.
-bool is_in_model(const MegatronModel& model, const Rule& rule) {
+bool is_in_model(const MegatronModel& model, const MegatronRule& rule) {
   const std::string_view name = rule.megatron;
   if (name == head_table) return !model.tied;
   if (model.is_gpt2) return true;
@@ -136,7 +139,7 @@ template <class Rules>
 std::vector<std::string> names_of_rules(const MegatronModel& model, const Rules& rules,
                                         std::optional<std::int64_t> layer) {
   std::set<std::string> names;  // several spellings of Megatron's may become one
-  for (const Rule& rule : rules) {
+  for (const MegatronRule& rule : rules) {
     if (rule.megatron.ends_with("_w") || rule.megatron.ends_with("_v")) continue;
     if (!is_in_model(model, rule)) continue;
     for (std::string& name : names_of_rule(model, rule, layer)) names.insert(std::move(name));
@@ -191,7 +194,7 @@ PiecedTensor take_rows(const PiecedTensor& whole, std::optional<std::int64_t> la
 
 class TensorSplitter {
  public:
-  TensorSplitter(const MegatronModel& model, const Rule& rule, const PiecedTensor& whole,
+  TensorSplitter(const MegatronModel& model, const MegatronRule& rule, const PiecedTensor& whole,
                  const std::string& what)
       : model_(model), rule_(rule), whole_(whole), what_(what) {}
 
@@ -201,7 +204,7 @@ class TensorSplitter {
     check(dimensions == 1 || dimensions == 2, "has another number of dimensions than one or two");
     const std::int64_t rows = whole_.shape[stacked ? 1 : 0];
     const bool turns =
-        dimensions == 2 && (rule_.cut == Cut::transposed || rule_.cut == Cut::joined);
+        dimensions == 2 && (rule_.cut == RowCut::transposed || rule_.cut == RowCut::joined);
     std::vector<std::string> names = names_of_rule(model_, rule_, layer);
     std::vector<std::vector<RowRange>> ranges = ranges_of(rows);
     for (std::size_t i = 0; i < names.size(); ++i) {
@@ -219,19 +222,19 @@ class TensorSplitter {
   // For each name.
   [[nodiscard]] std::vector<std::vector<RowRange>> ranges_of(std::int64_t rows) const {
     switch (rule_.cut) {
-      case Cut::whole:
-      case Cut::transposed:
+      case RowCut::whole:
+      case RowCut::transposed:
         return {{{0, 0, rows}}};
-      case Cut::vocabulary: {
+      case RowCut::vocabulary: {
         const std::int64_t kept = model_.vocabulary > 0 ? model_.vocabulary : rows;
         check(kept <= rows, fmt::format("has fewer rows than the vocabulary of {}", kept));
         return {{{0, 0, kept}}};
       }
-      case Cut::gate_and_up:
+      case RowCut::gate_and_up:
         check(rows % 2 == 0, "has an odd number of rows, not those of gate and up");
         return {{{0, 0, rows / 2}}, {{rows / 2, 0, rows / 2}}};
-      case Cut::attention:
-      case Cut::joined:
+      case RowCut::attention:
+      case RowCut::joined:
         break;
     }
     return attention_ranges(rows);
@@ -252,7 +255,7 @@ class TensorSplitter {
       ranges[1].push_back({at + queries, group * size, size});
       ranges[2].push_back({at + queries + size, group * size, size});
     }
-    if (rule_.cut == Cut::attention) return ranges;
+    if (rule_.cut == RowCut::attention) return ranges;
     std::vector<RowRange> all = ranges[0];
     for (RowRange range : ranges[1]) {
       range.to += model_.heads * size;
@@ -268,7 +271,7 @@ class TensorSplitter {
   }
 
   const MegatronModel& model_;
-  const Rule& rule_;
+  const MegatronRule& rule_;
   const PiecedTensor& whole_;
   const std::string& what_;
 };
@@ -295,7 +298,7 @@ std::optional<std::vector<MegatronPart>> split_megatron_tensor(const MegatronMod
                                                                const std::string& what) {
   std::vector<MegatronPart> out;
   if (!name.starts_with(layers_prefix)) {
-    const Rule* const rule =
+    const MegatronRule* const rule =
         model.is_gpt2 ? find_rule(gpt2_rules, name) : find_rule(llama_rules, name);
     if (rule == nullptr) return std::nullopt;
     TESSERA_CHECK(!whole.shape.empty(), ErrorCode::checkpoint, "{} is one number", what);
@@ -308,7 +311,7 @@ std::optional<std::vector<MegatronPart>> split_megatron_tensor(const MegatronMod
   const bool numbered = error == std::errc{};
   if (numbered) name.remove_prefix(static_cast<std::size_t>(end - name.data()));
   if (numbered && name.starts_with('.')) name.remove_prefix(1);
-  const Rule* const rule =
+  const MegatronRule* const rule =
       model.is_gpt2 ? find_rule(gpt2_layer_rules, name) : find_rule(llama_layer_rules, name);
   if (rule == nullptr) return std::nullopt;
   TESSERA_CHECK(!whole.shape.empty(), ErrorCode::checkpoint, "{} is one number", what);

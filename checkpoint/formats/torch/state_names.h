@@ -51,7 +51,7 @@ NamedState name_state(StateItems items, const std::function<double(std::size_t h
 inline constexpr const char* param_groups_key = "param_groups";
 inline constexpr const char* step_counts_key = "optimizer_step_counts";
 // The steps that an optimizer has done, by parameter. Error(checkpoint) that begins with `source`
-// for a value that is no whole number.
+// for a value that is not a whole number.
 using StepCounts = std::map<std::string, std::int64_t>;
 void add_step_count(StepCounts& steps, const std::string& parameter, double value,
                     const std::string& source);

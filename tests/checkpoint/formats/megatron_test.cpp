@@ -212,6 +212,28 @@ TEST_F(MegatronFolder, OtherFormsAreRefusedByName) {
   EXPECT_TRUE(has(refusal(), "--ckpt-convert-format torch_dist")) << refusal();
 }
 
+// A part of a chunk becomes a tensor; the checksum of the chunk is compared all the same.
+TEST_F(MegatronFolder, AFlippedBitStopsTheConversion) {
+  use("llama");
+  const std::string values =
+      tensors_of(*open()).at("model/model.layers.1.self_attn.v_proj.weight").bytes;
+  const std::string last = values.substr(values.size() - 16);
+  int damaged = 0;
+  for (const auto& entry : fs::directory_iterator(iteration())) {
+    std::string bytes = read_all(entry.path());
+    const std::size_t at = bytes.find(last);
+    if (at == std::string::npos) continue;
+    bytes[at + 5] ^= 4;
+    write_all(entry.path(), bytes);
+    ++damaged;
+  }
+  ASSERT_EQ(damaged, 1);
+  const std::string text =
+      error_of([&] { (void)convert(path(), work_.path() / "out", {.to = "hf"}); });
+  EXPECT_TRUE(has(text, "is damaged: the checksum of")) << text;
+  EXPECT_FALSE(fs::exists(work_.path() / "out"));
+}
+
 TEST_F(MegatronFolder, TruncatedAndMissingFilesAreRefused) {
   use("gpt2");
   for (const auto& entry : fs::directory_iterator(iteration())) {

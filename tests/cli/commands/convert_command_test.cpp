@@ -37,7 +37,7 @@ void write_holes(const fs::path& folder, int tensors, std::int64_t rows) {
   fs::resize_file(folder / "model.safetensors", header.file_bytes);
 }
 
-// GPT-2 of one layer with sparse weights, 200 MiB of fp32 zeros.
+// GPT-2 of one layer with sparse weights, 180 MiB of fp32 zeros.
 void write_gpt2_holes(const fs::path& folder) {
   fs::create_directories(folder);
   constexpr std::int64_t w = 1024;
@@ -50,8 +50,8 @@ void write_gpt2_holes(const fs::path& folder) {
                                                                       {"attn.c_attn", {w, 3 * w}},
                                                                       {"attn.c_proj", {w, w}},
                                                                       {"ln_2", {w}},
-                                                                      {"mlp.c_fc", {w, 8 * w}},
-                                                                      {"mlp.c_proj", {8 * w, w}}}) {
+                                                                      {"mlp.c_fc", {w, 4 * w}},
+                                                                      {"mlp.c_proj", {4 * w, w}}}) {
     specs.push_back({"transformer.h.0." + name + ".weight", float32, shape});
     specs.push_back({"transformer.h.0." + name + ".bias", float32, {shape.back()}});
   }
@@ -60,7 +60,7 @@ void write_gpt2_holes(const fs::path& folder) {
   fs::resize_file(folder / "model.safetensors", header.file_bytes);
   std::ofstream(folder / "config.json")
       << R"({"model_type":"gpt2","architectures":["GPT2LMHeadModel"],"vocab_size":32768,)"
-      << R"("n_positions":1024,"n_embd":1024,"n_layer":1,"n_head":16,"n_inner":8192})";
+      << R"("n_positions":1024,"n_embd":1024,"n_layer":1,"n_head":16})";
 }
 
 // A matrix of 128 MiB in fp8 with the scales of its blocks, all zero.
