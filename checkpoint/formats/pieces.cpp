@@ -166,8 +166,9 @@ void PieceStore::read_record(std::size_t record, std::uint64_t offset, void* dat
   if (offset != sequence.next) return compare_record(record);
   sequence.crc = crc32(sequence.crc, data, bytes);
   sequence.next += bytes;
-  sequence.compared = sequence.next == stored.bytes;
-  if (sequence.compared) check_crc(stored, sequence.crc, files_);
+  if (sequence.next != stored.bytes) return;
+  check_crc(stored, sequence.crc, files_);
+  sequence.compared = true;
 }
 
 // For a record that is read out of order: once from its beginning to its end.
