@@ -14,9 +14,9 @@ namespace tessera::checkpoint::formats {
 
 const std::vector<Format>& formats() {
   static const std::vector<Format> list = {
-      sharded_format(),   full_format(), dcp_format(),          universal_format(),
-      deepspeed_format(), verl_format(), hugging_face_format(), torch_format(),
-      llmc_format(),      gguf_format(),
+      sharded_format(),   full_format(),      megatron_format(), dcp_format(),
+      universal_format(), deepspeed_format(), verl_format(),     hugging_face_format(),
+      torch_format(),     llmc_format(),      gguf_format(),
   };
   return list;
 }

@@ -154,9 +154,10 @@ class Planner {
         "found no weights to convert{}",
         state > 0 ? fmt::format(", but {} of optimizer state", counted(state, "tensor")) : "");
     TESSERA_CHECK(weights_only || given_.unread_state.empty(), ErrorCode::checkpoint,
-                  "{} beside the weights would be lost: it holds the state of an optimizer whose "
-                  "parameters have numbers for names; --weights-only leaves it out, and to keep it "
-                  "save by get_state_dict of torch.distributed.checkpoint.state_dict or by FSDP",
+                  "{} would be lost: it holds the state of an optimizer without the names of its "
+                  "parameters; --weights-only leaves it out, and to keep it save it with names: by "
+                  "get_state_dict of torch.distributed.checkpoint.state_dict, by FSDP, or by "
+                  "Megatron's --dist-ckpt-optim-fully-reshardable",
                   given_.unread_state);
   }
 

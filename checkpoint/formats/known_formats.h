@@ -20,6 +20,9 @@ const Format& verl_format();
 // PyTorch Distributed Checkpoint: folders of .metadata and *.distcp, and Accelerate's pairs of them
 // (pytorch_model_fsdp_0, optimizer_0).
 const Format& dcp_format();
+// Megatron-Core's torch_dist folders of GPT-2 and models of Llama's build, split into the tensors
+// of transformers; read only.
+const Format& megatron_format();
 // DeepSpeed's ZeRO checkpoints (stages 1, 2 and 3), as documented by its zero_to_fp32.py; read
 // only.
 const Format& deepspeed_format();

@@ -26,6 +26,12 @@ std::int64_t volume(const std::vector<std::int64_t>& sizes) {
   return count;
 }
 
+void check_crc(const StoredRecord& stored, std::uint32_t crc, const FileTable& files) {
+  TESSERA_CHECK(crc == stored.crc, ErrorCode::checkpoint,
+                "'{}' is damaged: the checksum of {} at byte {} differs from its contents'",
+                files.path(stored.file).string(), shown(stored.name), stored.offset);
+}
+
 // The row-major range [first, first + count) as boxes, in order; each is a run of rows.
 void for_each_box(const std::vector<std::int64_t>& shape, std::int64_t first, std::int64_t count,
                   const std::function<void(const Box&)>& visit) {
@@ -155,14 +161,31 @@ void PieceStore::read_record(std::size_t record, std::uint64_t offset, void* dat
   const StoredRecord& stored = records_[record];
   files_.read(stored.file, stored.offset + offset, data, bytes);
   Sequence& sequence = sequences_[record];
-  if (stored.crc == 0) return;
+  if (stored.crc == 0 || sequence.compared) return;
   if (offset == 0) sequence = {};
-  if (offset != sequence.next) return;
+  if (offset != sequence.next) return compare_record(record);
   sequence.crc = crc32(sequence.crc, data, bytes);
   sequence.next += bytes;
-  TESSERA_CHECK(sequence.next != stored.bytes || sequence.crc == stored.crc, ErrorCode::checkpoint,
-                "'{}' is damaged: the checksum of {} at byte {} differs from its contents'",
-                files_.path(stored.file).string(), shown(stored.name), stored.offset);
+  if (sequence.next != stored.bytes) return;
+  check_crc(stored, sequence.crc, files_);
+  sequence.compared = true;
+}
+
+// For a record that is read out of order: once from its beginning to its end.
+void PieceStore::compare_record(std::size_t record) {
+  const StoredRecord& stored = records_[record];
+  std::vector<std::byte> part(static_cast<std::size_t>(
+      std::min<std::uint64_t>(stored.bytes, static_cast<std::uint64_t>(window_bytes))));
+  std::uint32_t crc = 0;
+  for (std::uint64_t at = 0; at < stored.bytes;) {
+    const auto bytes =
+        static_cast<std::size_t>(std::min<std::uint64_t>(stored.bytes - at, part.size()));
+    files_.read(stored.file, stored.offset + at, part.data(), bytes);
+    crc = crc32(crc, part.data(), bytes);
+    at += bytes;
+  }
+  check_crc(stored, crc, files_);
+  sequences_[record].compared = true;
 }
 
 // A box to copy. Its dimensions are in the order of the record, the largest step first.

@@ -85,8 +85,10 @@ class PieceStore {
   struct Sequence {  // bytes of a record that were read from its beginning
     std::uint64_t next = 0;
     std::uint32_t crc = 0;
+    bool compared = false;  // the checksum of the whole record
   };
   void read_record(std::size_t record, std::uint64_t offset, void* data, std::size_t bytes);
+  void compare_record(std::size_t record);
   void copy_box(const PiecedTensor& tensor, const Box& box, std::byte* data);
   void copy(Copy& plan, std::size_t dimension, std::int64_t source, std::byte* data);
   FileTable files_;

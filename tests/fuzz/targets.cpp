@@ -233,6 +233,18 @@ void run_verl(std::string_view bytes) {
   read_through(*verl_format().open(folder.path()));
 }
 
+// The arguments, the metadata and one rank's tensors.
+void run_megatron(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [common, rest] = two_files(bytes);
+  const auto [metadata, tensors] = two_files(rest);
+  write_bytes(folder.path() / "metadata.json", R"({"sharded_backend": "torch_dist"})");
+  write_bytes(folder.path() / "common.pt", common);
+  write_bytes(folder.path() / ".metadata", metadata);
+  write_bytes(folder.path() / "__0_0.distcp", tensors);
+  read_through(*megatron_format().open(folder.path()));
+}
+
 void run_deepspeed(std::string_view bytes) {
   static const ScratchFolder folder;
   const auto [model, optimizer] = two_files(bytes);
@@ -399,6 +411,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"safetensors_shards", tolerant<run_safetensors_shards>},
       {"deepspeed", tolerant<run_deepspeed>},
       {"verl", tolerant<run_verl>},
+      {"megatron", tolerant<run_megatron>},
       {"universal", tolerant<run_universal>},
       {"torch_file", tolerant<run_torch_file>},
       {"gguf", tolerant<run_gguf>},

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "checkpoint/formats/beside.h"
-#include "checkpoint/formats/dcp/dcp_metadata.h"
 #include "checkpoint/formats/dcp/dcp_sink.h"
+#include "checkpoint/formats/dcp/dcp_tensors.h"
 #include "checkpoint/formats/dcp/safetensors_shards.h"
 #include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/torch/torch_state.h"
@@ -18,8 +18,6 @@ namespace tessera::checkpoint::formats {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* dcp_metadata_name = ".metadata";
 
 bool has_file(const fs::path& folder, const std::string& name) {
   std::error_code error;
@@ -70,51 +68,24 @@ class DcpOpener {
 
  private:
   void add_folder(const fs::path& folder) {
-    const fs::path path = folder / dcp_metadata_name;
-    const DcpMetadata metadata =
-        parse_dcp_metadata(read_file(path, pickle_bytes_limit), fmt::format("'{}'", path.string()));
+    const DcpMetadata metadata = read_dcp_metadata(folder);
     for (const DcpTensor& tensor : metadata.tensors) add_tensor(folder, tensor);
     for (const DcpBytes& value : metadata.values) add_value(folder, value);
   }
 
-  TorchArchive archive(const fs::path& folder, const DcpPlace& place) {
-    FileTable& files = store_.files();
-    const std::size_t file = files.add(folder / place.file);
-    const std::string source =
-        fmt::format("'{}' at byte {}", (folder / place.file).string(), place.offset);
-    const std::uint64_t size = files.size(file);
-    TESSERA_CHECK(place.offset <= size && place.bytes <= size - place.offset, ErrorCode::checkpoint,
-                  "{}: the metadata states {} bytes there, but the file has {}: it is "
-                  "truncated",
-                  source, place.bytes, size);
-    return {files, file, place.offset, place.bytes, source};
-  }
-
   void add_tensor(const fs::path& folder, const DcpTensor& tensor) {
-    PiecedTensor pieced{tensor.stored, tensor.shape, {}};
     std::string memory;  // the same places in the files are the same tensor
     for (const DcpChunk& chunk : tensor.chunks) {
-      const TorchArchive from = archive(folder, chunk.place);
-      const auto stored = from.tensor(from.root());
-      TESSERA_CHECK(
-          stored.has_value() && stored->shape == chunk.box.sizes && stored->stored == tensor.stored,
-          ErrorCode::checkpoint, "{}: the tensor there is not the metadata's {} of {} at {}",
-          from.source(), shown(tensor.key), describe_shape(chunk.box.sizes),
-          describe_shape(chunk.box.offsets));
-      Piece piece{chunk.box, store_.add_record(from.storage(stored->key)), stored->first,
-                  stored->strides};
-      pieced.pieces.push_back(std::move(piece));
       memory += fmt::format("{}/{}:{}\n", folder.string(), chunk.place.file, chunk.place.offset);
-      ++chunks_;
     }
-    const std::string what =
-        fmt::format("'{}': tensor {}", (folder / dcp_metadata_name).string(), shown(tensor.key));
+    chunks_ += tensor.chunks.size();
     StateTensor item;
     item.path = tensor.path;
     item.stored = tensor.stored;
     item.shape = tensor.shape;
     item.memory = std::move(memory);
-    item.handle = store_.add_tensor(std::move(pieced), what);
+    item.handle =
+        store_.add_tensor(dcp_pieces(store_, folder, tensor), dcp_tensor_name(folder, tensor));
     items_.tensors.push_back(std::move(item));
   }
 
@@ -126,7 +97,7 @@ class DcpOpener {
       if (left_out_++ == 0) first_left_out_ = value.key;
       return;
     }
-    const TorchArchive from = archive(folder, value.place);
+    const TorchArchive from = open_dcp_archive(store_, folder, value.place);
     add_state(items_, store_, from, from.root(), value.path);
   }
 

@@ -30,8 +30,14 @@ bool is_dcp_global(std::string_view global) {
       "Metadata",         "MetadataIndex",        "TensorStorageMetadata",
       "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata",
       "StorageMeta",      "_MEM_FORMAT_ENCODING"};
-  constexpr std::array<std::string_view, 9> others{
+  constexpr std::array<std::string_view, 14> others{
       storage_info,
+      // The plans of each rank's save, which Megatron-Core keeps and nothing here reads.
+      "torch.distributed.checkpoint.planner.SavePlan",
+      "torch.distributed.checkpoint.planner.WriteItem",
+      "torch.distributed.checkpoint.planner.WriteItemType",
+      "torch.distributed.checkpoint.planner.TensorWriteData",
+      "torch.distributed.checkpoint.planner.BytesIOWriteData",
       // The modules of these classes in older PyTorch.
       "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
       "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING", "pathlib.PosixPath",

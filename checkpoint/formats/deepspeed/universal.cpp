@@ -74,8 +74,8 @@ class UniversalOpener {
       }
     }
     add_others();
-    note_steps();
     finish_zero_contents(contents_, model_, std::move(groups_), step_);
+    keep_step_counts(steps_, contents_.state().contents);
     add_model_files(contents_.state().contents, folder_);
     add_model_files(contents_.state().contents, path);
     return make_source(std::move(store_), std::move(contents_.state()));
@@ -115,10 +115,10 @@ class UniversalOpener {
       return;
     }
     const TorchArchive from = open_zero_file(store_, path);
-    PickleToJson json;
+    PickleToJson converter;
     if (const auto groups = from.root().find("param_groups")) {
       for (std::size_t i = 0; i < groups->size(); ++i) {
-        nlohmann::json group = json.convert(groups->at(i));
+        nlohmann::json group = converter.convert(groups->at(i));
         if (!group.is_object()) continue;
         group.erase("params");
         group.erase("step");
@@ -129,20 +129,16 @@ class UniversalOpener {
     const auto states = base ? base->find("state") : std::nullopt;
     if (!states || !states->is(PickleKind::dict) || states->size() == 0) return;
     if (const auto step = states->value(0).find("step")) {
-      step_ = step_of(from, *step, "the optimizer");
+      StepCounts counts;
+      add_step_count(counts, "the optimizer", number_of(from, *step), source_);
+      step_ = counts.begin()->second;
     }
   }
 
-  std::int64_t step_of(const TorchArchive& from, const PickleValue& value,
-                       const std::string& what) {
-    double step = 0;
-    if (const auto tensor = from.tensor(value)) {
-      step = store_.number(add_torch_tensor(store_, from, *tensor, from.source() + ": step"));
-    } else {
-      step = value.number();
-    }
-    check(step >= 0 && step < 1e15, "the step of {} is {}", shown(what), step);
-    return static_cast<std::int64_t>(step);
+  double number_of(const TorchArchive& from, const PickleValue& value) {
+    const auto tensor = from.tensor(value);
+    if (!tensor) return value.number();
+    return store_.number(add_torch_tensor(store_, from, *tensor, from.source() + ": step"));
   }
 
   // The files of a parameter; `shape` as the model's file states it, if it does.
@@ -163,7 +159,8 @@ class UniversalOpener {
     for (const std::string& key : keys) {
       const TorchArchive from = open_zero_file(store_, folder / (key + std::string(tensor_ending)));
       if (key == "step") {
-        steps_.emplace(step_of(from, from.root(), name), name);
+        add_step_count(steps_, ZeroContents::plain_name(name), number_of(from, from.root()),
+                       source_);
       } else {
         add_tensor(from, name, key, shape);
       }
@@ -217,16 +214,6 @@ class UniversalOpener {
     contents_.note("a universal checkpoint; the weights are the optimizer's");
   }
 
-  void note_steps() {
-    if (steps_.empty()) return;
-    step_ = steps_.rbegin()->first;
-    if (steps_.size() > 1) {
-      contents_.note("the optimizer's steps differ by parameter: {} of {}, {} of {}",
-                     steps_.begin()->first, shown(steps_.begin()->second), steps_.rbegin()->first,
-                     shown(steps_.rbegin()->second));
-    }
-  }
-
   fs::path folder_;
   std::string source_;
   PieceStore store_;
@@ -236,7 +223,7 @@ class UniversalOpener {
   ZeroModel model_;
   std::map<std::string, const NamedShape*> shapes_;
   std::vector<nlohmann::json> groups_;
-  std::map<std::int64_t, std::string> steps_;  // with a parameter that has done them
+  StepCounts steps_;
   std::optional<std::int64_t> step_;
 };
 

@@ -147,9 +147,9 @@ class PartitionReader {
   void read_hyperparameters(const PickleValue& base) {
     const auto groups = base.find("param_groups");
     if (!groups.has_value()) return;
-    PickleToJson json;
+    PickleToJson converter;
     for (std::size_t i = 0; i < groups->size(); ++i) {
-      nlohmann::json group = json.convert(groups->at(i));
+      nlohmann::json group = converter.convert(groups->at(i));
       if (!group.is_object()) continue;
       if (const auto step = group.find("step"); step != group.end() && step->is_number_integer()) {
         out_.step = std::max(out_.step.value_or(0), step->get<std::int64_t>());

@@ -204,11 +204,11 @@ class Namer {
           "FSDP.optim_state_dict to keep it");
       return;
     }
-    std::map<std::string, std::int64_t> steps;
+    StepCounts steps;
     std::set<std::string> seen;
     for (const OptimizerTensor& state : states) {
       if (state.key == "step") {
-        add_step(steps, state.parameter, number_(state.tensor->handle));
+        add_step_count(steps, state.parameter, number_(state.tensor->handle), source_);
         continue;
       }
       const std::string name =
@@ -218,42 +218,19 @@ class Namer {
       add(Part::optimizer, name, *state.tensor);
     }
     plain_steps(steps);
-    finish_steps(steps);
+    keep_step_counts(steps, out_.contents);
     finish_groups();
   }
 
-  void add_step(std::map<std::string, std::int64_t>& steps, const std::string& parameter,
-                double value) {
-    TESSERA_CHECK(value >= 0 && value < 1e15 && value == std::floor(value), ErrorCode::checkpoint,
-                  "{}: the step of {} is {}, not a whole number", source_, shown(parameter), value);
-    steps[parameter] = static_cast<std::int64_t>(value);
-  }
-
   // Older PyTorch kept steps as numbers.
-  void plain_steps(std::map<std::string, std::int64_t>& steps) {
+  void plain_steps(StepCounts& steps) {
     for (const StateValue& each : items_.values) {
       const bool is_step = each.path.size() >= 3 && each.path.back() == "step" &&
                            each.path[each.path.size() - 3] == "state" && each.value.is_number();
       if (!is_step || is_digits(each.path[each.path.size() - 2])) continue;
-      add_step(steps, parameter_name(each.path[each.path.size() - 2]), each.value.get<double>());
+      add_step_count(steps, parameter_name(each.path[each.path.size() - 2]),
+                     each.value.get<double>(), source_);
     }
-  }
-
-  void finish_steps(const std::map<std::string, std::int64_t>& steps) {
-    if (steps.empty()) return;
-    const auto [least, most] =
-        std::minmax_element(steps.begin(), steps.end(),
-                            [](const auto& a, const auto& b) { return a.second < b.second; });
-    out_.contents.scalars.set("step", most->second);
-    if (least->second != most->second) {
-      note("the optimizer's steps differ by parameter: {} of {}, {} of {}", least->second,
-           shown(least->first), most->second, shown(most->first));
-    }
-    json& counts = scalars()[step_counts_key] = json::object();
-    for (const TensorInfo& tensor : out_.contents.tensors) {
-      if (tensor.part == Part::model) counts[tensor.name] = 0;  // without state: not stepped yet
-    }
-    for (const auto& [name, step] : steps) counts[name] = step;
   }
 
   void finish_groups() {
@@ -303,6 +280,30 @@ std::string unwrapped_name(const std::string& name) {
     }
   }
   return out;
+}
+
+void add_step_count(StepCounts& steps, const std::string& parameter, double value,
+                    const std::string& source) {
+  TESSERA_CHECK(value >= 0 && value < 1e15 && value == std::floor(value), ErrorCode::checkpoint,
+                "{}: the step of {} is {}, not a whole number", source, shown(parameter), value);
+  steps[parameter] = static_cast<std::int64_t>(value);
+}
+
+void keep_step_counts(const StepCounts& steps, Contents& contents) {
+  if (steps.empty()) return;
+  const auto [least, most] = std::minmax_element(
+      steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  contents.scalars.set("step", most->second);
+  if (least->second != most->second) {
+    contents.notes.push_back(
+        fmt::format("the optimizer's steps differ by parameter: {} of {}, {} of {}", least->second,
+                    shown(least->first), most->second, shown(most->first)));
+  }
+  json& counts = json_of(contents.scalars)[step_counts_key] = json::object();
+  for (const TensorInfo& tensor : contents.tensors) {
+    if (tensor.part == Part::model) counts[tensor.name] = 0;  // without state: not stepped yet
+  }
+  for (const auto& [name, step] : steps) counts[name] = step;
 }
 
 NamedState name_state(StateItems items, const std::function<double(std::size_t)>& number,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -49,6 +50,14 @@ NamedState name_state(StateItems items, const std::function<double(std::size_t h
 // ..., "params": [names]}, and the steps done by parameter.
 inline constexpr const char* param_groups_key = "param_groups";
 inline constexpr const char* step_counts_key = "optimizer_step_counts";
+// The steps that an optimizer has done, by parameter. Error(checkpoint) that begins with `source`
+// for a value that is not a whole number.
+using StepCounts = std::map<std::string, std::int64_t>;
+void add_step_count(StepCounts& steps, const std::string& parameter, double value,
+                    const std::string& source);
+// Keeps them: the largest as the scalar "step", and all under step_counts_key, with 0 for
+// parameters without state. Notes it if they differ. No steps: nothing is kept.
+void keep_step_counts(const StepCounts& steps, Contents& contents);
 // The name without the wrappers around its module.
 std::string unwrapped_name(const std::string& name);
 

@@ -5,6 +5,7 @@
 
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/faulty_calls.h"
+#include "checkpoint/formats/formats_testing.h"
 #include "checkpoint/formats/gguf_testing.h"
 #include "checkpoint/support.h"
 
@@ -13,11 +14,17 @@ namespace {
 
 using namespace testing;
 
+// What is converted: a save of this library, a Hugging Face folder of GPT-2, one with weights in
+// fp8, and folders that other programs wrote.
+enum class From : std::uint8_t { save, gpt2, fp8, verl, universal, megatron };
+
 struct ConvertScenario {
   const char* name;
   const char* to;
-  bool over_old;
-  bool no_exchange;
+  bool over_old = false;
+  bool no_exchange = false;
+  From from = From::save;
+  const char* type = "";
 };
 
 void PrintTo(const ConvertScenario& scenario, std::ostream* out) {
@@ -29,10 +36,65 @@ class ConvertFaults : public ::testing::TestWithParam<ConvertScenario> {
   void SetUp() override {
     save_version(folder_.path() / "run", 1, {.files = {{"config.json", "{}"}}});
     save_version(folder_.path() / "old", 2);
-    if (is_gguf()) {
-      write_small_model(folder_.path() / "gpt2", small_gpt2_tensors(4), small_gpt2_config(4));
+    if (GetParam().from == From::gpt2) {
+      write_small_model(source(), small_gpt2_tensors(width()), small_gpt2_config(width()));
     }
+    if (GetParam().from == From::fp8) write_fp8(source());
     reset();
+  }
+
+  [[nodiscard]] fs::path source() const {
+    switch (GetParam().from) {
+      case From::save:
+        return folder_.path() / "run" / "step-1";
+      case From::gpt2:
+      case From::fp8:
+        break;
+      case From::verl:
+        return fixture("verl");
+      case From::universal:
+        return fixture("universal2");
+      case From::megatron:
+        return fixture("megatron/gpt2");
+    }
+    return folder_.path() / "model";
+  }
+  [[nodiscard]] static std::size_t weights() {
+    switch (GetParam().from) {
+      case From::save:
+        return model_plans().size();
+      case From::gpt2:
+        return small_gpt2_tensors().size();
+      case From::fp8:
+        return 2;
+      case From::verl:
+        return 4;
+      case From::universal:
+        return 5;
+      case From::megatron:
+        break;
+    }
+    return 28;
+  }
+  // Blocks of q8_0 have 32 elements.
+  [[nodiscard]] static std::int64_t width() { return GetParam().type[0] != '\0' ? 32 : 4; }
+
+  // DeepSeek's form: a matrix in fp8 with the scale of its block, and a norm.
+  static void write_fp8(const fs::path& folder) {
+    fs::create_directories(folder);
+    std::string header =
+        R"({"a.weight":{"dtype":"F8_E4M3","shape":[4,8],"data_offsets":[0,32]},)"
+        R"("a.weight_scale_inv":{"dtype":"F32","shape":[1,1],"data_offsets":[32,36]},)"
+        R"("n.weight":{"dtype":"BF16","shape":[2],"data_offsets":[36,40]}})";
+    header.append((8 - header.size() % 8) % 8, ' ');
+    std::string length(8, '\0');
+    length[0] = static_cast<char>(header.size() & 255);
+    length[1] = static_cast<char>(header.size() >> 8);
+    write_all(folder / "model.safetensors", length + header + std::string(32, '\x38') +
+                                                std::string("\0\0\x80\x3f", 4) +
+                                                std::string("\x80\x3f\x80\x3f", 4));
+    write_all(folder / "config.json",
+              R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128]}})");
   }
 
   void reset() {
@@ -45,8 +107,9 @@ class ConvertFaults : public ::testing::TestWithParam<ConvertScenario> {
   void run(FaultyCalls& calls) {
     calls.no_exchange = GetParam().no_exchange;
     const ScopedSystemCalls scope(calls);
-    convert(is_gguf() ? folder_.path() / "gpt2" : folder_.path() / "run" / "step-1", target(),
-            {.to = GetParam().to, .world_size = 2, .force = GetParam().over_old});
+    ConvertOptions options{.to = GetParam().to, .world_size = 2, .force = GetParam().over_old};
+    options.type = GetParam().type;
+    convert(source(), target(), options);
   }
 
   int count_calls() {
@@ -59,10 +122,14 @@ class ConvertFaults : public ::testing::TestWithParam<ConvertScenario> {
   void expect_new() {
     const auto report = convert(target(), folder_.path() / "read", {.to = "hf", .force = true});
     EXPECT_EQ(report.source_format, GetParam().to);
-    EXPECT_EQ(report.tensors.size(),
-              is_gguf() ? small_gpt2_tensors().size() : model_plans().size());
+    EXPECT_EQ(report.tensors.size(), weights());
     const std::string to = GetParam().to;
-    if (to == "full" || to == "sharded") expect_version(target(), 1);
+    const bool is_step = to == "full" || to == "sharded";
+    if (GetParam().from == From::save && is_step) expect_version(target(), 1);
+    if (GetParam().from == From::gpt2 && to == "hf") {
+      EXPECT_TRUE(fs::exists(target() / "README.md"));
+      EXPECT_TRUE(fs::exists(target() / "generation_config.json"));
+    }
   }
 
   // The target is complete; returns true if it is the new one.
@@ -101,7 +168,6 @@ class ConvertFaults : public ::testing::TestWithParam<ConvertScenario> {
     }
   }
 
-  [[nodiscard]] static bool is_gguf() { return std::string(GetParam().to) == "gguf"; }
   [[nodiscard]] fs::path place() const { return folder_.path() / "place"; }
   [[nodiscard]] fs::path target() const { return place() / "out"; }
 
@@ -147,12 +213,20 @@ TEST_P(ConvertFaults, FailsAtEveryCall) {
 
 INSTANTIATE_TEST_SUITE_P(
     Scenarios, ConvertFaults,
-    ::testing::Values(ConvertScenario{"ToSharded", "sharded", false, false},
-                      ConvertScenario{"ToHuggingFace", "hf", false, false},
-                      ConvertScenario{"ToGguf", "gguf", false, false},
-                      ConvertScenario{"ToUniversal", "universal", false, false},
-                      ConvertScenario{"FullOverOld", "full", true, false},
-                      ConvertScenario{"FullOverOldWithoutExchange", "full", true, true}),
+    ::testing::Values(
+        ConvertScenario{"ToSharded", "sharded"}, ConvertScenario{"ToHuggingFace", "hf"},
+        ConvertScenario{"ToDcp", "dcp"}, ConvertScenario{"ToTorch", "torch"},
+        ConvertScenario{"ToUniversal", "universal"},
+        ConvertScenario{.name = "ToGguf", .to = "gguf", .from = From::gpt2},
+        ConvertScenario{
+            .name = "ToQuantisedGguf", .to = "gguf", .from = From::gpt2, .type = "q8_0"},
+        ConvertScenario{.name = "ToTheHub", .to = "hf", .from = From::gpt2},
+        ConvertScenario{.name = "FromFp8", .to = "hf", .from = From::fp8},
+        ConvertScenario{.name = "FromVerl", .to = "full", .from = From::verl},
+        ConvertScenario{.name = "FromUniversal", .to = "full", .from = From::universal},
+        ConvertScenario{.name = "FromMegatron", .to = "hf", .from = From::megatron},
+        ConvertScenario{"FullOverOld", "full", true, false},
+        ConvertScenario{"FullOverOldWithoutExchange", "full", true, true}),
     [](const auto& scenario) { return std::string(scenario.param.name); });
 
 // Reads and writes at most 1000 bytes per call; a signal interrupts every second call.

@@ -6,6 +6,7 @@
 #include "checkpoint/formats/deepspeed/universal.h"
 #include "checkpoint/formats/formats_testing.h"
 #include "checkpoint/formats/known_formats.h"
+#include "checkpoint/formats/torch/state_names.h"
 #include "checkpoint/state/scalars_json.h"
 
 namespace tessera::checkpoint {
@@ -95,19 +96,32 @@ TEST_P(UniversalFolder, EveryTruncationIsRefused) {
   }
 }
 
-TEST_P(UniversalFolder, WrongStepsAreRefused) {
-  const auto with_step = [&](std::int64_t step) {
+TEST_P(UniversalFolder, StepsAreOfEachParameter) {
+  const auto with_step = [&](double step) {
     PickleWriter pickle;
-    pickle.integer(step);
+    pickle.real(step);
     const fs::path path = tensors() / "norm.bias/step.pt";
     fs::remove(path);
     write_torch_file(path, pickle.finish());
   };
-  with_step(-1);
-  EXPECT_TRUE(has(refusal(), "step of \"norm.bias\" is -1"));
+  for (const double wrong : {-1.0, 4.5, 1e16}) {
+    with_step(wrong);
+    EXPECT_TRUE(has(refusal(), "step of \"norm.bias\" is")) << wrong;
+  }
   with_step(5);
   const auto source = formats::recognise(path()).open(path());
-  EXPECT_EQ(source->contents().scalars.get<std::int64_t>("step"), 5);
+  const Scalars& scalars = source->contents().scalars;
+  EXPECT_EQ(scalars.get<std::int64_t>("step"), 5);
+  const nlohmann::json& counts = json_of(scalars).at(formats::step_counts_key);
+  EXPECT_EQ(counts.at("norm.bias"), 5);
+  if (GetParam() == 2) {
+    EXPECT_EQ(counts.at("head.weight"), 4);  // stage 3 has no others
+  }
+  // Written and read again.
+  const fs::path out = folder_.path() / "out";
+  (void)convert(path(), out, {.to = "universal"});
+  const auto again = formats::recognise(out).open(out);
+  EXPECT_EQ(json_of(again->contents().scalars).at(formats::step_counts_key).at("norm.bias"), 5);
 }
 
 TEST(Universal, NamesThatAreNoFoldersAreRefused) {

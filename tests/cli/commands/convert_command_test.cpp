@@ -37,6 +37,49 @@ void write_holes(const fs::path& folder, int tensors, std::int64_t rows) {
   fs::resize_file(folder / "model.safetensors", header.file_bytes);
 }
 
+// GPT-2 of one layer with sparse weights, 180 MiB of fp32 zeros.
+void write_gpt2_holes(const fs::path& folder) {
+  fs::create_directories(folder);
+  constexpr std::int64_t w = 1024;
+  std::vector<checkpoint::TensorSpec> specs{{"transformer.wte.weight", float32, {32768, w}},
+                                            {"transformer.wpe.weight", float32, {1024, w}},
+                                            {"transformer.ln_f.weight", float32, {w}},
+                                            {"transformer.ln_f.bias", float32, {w}}};
+  for (const auto& [name, shape] :
+       std::vector<std::pair<std::string, std::vector<std::int64_t>>>{{"ln_1", {w}},
+                                                                      {"attn.c_attn", {w, 3 * w}},
+                                                                      {"attn.c_proj", {w, w}},
+                                                                      {"ln_2", {w}},
+                                                                      {"mlp.c_fc", {w, 4 * w}},
+                                                                      {"mlp.c_proj", {4 * w, w}}}) {
+    specs.push_back({"transformer.h.0." + name + ".weight", float32, shape});
+    specs.push_back({"transformer.h.0." + name + ".bias", float32, {shape.back()}});
+  }
+  const auto header = checkpoint::compose_safetensors_header(specs);
+  std::ofstream(folder / "model.safetensors", std::ios::binary) << header.bytes;
+  fs::resize_file(folder / "model.safetensors", header.file_bytes);
+  std::ofstream(folder / "config.json")
+      << R"({"model_type":"gpt2","architectures":["GPT2LMHeadModel"],"vocab_size":32768,)"
+      << R"("n_positions":1024,"n_embd":1024,"n_layer":1,"n_head":16})";
+}
+
+// A matrix of 128 MiB in fp8 with the scales of its blocks, all zero.
+void write_fp8_holes(const fs::path& folder) {
+  fs::create_directories(folder);
+  std::string header =
+      R"({"a.weight":{"dtype":"F8_E4M3","shape":[131072,1024],"data_offsets":[0,134217728]},)"
+      R"("a.weight_scale_inv":{"dtype":"F32","shape":[1024,8],)"
+      R"("data_offsets":[134217728,134250496]}})";
+  header.append((8 - header.size() % 8) % 8, ' ');
+  std::string length(8, '\0');
+  length[0] = static_cast<char>(header.size() & 255);
+  length[1] = static_cast<char>(header.size() >> 8);
+  std::ofstream(folder / "model.safetensors", std::ios::binary) << length << header;
+  fs::resize_file(folder / "model.safetensors", 8 + header.size() + 134250496);
+  std::ofstream(folder / "config.json")
+      << R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128]}})";
+}
+
 std::vector<std::string> names_beside(const fs::path& path) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(path.parent_path())) {
@@ -109,37 +152,69 @@ TEST(ConvertCommand, WithoutADataPositionTheOrderStartsOver) {
   EXPECT_EQ(metrics[0].at("step"), 4);
 }
 
+// Runs a conversion within 64 MB of memory that is written: allocations, stacks, data of the
+// libraries. Returns its report.
+nlohmann::json convert_in_little_memory(const TrainingFolder& folder, const std::string& source,
+                                        const std::string& target,
+                                        const std::vector<std::string>& options) {
+  const std::string report = folder.path(target + ".json");
+  std::vector<std::string> words{program_path(),      "convert",      folder.path(source),
+                                 folder.path(target), "--max-memory", "64MB",
+                                 "--verify",          "--json",       report};
+  words.insert(words.end(), options.begin(), options.end());
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit limit{64'000'000, 64'000'000};
+    ::setrlimit(RLIMIT_DATA, &limit);
+    ::close(STDOUT_FILENO);
+    ::open("/dev/null", O_WRONLY);
+    ::setenv("OMP_NUM_THREADS", "1", 1);
+    ::execv(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  rusage usage{};
+  EXPECT_EQ(::wait4(child, &status, 0, &usage), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << target << " " << status;
+  EXPECT_LT(usage.ru_maxrss * 1024, 64'000'000) << target;
+  if (!fs::exists(report)) return {};
+  nlohmann::json values = nlohmann::json::parse(read_text(report));
+  EXPECT_LT(values.at("peak_memory").get<std::int64_t>(), 64'000'000) << target;
+  return values;
+}
+
 TEST(ConvertCommand, StaysWithinItsMemory) {
   if (testing::address_sanitizer || testing::thread_sanitizer) {
     GTEST_SKIP() << "a sanitizer's own memory is larger";
   }
   const TrainingFolder folder;
   write_holes(folder.path("weights"), 4, 16384);  // 256 MiB in tensors of 64 MiB
-  for (const std::string format : {"full", "sharded", "hf"}) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      // Memory that is written: allocations, stacks, data of the libraries.
-      const rlimit limit{64'000'000, 64'000'000};
-      ::setrlimit(RLIMIT_DATA, &limit);
-      ::close(STDOUT_FILENO);
-      ::open("/dev/null", O_WRONLY);
-      const std::string program = program_path(), source = folder.path("weights"),
-                        target = folder.path(format), report = folder.path(format + ".json");
-      ::setenv("OMP_NUM_THREADS", "1", 1);
-      ::execl(program.c_str(), program.c_str(), "convert", source.c_str(), target.c_str(), "--to",
-              format.c_str(), "--world-size", "3", "--dtype", "bf16", "--max-memory", "64MB",
-              "--verify", "--json", report.c_str(), nullptr);
-      ::_exit(127);
-    }
-    int status = 0;
-    rusage usage{};
-    ASSERT_EQ(::wait4(child, &status, 0, &usage), child);
-    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << format << " " << status;
-    EXPECT_LT(usage.ru_maxrss * 1024, 64'000'000) << format;
-    const auto report = nlohmann::json::parse(read_text(folder.path(format + ".json")));
-    EXPECT_EQ(report.at("bytes_read"), 256u << 20);
-    EXPECT_LT(report.at("peak_memory").get<std::int64_t>(), 64'000'000);
+  for (const std::string format : {"full", "sharded", "hf", "dcp", "torch", "universal"}) {
+    const auto report = convert_in_little_memory(
+        folder, "weights", format, {"--to", format, "--world-size", "3", "--dtype", "bf16"});
+    EXPECT_EQ(report.value("bytes_read", 0u), 256u << 20) << format;
   }
+  for (const std::string format : {"dcp", "torch", "universal"}) {
+    convert_in_little_memory(folder, format, "from-" + format, {"--to", "hf"});
+  }
+}
+
+// Elements are decoded and encoded on the way.
+TEST(ConvertCommand, StaysWithinItsMemoryWithOtherElements) {
+  if (testing::address_sanitizer || testing::thread_sanitizer) {
+    GTEST_SKIP() << "a sanitizer's own memory is larger";
+  }
+  const TrainingFolder folder;
+  write_gpt2_holes(folder.path("gpt2"));
+  for (const std::string type : {"bf16", "q8_0", "q4_k"}) {
+    convert_in_little_memory(folder, "gpt2", type + ".gguf", {"--to", "gguf", "--type", type});
+    convert_in_little_memory(folder, type + ".gguf", "from-" + type, {"--to", "hf"});
+  }
+  write_fp8_holes(folder.path("fp8"));
+  convert_in_little_memory(folder, "fp8", "from-fp8", {"--to", "hf"});
 }
 
 TEST(ConvertCommand, AStoppedConversionLeavesNothing) {
