@@ -16,24 +16,24 @@ namespace {
 using namespace testing;
 
 constexpr int two_ranks = 2;
-constexpr std::int64_t tensors = 7;
-constexpr std::int64_t elements = 600'001;  // 2.3 MiB; a rank has half
+constexpr std::int64_t tensor_count = 7;
+constexpr std::int64_t tensor_elements = 600'001;  // 2.3 MiB; a rank has half
 
 // A rank's halves of the tensors, with a different number in each tensor.
 struct Halves {
   explicit Halves(int rank, bool filled) {
-    const std::int64_t part = (elements + two_ranks - 1) / two_ranks;
+    const std::int64_t part = (tensor_elements + two_ranks - 1) / two_ranks;
     const std::int64_t first = part * rank;
-    const std::int64_t count = std::min(part, elements - first);
-    memory.assign(static_cast<std::size_t>(count * tensors), -1.0f);
-    for (std::int64_t t = 0; t < tensors; ++t) {
+    const std::int64_t count = std::min(part, tensor_elements - first);
+    memory.assign(static_cast<std::size_t>(count * tensor_count), -1.0f);
+    for (std::int64_t t = 0; t < tensor_count; ++t) {
       float* const values = memory.data() + t * count;
       for (std::int64_t i = 0; filled && i < count; ++i) {
-        values[i] = static_cast<float>(t * elements + first + i);
+        values[i] = static_cast<float>(t * tensor_elements + first + i);
       }
       state.model.push_back({"layer." + std::to_string(t),
                              DType::float32,
-                             {elements},
+                             {tensor_elements},
                              {{first, count, reinterpret_cast<std::byte*>(values)}}});
     }
     if (filled) state.scalars.set("step", 1);
