@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-// What is kept of a model, in each of its layers; none: all.
+// The number of heads and columns that each layer keeps; none: all.
 struct NarrowOptions {
   std::optional<std::int64_t> heads = {};  // attention heads
   std::optional<std::int64_t> ffn = {};    // columns of the feed-forward layer

@@ -23,7 +23,7 @@ bool is_beside_encoder(const std::string& name) {
   return name == "classifier.weight" || name == "classifier.bias" || name.starts_with("pooler.");
 }
 
-// What lies in an encoder's step beside it, without a place to read it to.
+// Adds the tensors of a step that are not the encoder's: they are passed over, not read.
 void add_passed_over(const std::string& folder, checkpoint::State& state) {
   const auto source = checkpoint::formats::recognise(folder).open(folder);
   for (const auto& stored : source->contents().tensors) {

@@ -1,4 +1,4 @@
-// What a Megatron checkpoint says of its model.
+// The model's settings and sizes in a Megatron checkpoint.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@ namespace {
 
 using namespace testing;
 
-// What is converted: a save of this library, a Hugging Face folder of GPT-2, one with weights in
+// The tests convert a save of this library, a Hugging Face folder of GPT-2, one with weights in
 // fp8, and folders that other programs wrote.
 enum class From : std::uint8_t { save, gpt2, fp8, verl, universal, megatron };
 
