@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from test_gguf import K_QUANTS, TYPES, llama_cpp_quantise  # noqa: F401
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NEW_TOKENS = 24
 
 
@@ -73,7 +72,9 @@ def test_llama_cpp_writes_the_same_greedy_tokens(tessera, make):
 
 
 def text_bytes():
-    text = b"".join(path.read_bytes() for path in sorted((ROOT / "docs").glob("*.md")))
+    """Text that changes with the version of PyTorch only, so that a change of the project does not change the model."""
+    sources = sorted((pathlib.Path(torch.__file__).parent / "nn/modules").glob("*.py"))
+    text = b"".join(path.read_bytes() for path in sources)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
@@ -83,9 +84,20 @@ def loss_of(model, ids):
     return sum(losses) / len(losses)
 
 
+def log_probabilities_of(model, ids):
+    with torch.no_grad():
+        return torch.cat([model(batch).logits.double().log_softmax(-1) for batch in ids.split(16)])
+
+
+def divergence(exact, rounded):
+    """The mean Kullback-Leibler divergence of a position. Unlike a loss, which rounding can also lower by chance, it
+    grows with the square of the rounding errors."""
+    return (exact.exp() * (exact - rounded)).sum(-1).mean().item()
+
+
 @pytest.fixture(scope="module")
 def trained():
-    """A model that has learnt some of the documents' bytes, and other bytes of theirs."""
+    """A model that has learnt some bytes of a text, and other bytes of it."""
     torch.manual_seed(3)
     generator = torch.Generator().manual_seed(4)
     model = llama(256, hidden_size=256, intermediate_size=512, tie_word_embeddings=True)
@@ -116,9 +128,11 @@ def test_the_perplexity_is_that_of_the_reference_quantiser(tessera, trained, lla
     tessera.run("convert", "hf", "m.gguf", "--to", "gguf", "--type", type_name)
     tessera.run("convert", "m.gguf", "back", "--to", "hf")
     original = {name: values.clone() for name, values in model.state_dict().items()}
+    expected = log_probabilities_of(model, held_out)
     try:
         model.load_state_dict(load_file(tessera.folder / "back/model.safetensors"), strict=False)
         ours = loss_of(model, held_out)
+        our_divergence = divergence(expected, log_probabilities_of(model, held_out))
         theirs_state = {}
         for name, values in original.items():
             if values.dim() == 2:
@@ -127,11 +141,15 @@ def test_the_perplexity_is_that_of_the_reference_quantiser(tessera, trained, lla
             theirs_state[name] = values
         model.load_state_dict(theirs_state)
         theirs = loss_of(model, held_out)
+        their_divergence = divergence(expected, log_probabilities_of(model, held_out))
     finally:
         model.load_state_dict(original)
     print(f"{type_name}: perplexity {math.exp(exact):.4f} exact, {math.exp(ours):.4f} here, "
-          f"{math.exp(theirs):.4f} by llama.cpp")
+          f"{math.exp(theirs):.4f} by llama.cpp; divergence {our_divergence:.2e} and {their_divergence:.2e}")
     if type_name in TYPES:
         assert ours == pytest.approx(theirs, rel=1e-6)
-    # What rounding costs may differ by chance between two quantisers of equal error.
-    assert ours - exact <= 1.1 * abs(theirs - exact) + 0.002
+    # Eight other seeds: 0.94 to 1.23 times the reference's with q4_k, 0.55 to 0.96 times with q6_k; q4_0 is at twice
+    # the divergence of q4_k on average. Our squared error is not above the reference's: see test_gguf.py.
+    assert 0 < our_divergence <= 1.35 * their_divergence
+    # The loss may differ by chance between two quantisers of equal error, in both directions.
+    assert abs(ours - exact) <= 1.1 * abs(theirs - exact) + 0.01
