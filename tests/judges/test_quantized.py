@@ -9,6 +9,7 @@ import torch
 from conftest import PROGRAM
 from models import assert_close_relatively, edit_config, logits_of, prompt, qwen3
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -170,10 +171,19 @@ def test_written_int8_follows_the_rule(tessera):
 
 def test_compressed_tensors_reads_a_written_folder(tessera):
     quantization = pytest.importorskip("compressed_tensors.quantization", reason="compressed-tensors is not installed")
-    qwen3().save_pretrained(tessera.folder / "hf")
+    model = qwen3()
+    model.save_pretrained(tessera.folder / "hf")
     tessera.run("convert", "hf", "int8", "--to", "hf", "--dtype", "int8")
     config = json.loads((tessera.folder / "int8/config.json").read_text(encoding="utf-8"))
     scheme = quantization.QuantizationConfig.model_validate(config["quantization_config"])
     group = scheme.config_groups["group_0"]
     assert group.weights.num_bits == 8 and group.weights.strategy == "channel"
     assert group.input_activations.dynamic and "lm_head" in scheme.ignore
+    opened = AutoModelForCausalLM.from_pretrained(tessera.folder / "int8")
+    assert opened.model.layers[0].self_attn.q_proj.weight.dtype == torch.int8
+    ids = torch.arange(1, 20)[None]
+    with torch.no_grad():
+        theirs, exact = opened(ids).logits[0], model(ids).logits[0]
+    ours = tessera.logits("int8", ids[0].tolist())
+    assert (theirs - exact).norm() < 0.1 * exact.norm()
+    assert (ours - theirs).norm() < 0.02 * exact.norm()
