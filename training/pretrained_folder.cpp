@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/text/print.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/load/int8.h"
 #include "checkpoint/load/peft.h"
 #include "checkpoint/steps/lineage.h"
 #include "models/config/config_file.h"
@@ -77,6 +78,7 @@ Recipe with_model_folder(const Recipe& recipe, const Context& context) {
   try {
     folder = model_folder(folder, "model.pretrained", context);
     check_architecture(recipe, folder);
+    checkpoint::refuse_int8_training(folder);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::checkpoint) throw;
     throw Error(error.code(), fmt::format("{}: model.pretrained: {}",

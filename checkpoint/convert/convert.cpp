@@ -13,12 +13,13 @@
 
 #include "base/error.h"
 #include "checkpoint/convert/averaged_source.h"
-#include "checkpoint/convert/header_bytes.h"
 #include "checkpoint/convert/hub_files.h"
+#include "checkpoint/convert/int8_source.h"
 #include "checkpoint/convert/merged_source.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/convert/stream.h"
 #include "checkpoint/convert/target.h"
+#include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/streamed_file.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/load/peft.h"
@@ -194,6 +195,9 @@ void check_options(const formats::Format& to, const ConvertOptions& options) {
                 "--type {}: {} stores tensors in dtypes; use --dtype", options.type, to.name);
   TESSERA_CHECK(!options.dtype || to.encodings == nullptr, ErrorCode::usage,
                 "--dtype: {} has types of its own; use --type", to.name);
+  TESSERA_CHECK(!options.int8 || to.name == std::string_view("hf"), ErrorCode::usage,
+                "--dtype int8: {} has no weights of 8-bit integers with scales; use --to hf{}",
+                to.name, to.encodings == nullptr ? "" : ", or --type q8_0");
   TESSERA_CHECK(options.average.empty() || !options.merge, ErrorCode::usage,
                 "--average: cannot be combined with --merge; merge each adapter first");
 }
@@ -224,13 +228,15 @@ class Inputs {
   std::unique_ptr<formats::Source> open(const formats::Format& to, const ConvertOptions& options) {
     auto source = format_->open(path());
     if (!adapter_.empty()) {
-      const std::optional<std::string> config = model_config_text(source->contents());
-      source = open_merged(adapter_, std::move(source),
-                           options.lies_in_out && config ? options.lies_in_out(*config)
-                                                         : std::map<std::string, bool>());
+      const std::map<std::string, bool> layers = layers_of(*source, options);
+      source = open_merged(adapter_, std::move(source), layers);
     }
     if (paths_.size() > 1) source = open_mean(std::move(source), to, options);
-    return narrows_ ? open_narrow(std::move(source), options.narrow) : std::move(source);
+    if (narrows_) source = open_narrow(std::move(source), options.narrow);
+    if (!options.int8) return source;
+    const std::map<std::string, bool> layers = layers_of(*source, options);
+    if (bytes_ == 0) bytes_ = bytes_of_weights(*source);
+    return open_int8(std::move(source), layers);
   }
 
   // A step folder of Tessera, whose training state is converted with it.
@@ -263,8 +269,8 @@ class Inputs {
     }
     if (paths_.size() > 1) {
       report.source_format += fmt::format(", and {} more", paths_.size() - 1);
-      report.bytes_read = bytes_;
     }
+    if (bytes_ > 0) report.bytes_read = bytes_;
   }
 
  private:
@@ -279,15 +285,29 @@ class Inputs {
     return open_narrowed(std::move(source), *config, options);
   }
 
+  static std::uint64_t bytes_of_weights(const formats::Source& source) {
+    std::uint64_t bytes = 0;
+    for (const formats::TensorInfo& tensor : source.contents().tensors) {
+      if (tensor.part == formats::Part::model) bytes += bytes_of(tensor);
+    }
+    return bytes;
+  }
+
+  // The linear layers of the model, and whether they lie as [in, out]; empty if it is not known.
+  static std::map<std::string, bool> layers_of(const formats::Source& source,
+                                               const ConvertOptions& options) {
+    const std::optional<std::string> config = model_config_text(source.contents());
+    if (!options.lies_in_out || !config) return {};
+    return options.lies_in_out(*config);
+  }
+
   std::unique_ptr<formats::Source> open_mean(std::unique_ptr<formats::Source> first,
                                              const formats::Format& to,
                                              const ConvertOptions& options) {
     std::vector<AveragedInput> inputs;
     for (const fs::path& each : paths_) {
       auto source = inputs.empty() ? std::move(first) : formats::recognise(each).open(each);
-      for (const formats::TensorInfo& tensor : source->contents().tensors) {
-        if (tensor.part == formats::Part::model) bytes_ += bytes_of(tensor);
-      }
+      bytes_ += bytes_of_weights(*source);
       inputs.push_back({each.string(), std::move(source)});
     }
     // Rounded once: to the dtype of the result, or not before it is encoded.
@@ -301,7 +321,7 @@ class Inputs {
   std::vector<fs::path> paths_;  // of weights: the source's or its base's, then those to average
   const formats::Format* format_ = nullptr;  // of the first
   std::vector<Stamps> stamps_;
-  std::uint64_t bytes_ = 0;  // of tensors, of all that are averaged
+  std::uint64_t bytes_ = 0;  // of weights before they are averaged or rounded; 0: as the plan says
 };
 
 }  // namespace
@@ -349,7 +369,9 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
       write_payload(to, target.payload(), *source, plan, options, block_bytes, report.notes);
   inputs.require_unchanged();
   if (options.verify) {
-    compare_tensors(*to.open(target.payload()), report.tensors, options, block_bytes);
+    const auto written =
+        options.int8 ? formats::open_as_stored(target.payload()) : to.open(target.payload());
+    compare_tensors(*written, report.tensors, options, block_bytes);
     report.verified = true;
   }
   target.publish();

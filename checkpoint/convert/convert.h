@@ -55,6 +55,8 @@ struct ConvertOptions {
   bool force = false;  // replace a checkpoint at the target
   std::function<void(const ConvertProgress&)> progress = {};
   std::function<bool()> stop = {};  // asked often; true ends it with Error(runtime)
+  // Linear layers' weights become 8-bit integers (int8_source.h), which need `lies_in_out`. For hf.
+  bool int8 = false;
 };
 
 struct ConvertedTensor {

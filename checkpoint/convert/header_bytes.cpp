@@ -1,5 +1,5 @@
 // Computes sizes only: a header larger than the available memory must not be read.
-#include "checkpoint/convert/header_bytes.h"
+#include "checkpoint/convert/stream.h"
 
 #include <algorithm>
 #include <array>

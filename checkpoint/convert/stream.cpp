@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/host_memory.h"
+#include "base/parallel.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/xxh3.h"
 #include "checkpoint/state/transfer.h"
@@ -145,6 +146,19 @@ std::int64_t elements_of(const formats::TensorInfo& tensor) {
   return element_count(tensor.shape, tensor.name);
 }
 
+// One compute thread for this thread. The reader changes dtypes of a block in a millisecond, and
+// threads of a pool that wait for its next block would take the processor from the writer.
+class OneReader {
+ public:
+  OneReader() : previous_(compute_threads()) { set_compute_threads(1); }
+  ~OneReader() { set_compute_threads(previous_); }
+  OneReader(const OneReader&) = delete;
+  OneReader& operator=(const OneReader&) = delete;
+
+ private:
+  int previous_;
+};
+
 class TensorStream {
  public:
   TensorStream(formats::Source& source, formats::Sink& sink, const ConversionPlan& plan,
@@ -169,6 +183,7 @@ class TensorStream {
     });
     std::exception_ptr failure;
     try {
+      const OneReader one_thread;
       read_all(notes);
     } catch (...) {
       failure = std::current_exception();

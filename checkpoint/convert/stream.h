@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,11 @@
 #include "checkpoint/convert/plan.h"
 
 namespace tessera::checkpoint {
+
+// The bytes of the headers, indexes, manifests and pickles of a file, or of a folder and the files
+// in it, by their stated sizes: what opening it reads into memory. Reads only small zip
+// directories. A damaged file counts as zero; opening it reports the damage.
+std::uint64_t header_bytes(const std::filesystem::path& path);
 
 // Size of the blocks, which together stay within what is left of `max_memory` above `before` bytes;
 // none is larger than the largest tensor. Throws Error(out_of_memory) if too little is left.

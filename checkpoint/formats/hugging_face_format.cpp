@@ -24,10 +24,10 @@ constexpr std::uint64_t small_file = std::uint64_t{256} << 20;
 
 class HuggingFaceSource final : public Source {
  public:
-  explicit HuggingFaceSource(const fs::path& path) {
+  explicit HuggingFaceSource(const fs::path& path, WeightsRead form = WeightsRead::decoded) {
     std::error_code error;
     if (fs::is_directory(path, error)) {
-      folder_ = open_hugging_face(path);
+      folder_ = open_hugging_face(path, form);
       for (const auto& file : folder_.files) require_member(path, file->file());
       add_files(path);
     } else {
@@ -173,7 +173,7 @@ class HuggingFaceSink final : public Sink {
  public:
   HuggingFaceSink(const fs::path& folder, const Contents& contents, const WriteOptions& options)
       : folder_(folder), contents_(contents) {
-    const PartSpecs part = specs_of_part(contents, Part::model, "safetensors");
+    const PartSpecs part = specs_of_part(contents, Part::model, "safetensors", true);
     TESSERA_CHECK(part.specs.size() == contents.tensors.size(), ErrorCode::checkpoint,
                   "a Hugging Face folder holds weights alone; ask for --weights-only");
     const PlannedTensors plan =
@@ -227,6 +227,10 @@ std::unique_ptr<Sink> create_hugging_face(const fs::path& path, const Contents& 
 }
 
 }  // namespace
+
+std::unique_ptr<Source> open_as_stored(const fs::path& folder) {
+  return std::make_unique<HuggingFaceSource>(folder, WeightsRead::as_stored);
+}
 
 const Format& hugging_face_format() {
   static const Format format{

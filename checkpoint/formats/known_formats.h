@@ -10,6 +10,8 @@ const Format& full_format();
 const Format& sharded_format();
 // Hugging Face's folders of safetensors, and a safetensors file alone.
 const Format& hugging_face_format();
+// A folder of that format with quantised weights and their scales as its files have them.
+std::unique_ptr<Source> open_as_stored(const std::filesystem::path& folder);
 // Files of torch.save: state dicts alone, checkpoints with model and optimizer, and the folders
 // that Hugging Face (pytorch_model.bin, numbered files with an index) and Accelerate
 // (pytorch_model_fsdp.bin, optimizer.bin) make of them.

@@ -259,17 +259,19 @@ void make_module_folder(const fs::path& file) {
   if (!fs::is_directory(file.parent_path(), error)) create_folder(file.parent_path());
 }
 
-PartSpecs specs_of_part(const Contents& contents, Part part, const char* format) {
+PartSpecs specs_of_part(const Contents& contents, Part part, const char* format, bool keeps_int8) {
   PartSpecs out;
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const TensorInfo& tensor = contents.tensors[i];
     if (tensor.part != part) continue;
-    TESSERA_CHECK(tensor.stored->dtype.has_value(), ErrorCode::checkpoint,
+    const bool is_int8 = tensor.stored->name == "I8" && keeps_int8;
+    TESSERA_CHECK(tensor.stored->dtype.has_value() || is_int8, ErrorCode::checkpoint,
                   "tensor '{}' is {}, which {} files of Tessera do not hold; convert it to another "
                   "dtype with the program that wrote it",
                   tensor.name, tensor.stored->name, format);
     out.tensors.push_back(i);
-    out.specs.push_back({tensor.name, *tensor.stored->dtype, tensor.shape});
+    out.specs.push_back({tensor.name, is_int8 ? uint8 : *tensor.stored->dtype, tensor.shape,
+                         is_int8 ? tensor.stored : nullptr});
   }
   return out;
 }

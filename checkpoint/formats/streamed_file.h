@@ -93,12 +93,13 @@ PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<Tens
 std::string index_text(const PlannedTensors& plan, const std::vector<TensorSpec>& specs);
 
 // The specs of contents' tensors of a part, by index in contents. Refuses a dtype that Tessera
-// cannot compute with.
+// cannot compute with; with `keeps_int8`, I8 is taken.
 struct PartSpecs {
   std::vector<std::size_t> tensors;
   std::vector<TensorSpec> specs;
 };
-PartSpecs specs_of_part(const Contents& contents, Part part, const char* format);
+PartSpecs specs_of_part(const Contents& contents, Part part, const char* format,
+                        bool keeps_int8 = false);
 
 // The module folders of contents whose tensors have their own files: "2_Dense", with a
 // configuration and tensors "2_Dense.linear.weight".

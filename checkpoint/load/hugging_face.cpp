@@ -116,7 +116,7 @@ const SafetensorsFile& HuggingFaceFolder::add(const fs::path& path) {
   return *files.back();
 }
 
-HuggingFaceFolder open_hugging_face(const fs::path& folder) {
+HuggingFaceFolder open_hugging_face(const fs::path& folder, WeightsRead form) {
   HuggingFaceFolder opened;
   std::error_code error;
   if (fs::exists(folder / hugging_face_file, error)) {
@@ -128,7 +128,7 @@ HuggingFaceFolder open_hugging_face(const fs::path& folder) {
                   folder.string(), hugging_face_file, hugging_face_index, folder.string());
     open_indexed(folder, opened);
   }
-  decode_quantized(opened, folder);
+  if (form == WeightsRead::decoded) decode_quantized(opened, folder);
   return opened;
 }
 

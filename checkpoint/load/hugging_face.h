@@ -40,9 +40,12 @@ struct HuggingFaceFolder {
   const SafetensorsFile& add(const std::filesystem::path& path);
 };
 
-// The index is checked against the files. Quantised weights are decoded to bfloat16, or refused
-// (quantized.h).
-HuggingFaceFolder open_hugging_face(const std::filesystem::path& folder);
+enum class WeightsRead : std::uint8_t { decoded, as_stored };
+
+// The index is checked against the files. Quantised weights are decoded or refused (quantized.h),
+// unless they are asked for as they are.
+HuggingFaceFolder open_hugging_face(const std::filesystem::path& folder,
+                                    WeightsRead form = WeightsRead::decoded);
 
 // The same, or one .safetensors file.
 HuggingFaceFolder open_weights(const std::filesystem::path& source);

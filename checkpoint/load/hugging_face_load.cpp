@@ -37,6 +37,14 @@ void read_pieces(const LogicalTensor& tensor, const StoredWeight& weight, Stagin
   }
 }
 
+// 8-bit integers stay integers for a tensor that holds them.
+StoredWeight as_wanted(const StoredWeight& weight, DType wanted) {
+  if (wanted != uint8 || weight.decoder == nullptr) return weight;
+  std::shared_ptr<const WeightDecoder> rows = weight.decoder->as_int8_rows();
+  if (rows == nullptr) return weight;
+  return {weight.file, &rows->entry(), rows};
+}
+
 }  // namespace
 
 bool matches_name(std::string_view pattern, std::string_view name) {
@@ -88,7 +96,7 @@ void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tens
                const std::vector<std::string>& ignored, const Aliases& rename,
                const std::function<std::string(const std::string& problems)>& message) {
   std::vector<std::string> problems;
-  std::vector<const StoredWeight*> sources;
+  std::vector<StoredWeight> sources;
   std::set<std::string> used;
   for (const LogicalTensor& tensor : tensors) {
     const auto names = rename ? rename(tensor.name) : std::vector{tensor.name};
@@ -100,9 +108,9 @@ void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tens
       problems.push_back(fmt::format("missing tensor {}", list_names(names)));
       continue;
     }
-    const TensorEntry& entry = *it->second.entry;
+    sources.push_back(as_wanted(it->second, tensor.dtype));
+    const TensorEntry& entry = *sources.back().entry;
     used.insert(entry.name);
-    sources.push_back(&it->second);
     if (entry.shape != tensor.shape) {
       problems.push_back(fmt::format("tensor '{}' has shape {}, wanted {}", entry.name,
                                      describe_shape(entry.shape), describe_shape(tensor.shape)));
@@ -121,7 +129,7 @@ void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tens
   TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint, "{}", message(join_some(problems)));
   Staging staging;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    read_pieces(tensors[i], *sources[i], staging);
+    read_pieces(tensors[i], sources[i], staging);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "base/text/printable.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
+#include "checkpoint/load/int8.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -83,7 +84,8 @@ std::optional<ScaleGrid> block_of(const json& given, const std::string& place) {
   return ScaleGrid{given[0].get<std::int64_t>(), given[1].get<std::int64_t>()};
 }
 
-// Accepts weights in fp8, one of many kinds of compressed-tensors.
+// Accepts weights of 8 bits whose scales lie beside them, a few of many kinds of
+// compressed-tensors: fp8, and symmetric integers.
 void read_compressed_groups(const json& scheme, const std::string& place, Scheme& out) {
   const std::string sparse = text_member(scheme.value("sparsity_config", json::object()), "format");
   if (!sparse.empty() && sparse != "dense") {
@@ -97,7 +99,9 @@ void read_compressed_groups(const json& scheme, const std::string& place, Scheme
     if (!weights.is_object()) continue;
     const json bits = weights.value("num_bits", json());
     const std::string type = text_member(weights, "type");
-    if (type != "float" || bits != 8) {
+    const bool integers = type == "int" && weights.value("symmetric", json(true)) == true &&
+                          text_member(weights, "strategy") != "group";
+    if ((type != "float" && !integers) || bits != 8) {
       refuse_method(place, out.method,
                     fmt::format("({} of {} bits, {})", printable(type.empty() ? "int" : type),
                                 printable(bits.dump()), printable(text_member(scheme, "format"))));
@@ -165,17 +169,18 @@ class Decoding {
       const auto found = opened_.tensors.find(name);
       if (found == opened_.tensors.end()) continue;  // the scales of a former one
       if (is_fp8(*found->second.entry->stored)) decode_fp8(name, found->second);
+      if (found->second.entry->stored->name == "I8") decode_int8(name, found->second);
       if (name.ends_with(blocks_ending)) decode_mxfp4(name, found->second);
     }
     if (decoded_.empty()) return;
     drop_scales_of_activations(names);
     for (const auto& [kind, number] : decoded_) {
-      opened_.notes.push_back(
-          fmt::format("{} of {} read as bfloat16", counted(number, "tensor"), kind));
+      opened_.notes.push_back(fmt::format("{} of {} read as {}", counted(number, "tensor"),
+                                          kind.first, name_of(kind.second)));
     }
     if (dropped_ > 0) {
       opened_.notes.push_back(
-          fmt::format("left out: {} of activations, which weights in bfloat16 do not need",
+          fmt::format("left out: {} of activations, which decoded weights do not need",
                       counted(dropped_, "scale")));
     }
   }
@@ -194,12 +199,32 @@ class Decoding {
       const FileTensor of_scales = part_of(scales->second);
       opened_.tensors.erase(scales);
       replace(name, name, make_fp8_decoder(part_of(weight), of_scales, grid, buffers_));
-      ++decoded_["fp8"];
+      ++decoded_[{"fp8", bfloat16}];
       return;
     }
     TESSERA_CHECK(scheme_.key == nullptr, ErrorCode::checkpoint,
                   "'{}': tensor '{}' is {} without scales ('{}_scale_inv' or '{}_scale')",
                   weight.file->path().string(), name, weight.entry->stored->name, name, name);
+  }
+
+  void decode_int8(const std::string& name, const StoredWeight& weight) {
+    const auto scales = opened_.tensors.find(name + "_scale");
+    if (scales == opened_.tensors.end()) {
+      // Without a scheme they may be what they are: integers.
+      TESSERA_CHECK(scheme_.key == nullptr, ErrorCode::checkpoint,
+                    "'{}': tensor '{}' is I8 without scales ('{}_scale')",
+                    weight.file->path().string(), name, name);
+      return;
+    }
+    TESSERA_CHECK(!opened_.tensors.contains(name + "_zero_point"), ErrorCode::checkpoint,
+                  "'{}': tensor '{}' has zero points ('{}_zero_point'), which are not read; {}",
+                  weight.file->path().string(), name, name, original_way_out);
+    const FileTensor of_scales = part_of(scales->second);
+    auto decoder = make_int8_decoder(part_of(weight), of_scales, buffers_);
+    const DType dtype = *decoder->entry().stored->dtype;
+    opened_.tensors.erase(scales);
+    replace(name, name, std::move(decoder));
+    ++decoded_[{"int8", dtype}];
   }
 
   // The places of the scales, from the shapes.
@@ -248,7 +273,7 @@ class Decoding {
     auto decoder = make_mxfp4_decoder(weight, part_of(blocks), part_of(scales->second), buffers_);
     opened_.tensors.erase(scales);
     replace(name, weight, std::move(decoder));
-    ++decoded_["MXFP4"];
+    ++decoded_[{"MXFP4", bfloat16}];
   }
 
   void replace(const std::string& stored, const std::string& name,
@@ -277,7 +302,8 @@ class Decoding {
   HuggingFaceFolder& opened_;
   const Scheme& scheme_;
   std::shared_ptr<DecodeBuffers> buffers_ = std::make_shared<DecodeBuffers>();
-  std::map<std::string, std::size_t> decoded_;  // by kind
+  // By kind, and the dtype that they are read as.
+  std::map<std::pair<std::string, DType>, std::size_t> decoded_;
   std::size_t dropped_ = 0;
 };
 

@@ -89,7 +89,7 @@ class Fp8Decoder final : public WeightDecoder {
  public:
   Fp8Decoder(FileTensor weight, FileTensor scales, const ScaleGrid& grid,
              std::shared_ptr<DecodeBuffers> buffers)
-      : WeightDecoder(weight.entry->name, weight.entry->shape, {weight, scales},
+      : WeightDecoder(weight.entry->name, bfloat16, weight.entry->shape, {weight, scales},
                       std::move(buffers)),
         grid_(grid) {
     const std::vector<std::int64_t>& shape = weight.entry->shape;
@@ -164,7 +164,7 @@ class Mxfp4Decoder final : public WeightDecoder {
  public:
   Mxfp4Decoder(std::string name, FileTensor blocks, FileTensor scales,
                std::shared_ptr<DecodeBuffers> buffers)
-      : WeightDecoder(std::move(name),
+      : WeightDecoder(std::move(name), bfloat16,
                       {blocks.entry->shape[0], blocks.entry->shape[2] * group_elements,
                        blocks.entry->shape[1]},
                       {blocks, scales}, std::move(buffers)),

@@ -32,17 +32,20 @@ struct DecodeBuffers {
 class WeightDecoder {
  public:
   virtual ~WeightDecoder() = default;
-  // Name, bfloat16 and the shape of the decoded weight. It has no place in a file.
+  // Name, dtype and shape of the decoded weight. It has no place in a file.
   [[nodiscard]] const TensorEntry& entry() const { return entry_; }
   // The tensors of the files: the elements, then their scales.
   [[nodiscard]] const std::vector<FileTensor>& parts() const { return parts_; }
-  // Decodes elements [first, first + count) in row-major order to `out`, 2 bytes each.
+  // Decodes elements [first, first + count) in row-major order to `out`.
   virtual void read(std::int64_t first, std::int64_t count, std::byte* out) const = 0;
+  // For 8-bit integers: decodes to the rows of kernels/cpu/matmul/int8_linear.h, uint8 [outputs,
+  // bytes of a row]. Null for other weights.
+  [[nodiscard]] virtual std::shared_ptr<const WeightDecoder> as_int8_rows() const { return {}; }
 
  protected:
-  WeightDecoder(std::string name, std::vector<std::int64_t> shape, std::vector<FileTensor> parts,
-                std::shared_ptr<DecodeBuffers> buffers)
-      : entry_{std::move(name), &stored_dtype(DType::bfloat16), std::move(shape), 0, 0},
+  WeightDecoder(std::string name, DType dtype, std::vector<std::int64_t> shape,
+                std::vector<FileTensor> parts, std::shared_ptr<DecodeBuffers> buffers)
+      : entry_{std::move(name), &stored_dtype(dtype), std::move(shape), 0, 0},
         parts_(std::move(parts)),
         buffers_(std::move(buffers)) {}
   // buffers_, without what another decoder left there.

@@ -57,6 +57,14 @@ std::string describe_shape(const std::vector<std::int64_t>& shape) {
                      fmt::join(shape.begin(), shape.begin() + shown, ", "), shape.size());
 }
 
+namespace {
+
+const StoredDType& stored_of(const TensorSpec& spec) {
+  return spec.stored != nullptr ? *spec.stored : stored_dtype(spec.dtype);
+}
+
+}  // namespace
+
 ComposedHeader compose_safetensors_header(const std::vector<TensorSpec>& specs,
                                           std::map<std::string, std::string> metadata) {
   std::vector<std::size_t> order(specs.size());
@@ -67,7 +75,7 @@ ComposedHeader compose_safetensors_header(const std::vector<TensorSpec>& specs,
                   specs[i].name.substr(0, 40), specs[i].name.size(), tensor_name_limit);
   }
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const auto rank = [&](std::size_t i) { return &stored_dtype(specs[i].dtype); };
+    const auto rank = [&](std::size_t i) { return &stored_of(specs[i]); };
     if (rank(a) != rank(b)) return rank(a) > rank(b);  // the table is in ascending alignment
     return specs[a].name < specs[b].name;
   });
@@ -87,7 +95,7 @@ ComposedHeader compose_safetensors_header(const std::vector<TensorSpec>& specs,
       const auto elements = static_cast<std::uint64_t>(element_count(spec.shape, spec.name));
       const std::uint64_t end = next + elements * size_of(spec.dtype);
       text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                          nlohmann::json(spec.name).dump(), stored_dtype(spec.dtype).name,
+                          nlohmann::json(spec.name).dump(), stored_of(spec).name,
                           fmt::join(spec.shape, ","), next, end);
       header.offsets[i] = next;
       next = end;

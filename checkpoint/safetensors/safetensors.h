@@ -71,6 +71,8 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::float32;
   std::vector<std::int64_t> shape;
+  // The name in the file, if it is another of the same size (I8, stored as uint8). Null: dtype's.
+  const StoredDType* stored = nullptr;
 };
 
 struct ComposedHeader {

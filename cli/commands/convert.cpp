@@ -75,7 +75,8 @@ struct ConvertCommand {
     options.max_file_size = max_shard_size.empty() ? 0 : bytes("--max-shard-size", max_shard_size);
     options.max_memory = bytes("--max-memory", max_memory);
     options.whole_process = true;
-    options.dtype = chosen_dtype();
+    options.int8 = training::lower_case(dtype) == "int8";
+    if (!options.int8) options.dtype = chosen_dtype();
     options.type = training::lower_case(type);
     options.weights_only = weights_only;
     options.merge = merge;
@@ -112,7 +113,7 @@ struct ConvertCommand {
   [[nodiscard]] std::optional<DType> chosen_dtype() const {
     if (dtype.empty()) return std::nullopt;
     constexpr DType allowed[] = {float32, bfloat16, float16, float64};
-    return parse_dtype_option(dtype, allowed);
+    return parse_dtype_option(dtype, allowed, "int8");
   }
 
   static void print(const ConvertReport& report) {
@@ -187,8 +188,9 @@ Command describe_convert() {
             .type = "BYTES"},
            {.name = "--dtype",
             .target = &options->dtype,
-            .help = "The dtype of the model's floating-point tensors (default: unchanged)",
-            .type = "fp32|bf16|fp16|fp64"},
+            .help = "The dtype of the model's floating-point tensors (default: unchanged); int8: "
+                    "of the linear layers' weights, with scales, for --to hf",
+            .type = "fp32|bf16|fp16|fp64|int8"},
            {.name = "--type",
             .target = &options->type,
             .help = "The type of the matrices in a GGUF file (default: as they are stored)",

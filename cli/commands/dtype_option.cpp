@@ -26,7 +26,8 @@ constexpr auto dtype_names = std::to_array<DTypeName>({{"fp32", "float32", DType
 
 }  // namespace
 
-DType parse_dtype_option(const std::string& name, std::span<const DType> allowed) {
+DType parse_dtype_option(const std::string& name, std::span<const DType> allowed,
+                         std::string_view also) {
   const std::string word = training::lower_case(name);
   std::string list;
   std::vector<std::string> candidates;
@@ -35,6 +36,10 @@ DType parse_dtype_option(const std::string& name, std::span<const DType> allowed
     if (word == one.name || word == one.long_name) return one.dtype;
     list += fmt::format("{}{}", list.empty() ? "" : ", ", one.name);
     candidates.insert(candidates.end(), {std::string(one.name), std::string(one.long_name)});
+  }
+  if (!also.empty()) {
+    list += fmt::format(", {}", also);
+    candidates.emplace_back(also);
   }
   fail(ErrorCode::usage, "--dtype {}: must be one of {}{}", name, list,
        did_you_mean(word, candidates));

@@ -10,6 +10,7 @@
 #include "checkpoint/steps/lineage.h"
 #include "comm/world.h"
 #include "models/load/adapter.h"
+#include "models/load/int8.h"
 #include "models/load/weights.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
@@ -95,6 +96,7 @@ LoadedLanguageModel load_language_model(const std::string& given, DType dtype, D
     loaded.model = make_language_model(config, (fs::path(loaded.folder) / "config.json").string());
     if (!adapter.empty()) add_lora_of(adapter, *loaded.model);
   }
+  keep_int8_layers(*loaded.model, loaded.folder, device);
   materialise(*loaded.model, device);
   loaded.model->eval();
   const checkpoint::State whole = state_of(*loaded.model);

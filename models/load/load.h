@@ -23,7 +23,8 @@ struct LoadedLanguageModel {
 
 // Loads from a checkpoint's step folder, a folder of steps (the newest intact step), or a folder
 // that transformers saved. Reads only the weights, and verifies them if the folder has checksums.
-// Parameters are of `dtype`. For a PEFT folder, find_weights() finds the base.
+// Parameters are of `dtype`, but linear layers that the folder stores as 8-bit integers, which a
+// CPU computes with as they are (int8.h). For a PEFT folder, find_weights() finds the base.
 LoadedLanguageModel load_language_model(const std::string& folder, DType dtype, Device device,
                                         const std::string& base = {});
 

@@ -216,11 +216,16 @@ void run_quantized(std::string_view bytes) {
   std::vector<std::byte> data;
   for (const auto& [name, weight] : open_hugging_face(folder.path()).tensors) {
     if (weight.decoder == nullptr) continue;
-    const std::int64_t all = element_count(weight.entry->shape, name);
-    const std::int64_t count = std::min(all, readable);
-    data.resize(static_cast<std::size_t>(count) * 2);
-    weight.read(0, count, data.data());
-    weight.read(all - count, count, data.data());
+    const StoredWeight rows{weight.file, nullptr, weight.decoder->as_int8_rows()};
+    for (const StoredWeight& each : {weight, rows}) {
+      if (each.decoder == nullptr) continue;
+      const TensorEntry& entry = each.decoder->entry();
+      const std::int64_t all = element_count(entry.shape, name);
+      const std::int64_t count = std::min(all, readable);
+      data.resize(static_cast<std::size_t>(count) * (entry.stored->bits / 8));
+      each.read(0, count, data.data());
+      each.read(all - count, count, data.data());
+    }
   }
 }
 

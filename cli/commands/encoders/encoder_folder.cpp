@@ -15,9 +15,12 @@
 #include "checkpoint/formats/format.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
+#include "checkpoint/load/int8.h"
 #include "checkpoint/sharded_state.h"
 #include "cli/commands/dtype_option.h"
 #include "models/load/adapter.h"
+#include "models/load/int8.h"
+#include "models/load/load.h"
 #include "models/load/weights.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
@@ -95,6 +98,21 @@ ShardingOptions sharding_of(const models::Model& model, const Context& context,
   return options;
 }
 
+// True if linear layers stay 8-bit integers in memory. Strategies shard floating parameters.
+bool stays_int8(const std::string& folder, const Context& context, const EncoderChoices& choices) {
+  return context.device().type == DeviceType::cpu &&
+         choices.strategy.value_or(Strategy::no_shard) == Strategy::no_shard &&
+         !checkpoint::int8_weights(folder).empty();
+}
+
+// Gives a model on `meta` memory, with integers where the folder has them.
+std::vector<checkpoint::LogicalTensor> make_int8(models::Model& model, const std::string& folder,
+                                                 const Context& context) {
+  models::keep_int8_layers(model, folder, context.device());
+  models::materialise(model, context.device());
+  return whole_tensors(model);
+}
+
 // The head of SoftmaxLoss, as a training run saves it.
 constexpr std::string_view head_weight = "classifier.weight";
 constexpr std::string_view head_bias = "classifier.bias";
@@ -162,7 +180,15 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
     if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
   };
   std::vector<checkpoint::LogicalTensor> tensors;
-  if (choices.strategy) {
+  const bool int8 = stays_int8(path, context, choices);
+  if (int8) {
+    {
+      const DeviceGuard deferred(Device::meta());
+      const nn::ParameterDTypeGuard in(choices.dtype);
+      make();
+    }
+    tensors = make_int8(*model_, path, context);
+  } else if (choices.strategy) {
     {
       const DeviceGuard deferred(Device::meta());  // each rank has its own shard only
       make();
@@ -177,7 +203,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
   models::load_weights(places.model, context.communicator(), *model_,
                        models::base_tensors(tensors));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, tensors);
-  if (choices.many_texts && !choices.strategy && choices.dtype == float32 &&
+  if (choices.many_texts && !choices.strategy && !int8 && choices.dtype == float32 &&
       context.device().type == DeviceType::cpu) {
     nn::lay_in_first(*model_);
   }
@@ -232,17 +258,23 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
   require_kind(path, models::ModelKind::language_model);
   const nlohmann::json config = models::read_config(path);
   models::check_weights_bound(path, config);
+  const bool int8 = stays_int8(path, context, choices);
   {
     const DeviceGuard deferred(Device::meta());
+    const nn::ParameterDTypeGuard in(int8 ? choices.dtype : float32);
     model_ = models::make_language_model(config, (fs::path(path) / "config.json").string());
     if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
   }
   const bool of_bytes = !tokenizers::is_tokenizer_folder(places.tokenizer) &&
                         model_->vocabulary() == ByteTokenizer().vocabulary_size();
   tokenizer_ = tokenizers::load_tokenizer(of_bytes ? "bytes" : places.tokenizer);
-  sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
-  const checkpoint::State whole =
-      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  checkpoint::State whole;
+  if (int8) {
+    whole.model = make_int8(*model_, path, context);
+  } else {
+    sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
+    whole = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  }
   models::load_weights(places.model, context.communicator(), *model_,
                        models::base_tensors(whole.model));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, whole.model);

@@ -4,6 +4,7 @@
 #include "engine/device/launch.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
+#include "engine/ops/int8_linear.h"
 #include "engine/ops/products/linear_products.h"
 
 namespace tessera {
@@ -43,6 +44,7 @@ Shape with_last(const Shape& shape, std::int64_t last) {
 }  // namespace
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+  if (is_int8_weight(weight)) return int8_linear(input, weight, bias);
   ops::require_floating("linear", input, weight);
   const Tensor x = cast(input, weight.dtype());
   const ops::LinearShape s = linear_shape("linear", x, weight, bias, layout);
@@ -67,6 +69,9 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, Wei
 
 Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight,
                         const Tensor& bias, WeightLayout layout, bool exact) {
+  if (is_int8_weight(weight)) {
+    return int8_linear(gelu(bias_in.defined() ? x + bias_in : x, exact), weight, bias);
+  }
   ops::require_floating("bias_gelu_linear", x, weight);
   const ops::LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
   TESSERA_REQUIRE(x.dtype() == s.dtype, "bias_gelu_linear: x of {} and weight of {}",
@@ -115,6 +120,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
 
 Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                      WeightLayout layout) {
+  if (is_int8_weight(weight)) return int8_linear(silu(gate) * up, weight, {});
   ops::require_floating("swiglu_linear", gate, up, weight);
   const ops::LinearShape s = linear_shape("swiglu_linear", gate, weight, {}, layout);
   TESSERA_REQUIRE(gate.shape() == up.shape() && gate.dtype() == s.dtype && up.dtype() == s.dtype,

@@ -13,36 +13,13 @@
 #include "checkpoint/formats/formats_testing.h"
 #include "checkpoint/formats/known_formats.h"
 #include "checkpoint/load/hugging_face.h"
+#include "checkpoint/load/quantized_testing.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using namespace testing;
 using nlohmann::json;
-
-struct RawTensor {
-  std::string name, dtype;
-  std::vector<std::int64_t> shape;
-  std::string bytes;
-};
-
-// Also dtypes that write_safetensors() does not have.
-void write_raw(const fs::path& path, const std::vector<RawTensor>& tensors) {
-  json header = json::object();
-  std::string data;
-  for (const RawTensor& tensor : tensors) {
-    const std::size_t begin = data.size();
-    data += tensor.bytes;
-    header[tensor.name] = {
-        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, data.size()}}};
-  }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  std::string length(8, '\0');
-  const std::uint64_t bytes = text.size();
-  std::memcpy(length.data(), &bytes, sizeof bytes);
-  testing::write_all(path, length + text + data);
-}
 
 // Bytes of every kind but those of NaN in E4M3.
 std::string element_bytes(std::int64_t number) {
@@ -52,10 +29,6 @@ std::string element_bytes(std::int64_t number) {
     bytes[i] = static_cast<char>((byte & 0x7f) == 0x7f ? 0x35 : byte);
   }
   return bytes;
-}
-
-std::string as_bytes(const std::vector<float>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
 std::vector<float> scales_from(std::size_t number) {
@@ -72,15 +45,6 @@ float e4m3(char byte) {
   const double value = exponent == 0 ? mantissa / 8.0 * std::pow(2.0, -6)
                                      : (1 + mantissa / 8.0) * std::pow(2.0, exponent - 7);
   return static_cast<float>((bits & 0x80) != 0 ? -value : value);
-}
-
-std::string bf16_bytes(const std::vector<float>& values) {
-  std::string bytes;
-  for (const float value : values) {
-    const std::uint16_t bits = to_bfloat16(value).bits;
-    bytes.append(reinterpret_cast<const char*>(&bits), sizeof bits);
-  }
-  return bytes;
 }
 
 class Quantized : public ::testing::Test {

@@ -1,0 +1,39 @@
+// Replaces the weights of layers that a folder stores as 8-bit integers.
+#include "models/load/int8.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/load/int8.h"
+#include "engine/nn/layers.h"
+#include "engine/ops/int8_linear.h"
+
+namespace tessera::models {
+
+std::size_t keep_int8_layers(Model& model, const std::string& folder, Device device) {
+  if (device.type != DeviceType::cpu) return 0;
+  const std::set<std::string> stored = checkpoint::int8_weights(folder);
+  if (stored.empty()) return 0;
+  const HuggingFaceNames names = model.hugging_face_names();
+  std::size_t kept = 0;
+  for (const auto& [name, module] : model.named_modules()) {
+    auto* const layer = dynamic_cast<nn::LinearImpl*>(module);
+    if (layer == nullptr || name.ends_with("lm_head")) continue;
+    const std::vector<std::string> aliases = names.aliases(name + ".weight");
+    const bool is_int8 = std::any_of(aliases.begin(), aliases.end(), [&](const std::string& alias) {
+      return stored.contains(alias);
+    });
+    if (!is_int8) continue;
+    const Tensor weight = layer->stored_weight();
+    TESSERA_REQUIRE(weight.is_meta(), "keep_int8_layers: '{}' has a weight already", name);
+    const bool out_first = layer->layout() == WeightLayout::out_in;
+    const Shape shape =
+        int8_weight_shape(weight.size(out_first ? 1 : 0), weight.size(out_first ? 0 : 1));
+    Tensor integers = Tensor::empty(shape, uint8, Device::meta());
+    layer->replace_own_parameter(weight, integers);
+    ++kept;
+  }
+  return kept;
+}
+
+}  // namespace tessera::models
