@@ -168,9 +168,14 @@ class Decoding {
     for (const std::string& name : names) {
       const auto found = opened_.tensors.find(name);
       if (found == opened_.tensors.end()) continue;  // the scales of a former one
-      if (is_fp8(*found->second.entry->stored)) decode_fp8(name, found->second);
-      if (found->second.entry->stored->name == "I8") decode_int8(name, found->second);
-      if (name.ends_with(blocks_ending)) decode_mxfp4(name, found->second);
+      const StoredDType& stored = *found->second.entry->stored;
+      if (is_fp8(stored)) {
+        decode_fp8(name, found->second);
+      } else if (name.ends_with(blocks_ending)) {
+        decode_mxfp4(name, found->second);
+      } else if (stored.name == "I8") {
+        decode_int8(name, found->second);
+      }
     }
     if (decoded_.empty()) return;
     drop_scales_of_activations(names);

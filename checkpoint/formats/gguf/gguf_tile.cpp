@@ -27,6 +27,8 @@ GgufTile::GgufTile(const TensorInfo& tensor, const GgufTensor& place)
 bool GgufTile::append(File& file, const std::byte* data, std::size_t bytes,
                       std::vector<std::byte>* back) {
   bool fits = true;
+  // Once and exactly: a buffer that grows has at times two or three times the bytes of a tile.
+  pending_.reserve(std::min(tile_rows_, static_cast<std::size_t>(rows_)) * row_bytes());
   while (bytes > 0) {
     const std::size_t part = std::min(bytes, tile_rows_ * row_bytes() - pending_.size());
     pending_.insert(pending_.end(), data, data + part);

@@ -95,6 +95,7 @@ fs::path megatron_folder(const fs::path& path) {
 bool recognises_megatron(const fs::path& path) {
   try {
     const fs::path folder = megatron_folder(path);
+    if (folder != path && !fs::is_directory(folder)) return true;  // refused with the reason
     return !sharded_backend_of(folder).empty() || has_legacy_files(folder);
   } catch (const Error&) {
     return false;  // files of these names of another program
@@ -102,6 +103,10 @@ bool recognises_megatron(const fs::path& path) {
 }
 
 void require_megatron_backend(const fs::path& folder) {
+  TESSERA_CHECK(fs::is_directory(folder), ErrorCode::checkpoint,
+                "'{}' does not exist, and {} beside it names that iteration: write the number of "
+                "another iteration into the file, or give the folder of an iteration",
+                folder.string(), latest_iteration_file);
   const std::string backend = sharded_backend_of(folder);
   TESSERA_CHECK(backend == "torch_dist", ErrorCode::checkpoint,
                 "'{}' is a Megatron checkpoint of the format {}, and torch_dist is read: load it "

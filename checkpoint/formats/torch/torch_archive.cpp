@@ -23,18 +23,33 @@ constexpr int json_depth = 32;
 constexpr std::size_t json_values = 1'000'000;
 constexpr std::size_t json_text_value = 64;  // bytes of text that count as a value
 
+// Refuses the zip archives of other programs, by the names of their records.
+void check_written_by_torch_save(const ZipDirectory& directory, const std::string& source) {
+  const ZipRecord* compressed = nullptr;
+  for (const ZipRecord& record : directory.records()) {
+    TESSERA_CHECK(record.name.find("/constants.pkl") == std::string::npos, ErrorCode::checkpoint,
+                  "{} is a TorchScript archive, which holds a program: save the model's "
+                  "state_dict() with torch.save",
+                  source);
+    TESSERA_CHECK(!record.name.ends_with(".npy"), ErrorCode::checkpoint,
+                  "{} is an archive of NumPy arrays (npz): load it with numpy.load and save its "
+                  "arrays with safetensors.numpy.save_file",
+                  source);
+    if (record.compressed) compressed = &record;
+  }
+  TESSERA_CHECK(compressed == nullptr, ErrorCode::checkpoint,
+                "{} has the compressed record {}: it is a zip archive, but torch.save compresses "
+                "nothing",
+                source, shown(compressed->name));
+}
+
 // The folder of an archive, which has one data.pkl.
 std::string folder_of(const ZipDirectory& directory, const std::string& source) {
   constexpr std::string_view pickle_name = "data.pkl";
+  check_written_by_torch_save(directory, source);
   std::string folder;
   bool found = false;
   for (const ZipRecord& record : directory.records()) {
-    if (record.name.find("/constants.pkl") != std::string::npos) {
-      fail(ErrorCode::checkpoint,
-           "{} is a TorchScript archive, which holds a program: save the model's state_dict() with "
-           "torch.save",
-           source);
-    }
     const std::size_t slash = record.name.rfind('/');
     if (slash == std::string::npos || record.name.substr(slash + 1) != pickle_name ||
         record.name.find('/') != slash) {

@@ -149,18 +149,16 @@ class DirectoryReader {
   CentralRecord read_central(std::string_view fixed, std::string_view name,
                              std::string_view extra) const {
     check((number_at(fixed, 8, 2) & 0x2041) == 0, "is encrypted");
-    if (number_at(fixed, 10, 2) != 0) {
-      refuse(fmt::format("has the compressed record {}, which torch never writes", shown(name)));
-    }
     CentralRecord out;
+    out.record.compressed = number_at(fixed, 10, 2) != 0;
     out.record.name = name;
     out.record.crc = static_cast<std::uint32_t>(number_at(fixed, 16, 4));
     std::uint64_t stored = number_at(fixed, 20, 4);
     std::uint64_t size = number_at(fixed, 24, 4);
     out.local = number_at(fixed, 42, 4);
     widen(extra, {&size, &stored, &out.local});
-    check(stored == size, "has a record of two sizes");
-    out.record.bytes = size;
+    check(out.record.compressed || stored == size, "has a record of two sizes");
+    out.record.bytes = stored;
     const bool plain = !name.empty() && name.front() != '/' && name.find('\\') == name.npos &&
                        name.find('\0') == name.npos && name.find("..") == name.npos;
     if (!plain) refuse(fmt::format("has a record with the name {}", shown(name)));
@@ -199,7 +197,8 @@ class DirectoryReader {
     check(each.local <= directory && directory - each.local >= local_bytes,
           "has a record outside of the file");
     const std::string header = read(each.local, local_bytes);
-    check(number_at(header, 0, 4) == 0x04034b50 && number_at(header, 8, 2) == 0,
+    check(number_at(header, 0, 4) == 0x04034b50 &&
+              (number_at(header, 8, 2) != 0) == each.record.compressed,
           "has a record without its header");
     const std::uint64_t name_bytes = number_at(header, 26, 2);
     const std::uint64_t data = each.local + local_bytes + name_bytes + number_at(header, 28, 2);

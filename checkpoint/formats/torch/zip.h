@@ -16,13 +16,14 @@ namespace tessera::checkpoint::formats {
 struct ZipRecord {
   std::string name;
   std::uint64_t offset = 0;  // of its data, from the archive's start
-  std::uint64_t bytes = 0;
-  std::uint32_t crc = 0;  // 0: the archive has none
+  std::uint64_t bytes = 0;   // as they are stored
+  std::uint32_t crc = 0;     // of its data, uncompressed; 0: the archive has none
+  bool compressed = false;   // the reader does not take it apart
 };
 
 // The directory of an archive that is `bytes` long, a file or a part of one. Refuses these with an
-// Error(checkpoint) that begins with `source`: compression and encryption, records outside of the
-// archive, records that share bytes, a name twice, names with NUL, backslash or "..".
+// Error(checkpoint) that begins with `source`: encryption, records outside of the archive, records
+// that share bytes, a name twice, names with NUL, backslash or "..".
 class ZipDirectory {
  public:
   ZipDirectory(const ReadBytes& read, std::uint64_t bytes, const std::string& source);

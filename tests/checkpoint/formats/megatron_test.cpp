@@ -202,6 +202,14 @@ TEST_F(MegatronFolder, TensorsThatTheModelHasNotAreRefused) {
   EXPECT_TRUE(has(refusal(), "lm_head.weight is missing")) << refusal();
 }
 
+TEST_F(MegatronFolder, AnIterationThatDoesNotExistIsNamed) {
+  use("llama");
+  write_all(path() / "latest_checkpointed_iteration.txt", "70\n");
+  EXPECT_STREQ(formats::recognise(path()).name, "megatron");
+  EXPECT_TRUE(has(refusal(), "iter_0000070' does not exist")) << refusal();
+  EXPECT_TRUE(has(refusal(), "latest_checkpointed_iteration.txt")) << refusal();
+}
+
 TEST_F(MegatronFolder, OtherFormsAreRefusedByName) {
   use("llama");
   write_all(iteration() / "metadata.json", R"({"sharded_backend": "zarr"})");

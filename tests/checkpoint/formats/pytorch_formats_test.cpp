@@ -4,6 +4,7 @@
 
 #include "checkpoint/formats/formats_testing.h"
 #include "checkpoint/formats/known_formats.h"
+#include "checkpoint/formats/torch/zip.h"
 #include "checkpoint/state/scalars_json.h"
 
 namespace tessera::checkpoint {
@@ -212,6 +213,37 @@ TEST(PyTorchFormats, FormsThatAreNotReadAreRefusedWithAdvice) {
   std::string tar("\x80" + std::string(400, 'x'));
   tar.replace(257, 5, "ustar");
   EXPECT_TRUE(has(refusal(tar), "PyTorch 0.1"));
+}
+
+// An archive of these records, each "x". The first is compressed.
+std::string archive_with_a_compressed_record(const std::vector<std::string>& names) {
+  const TemporaryFolder folder;
+  std::vector<formats::ZipPlan> plan;
+  for (const std::string& name : names) plan.push_back({name, 1, 0});
+  plan_zip(plan);
+  File file = File::create(folder.path() / "a");
+  formats::ZipWriter zip(file, 0, plan);
+  for (std::size_t i = 0; i < names.size(); ++i) zip.append("x");
+  zip.finish();
+  std::string bytes = read_all(folder.path() / "a");
+  bytes[bytes.find(names.front()) - 30 + 8] = 8;  // the method of the record's own header
+  bytes[bytes.rfind(names.front()) - 46 + 10] = 8;
+  return bytes;
+}
+
+TEST(PyTorchFormats, ArchivesOfOtherProgramsAreNamed) {
+  const TemporaryFolder folder;
+  const auto refusal = [&](const std::vector<std::string>& names) {
+    const fs::path path = folder.path() / "model.pt";
+    write_all(path, archive_with_a_compressed_record(names));
+    const std::string message = error_of([&] { formats::torch_format().open(path); });
+    EXPECT_FALSE(has(message, "damaged")) << message;
+    return message;
+  };
+  EXPECT_TRUE(has(refusal({"m/code/__torch__.py", "m/constants.pkl", "m/data.pkl"}),
+                  "is a TorchScript archive"));
+  EXPECT_TRUE(has(refusal({"weight.npy"}), "NumPy arrays (npz)"));
+  EXPECT_TRUE(has(refusal({"m/data/0", "m/data.pkl"}), "compressed record \"m/data/0\""));
 }
 
 }  // namespace
