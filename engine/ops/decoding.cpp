@@ -25,7 +25,7 @@ void require_no_grad(const char* op) {
 Tensor decode_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                      WeightLayout layout) {
   require_no_grad("decode_linear");
-  if (is_int8_weight(weight)) return int8_linear(x, weight, bias);
+  if (is_int8_product(x, weight)) return int8_linear(x, weight, bias);
   ops::require_floating("decode_linear", x, weight);
   const bool transposed = layout == WeightLayout::out_in;
   TESSERA_REQUIRE(weight.dimensions() == 2 && x.size(-1) == weight.size(transposed ? 1 : 0),

@@ -10,15 +10,17 @@ namespace tessera {
 
 // Such a weight is uint8 [out, kernels::cpu::int8_row_bytes(in)] on a CPU, in the layout of
 // kernels/cpu/matmul/int8_linear.h, whatever WeightLayout the layer has.
-inline bool is_int8_weight(const Tensor& weight) {
-  return weight.defined() && weight.dtype() == uint8;
-}
 Shape int8_weight_shape(std::int64_t in, std::int64_t out);
 
+// True if linear() of x and the weight is int8_linear(). An x of integers is a mistake, whatever
+// the weight is, and the caller refuses it.
+inline bool is_int8_product(const Tensor& x, const Tensor& weight) {
+  return weight.defined() && weight.dtype() == uint8 && x.defined() && is_floating(x.dtype());
+}
+
 // x [.., in], float32, bfloat16 or float16, times the weight, plus the bias, which may be
-// undefined:
-// [.., out] in x's dtype. Rows of x are rounded to integers (kernels/cpu/matmul/int8_linear.h). It
-// has no backward: logic_error while gradients are recorded.
+// undefined: [.., out] in x's dtype. Rows of x are rounded to integers
+// (kernels/cpu/matmul/int8_linear.h). It has no backward: logic_error while gradients are recorded.
 Tensor int8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias);
 
 }  // namespace tessera

@@ -44,7 +44,7 @@ Shape with_last(const Shape& shape, std::int64_t last) {
 }  // namespace
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
-  if (is_int8_weight(weight)) return int8_linear(input, weight, bias);
+  if (is_int8_product(input, weight)) return int8_linear(input, weight, bias);
   ops::require_floating("linear", input, weight);
   const Tensor x = cast(input, weight.dtype());
   const ops::LinearShape s = linear_shape("linear", x, weight, bias, layout);
@@ -69,7 +69,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, Wei
 
 Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight,
                         const Tensor& bias, WeightLayout layout, bool exact) {
-  if (is_int8_weight(weight)) {
+  if (is_int8_product(x, weight)) {
     return int8_linear(gelu(bias_in.defined() ? x + bias_in : x, exact), weight, bias);
   }
   ops::require_floating("bias_gelu_linear", x, weight);
@@ -120,7 +120,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
 
 Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                      WeightLayout layout) {
-  if (is_int8_weight(weight)) return int8_linear(silu(gate) * up, weight, {});
+  if (is_int8_product(gate, weight)) return int8_linear(silu(gate) * up, weight, {});
   ops::require_floating("swiglu_linear", gate, up, weight);
   const ops::LinearShape s = linear_shape("swiglu_linear", gate, weight, {}, layout);
   TESSERA_REQUIRE(gate.shape() == up.shape() && gate.dtype() == s.dtype && up.dtype() == s.dtype,
