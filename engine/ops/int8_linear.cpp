@@ -13,6 +13,12 @@ Shape int8_weight_shape(std::int64_t in, std::int64_t out) {
   return {out, kernels::cpu::int8_row_bytes(in)};
 }
 
+bool is_int8_product(const Tensor& x, const Tensor& weight) {
+  return weight.defined() && weight.dtype() == uint8 && weight.dimensions() == 2 && x.defined() &&
+         is_floating(x.dtype()) && x.dimensions() >= 1 && x.size(-1) > 0 &&
+         weight.size(1) == kernels::cpu::int8_row_bytes(x.size(-1));
+}
+
 Tensor int8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   ops::require_floating("int8_linear", x);
   ops::require_same_device("int8_linear", x, weight, bias);
