@@ -21,6 +21,7 @@
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
 #include "checkpoint/load/hugging_face.h"
+#include "checkpoint/narrow/layer_tensors.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/steps/manifest.h"
 #include "engine/data/corpus.h"
@@ -300,6 +301,16 @@ void run_config(std::string_view bytes) {
   }
 }
 
+void run_narrow(std::string_view bytes) {
+  const std::string config(bytes);
+  const NarrowPlan plan = plan_narrowing(config, {.heads = 1, .ffn = 1});
+  if (plan.groups.kept > plan.groups.count || plan.columns.kept > plan.columns.count) {
+    __builtin_trap();
+  }
+  (void)parse_json(plan.config, "config.json");
+  (void)unit_matrices(config, true);
+}
+
 // Loads a tokenizer, encodes and decodes.
 void use_tokenizer(const fs::path& path) {
   const auto tokenizer = tokenizers::load_tokenizer(path);
@@ -426,6 +437,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"manifest", tolerant<run_manifest>},
       {"recipe", tolerant<run_recipe>},
       {"config", tolerant<run_config>},
+      {"narrow", tolerant<run_narrow>},
       {"tokenizer", tolerant<run_tokenizer>},
       {"tekken", tolerant<run_tekken>},
       {"tiktoken", tolerant<run_tiktoken>},
