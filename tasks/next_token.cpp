@@ -58,6 +58,28 @@ std::string names_of(const std::vector<TextData>& sets) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+// Ids of two tokenizers are not texts of one language. A file that does not record its tokenizer
+// (fingerprint 0) goes with all others. `given`: the run's tokenizer if its settings name one.
+void check_one_tokenizer(const std::vector<const Corpus*>& corpora, const Tokenizer* given) {
+  const Corpus* first = nullptr;
+  for (const Corpus* corpus : corpora) {
+    if (corpus->tokenizer_fingerprint() == 0) continue;
+    TESSERA_CHECK(given == nullptr || given->fingerprint() == 0 ||
+                      corpus->tokenizer_fingerprint() == given->fingerprint(),
+                  ErrorCode::configuration,
+                  "data file {} holds tokens of tokenizer {}, not of {}; give the text, or leave "
+                  "data.tokenizer out",
+                  corpus->path().string(), corpus->tokenizer_name(), given->name());
+    if (first == nullptr) first = corpus;
+    TESSERA_CHECK(corpus->tokenizer_fingerprint() == first->tokenizer_fingerprint(),
+                  ErrorCode::configuration,
+                  "data file {} holds tokens of tokenizer {}, and {} of {}; write them with one "
+                  "tokenizer, or give the texts and data.tokenizer",
+                  corpus->path().string(), corpus->tokenizer_name(), first->path().string(),
+                  first->tokenizer_name());
+  }
+}
+
 class NextToken final : public ModelTask {
  public:
   explicit NextToken(const NextTokenOptions& options) : options_(options) {
@@ -178,6 +200,14 @@ class NextToken final : public ModelTask {
                               SampleOptions{options_.seq_len, options_.shuffle, seed});
       }
     }
+    open_validation(seed);
+    std::vector<const Corpus*> corpora;
+    for (const Samples& samples : samples_) corpora.push_back(&samples.corpus());
+    if (validation_) corpora.push_back(&validation_->corpus());
+    check_one_tokenizer(corpora, options_.tokenizer_is_given ? options_.tokenizer.get() : nullptr);
+  }
+
+  void open_validation(std::uint64_t seed) {
     if (!options_.valid) return;
     auto valid = open_corpora(*options_.valid, *options_.tokenizer);
     TESSERA_CHECK(valid.size() == 1, ErrorCode::configuration,

@@ -41,6 +41,9 @@ struct NextTokenOptions {
   std::vector<TextData> train;
   std::optional<TextData> valid;  // one data set
   std::shared_ptr<const Tokenizer> tokenizer;
+  // The settings name the tokenizer. Without that, `bytes` takes files of ids of any tokenizer, of
+  // one in all files.
+  bool tokenizer_is_given = false;
   std::int64_t seq_len = 0;
   bool shuffle = true;
   std::int64_t seed = 0;

@@ -169,6 +169,7 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
   for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(text_data(set));
   if (!recipe.data.valid.empty()) options.valid = text_data(recipe.data.valid.front());
   options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
+  options.tokenizer_is_given = recipe.data.tokenizer.has_value();
   options.seq_len = recipe.model.seq_len;
   options.shuffle = recipe.data.shuffle;
   options.seed = recipe.train.seed;

@@ -185,12 +185,15 @@ class Card {
 
   [[nodiscard]] std::string body() const {
     std::int64_t elements = 0;
+    const bool quantised = config_.contains("quantization_config");
     for (const formats::TensorInfo& tensor : contents_.tensors) {
+      if (quantised && tensor.name.ends_with(".weight_scale")) continue;
       elements += element_count(tensor.shape, tensor.name);
     }
     std::string text = fmt::format("\n# {}\n\n", source_.name);
     text += fmt::format("A model of type `{}` with {}, ", text_member(config_, "model_type"),
                         counted(elements, "parameter"));
+    if (quantised) text += "those of linear layers as 8-bit integers, ";
     text += was_trained() && !source_.changes_weights
                 ? "trained by Tessera with the recipe below.\n"
                 : fmt::format("converted by Tessera ({}).\n", source_.format);

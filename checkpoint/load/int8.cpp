@@ -161,12 +161,13 @@ class Int8RowsDecoder final : public Int8Elements {
 class Int8Decoder final : public Int8Elements {
  public:
   Int8Decoder(FileTensor weight, FileTensor scales, ScaledBy by,
-              std::shared_ptr<DecodeBuffers> buffers)
+              std::shared_ptr<DecodeBuffers> buffers, bool rounds_activations)
       : Int8Elements(weight, scales, by, weight.entry->name, *scales.entry->stored->dtype,
                      weight.entry->shape, buffers),
         weight_(weight),
         scales_(scales),
-        buffers_(std::move(buffers)) {}
+        buffers_(std::move(buffers)),
+        rounds_activations_(rounds_activations) {}
 
   void read(std::int64_t first, std::int64_t count, std::byte* out) const override {
     DecodeBuffers& buffers = loaded();
@@ -187,7 +188,7 @@ class Int8Decoder final : public Int8Elements {
 
   [[nodiscard]] std::shared_ptr<const WeightDecoder> as_int8_rows() const override {
     const std::int64_t inputs = weight_.entry->shape[by() == ScaledBy::column ? 0 : 1];
-    if (inputs == 0 || inputs > kernels::cpu::most_int8_inputs) return {};
+    if (!rounds_activations_ || inputs == 0 || inputs > kernels::cpu::most_int8_inputs) return {};
     return std::make_shared<Int8RowsDecoder>(weight_, scales_, by(), buffers_);
   }
 
@@ -212,38 +213,42 @@ class Int8Decoder final : public Int8Elements {
 
   FileTensor weight_, scales_;
   std::shared_ptr<DecodeBuffers> buffers_;
+  bool rounds_activations_;
 };
 
 }  // namespace
 
 std::unique_ptr<WeightDecoder> make_int8_decoder(FileTensor weight, FileTensor scales,
-                                                 std::shared_ptr<DecodeBuffers> buffers) {
+                                                 std::shared_ptr<DecodeBuffers> buffers,
+                                                 bool rounds_activations) {
   const ScaledBy by = kind_of_scales(weight, scales);
-  return std::make_unique<Int8Decoder>(weight, scales, by, std::move(buffers));
+  return std::make_unique<Int8Decoder>(weight, scales, by, std::move(buffers), rounds_activations);
 }
 
-std::set<std::string> int8_weights(const fs::path& folder) {
+std::map<std::string, std::vector<std::int64_t>> int8_weights(const fs::path& folder) {
   std::error_code error;
-  std::set<std::string> names;
+  std::map<std::string, std::vector<std::int64_t>> weights;
   if (!fs::is_directory(folder, error) || path_exists(folder / manifest_name) ||
       !has_weights_alone(folder)) {
-    return names;
+    return weights;
   }
   const HuggingFaceFolder opened = open_hugging_face(folder);
   for (const auto& [name, weight] : opened.tensors) {
-    if (weight.decoder != nullptr && weight.decoder->as_int8_rows() != nullptr) names.insert(name);
+    if (weight.decoder != nullptr && weight.decoder->as_int8_rows() != nullptr) {
+      weights[name] = weight.decoder->entry().shape;
+    }
   }
-  return names;
+  return weights;
 }
 
 void refuse_int8_training(const fs::path& folder) {
-  const std::set<std::string> names = int8_weights(folder);
+  const auto weights = int8_weights(folder);
   TESSERA_CHECK(
-      names.empty(), ErrorCode::checkpoint,
+      weights.empty(), ErrorCode::checkpoint,
       "'{}': it stores weights as 8-bit integers, as '{}', which cannot be trained; train the "
       "model that it was made from, or convert it: tessera convert {} NEW_FOLDER --to hf "
       "--dtype fp32",
-      folder.string(), *names.begin(), folder.string());
+      folder.string(), weights.begin()->first, folder.string());
 }
 
 }  // namespace tessera::checkpoint

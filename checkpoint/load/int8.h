@@ -4,9 +4,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
+#include <vector>
 
 #include "checkpoint/load/weight_decoder.h"
 
@@ -16,11 +17,14 @@ namespace tessera::checkpoint {
 // [rows]), for each column ([1, columns]: GPT-2's layout, [in, out]), or one for all ([1], []). An
 // element is its integer times its scale in fp32, rounded once to the scales' dtype.
 // Error(checkpoint) for other shapes and dtypes, and when a scale that is read is not finite.
+// `rounds_activations`: the model is made for products of integers, so as_int8_rows() gives one.
 std::unique_ptr<WeightDecoder> make_int8_decoder(FileTensor weight, FileTensor scales,
-                                                 std::shared_ptr<DecodeBuffers> buffers);
+                                                 std::shared_ptr<DecodeBuffers> buffers,
+                                                 bool rounds_activations);
 
-// The names of such weights in a folder, or none. Reads headers only.
-std::set<std::string> int8_weights(const std::filesystem::path& folder);
+// The names and shapes, as they are stored, of the weights in a folder whose products are those of
+// integers, or none. Reads headers only.
+std::map<std::string, std::vector<std::int64_t>> int8_weights(const std::filesystem::path& folder);
 
 // Error(checkpoint) with the way out if a folder that is to be trained has such weights. `folder`
 // may have other contents than weights; these are not looked at.

@@ -66,6 +66,12 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
                                    result.mismatch.missing.front()));
     return result;
   }
+  // A folder of weights alone, or of an optimizer without moments.
+  if (strict && present.empty() && required.size() > few) {
+    problems.push_back(fmt::format("it has none of the {} {} tensors ('{}')", required.size(),
+                                   section, required.front()));
+    return result;
+  }
   for (const std::string& name : required) {
     if (strict) problems.push_back(fmt::format("missing {} tensor '{}'", section, name));
   }

@@ -30,6 +30,7 @@ struct Scheme {
   const char* key = nullptr;            // of the scheme in it; null: it has none
   std::string method = {};              // quant_method
   std::optional<ScaleGrid> block = {};  // of fp8 weights
+  bool rounds_activations = false;      // of integers: each row to 8 bits when it comes
 };
 
 struct RefusedMethod {
@@ -94,6 +95,7 @@ void read_compressed_groups(const json& scheme, const std::string& place, Scheme
   const json groups = scheme.value("config_groups", json::object());
   TESSERA_CHECK(groups.is_object(), ErrorCode::checkpoint, "'{}': config_groups is not an object",
                 place);
+  bool first = true;
   for (const auto& [name, group] : groups.items()) {
     const json weights = group.is_object() ? group.value("weights", json()) : json();
     if (!weights.is_object()) continue;
@@ -102,10 +104,21 @@ void read_compressed_groups(const json& scheme, const std::string& place, Scheme
     const bool integers = type == "int" && weights.value("symmetric", json(true)) == true &&
                           text_member(weights, "strategy") != "group";
     if ((type != "float" && !integers) || bits != 8) {
+      const bool asymmetric = weights.value("symmetric", json(true)) != true;
       refuse_method(place, out.method,
-                    fmt::format("({} of {} bits, {})", printable(type.empty() ? "int" : type),
-                                printable(bits.dump()), printable(text_member(scheme, "format"))));
+                    fmt::format("({}{} of {} bits{}, {})", asymmetric ? "asymmetric " : "",
+                                printable(type.empty() ? "int" : type), printable(bits.dump()),
+                                text_member(weights, "strategy") == "group" ? " in groups" : "",
+                                printable(text_member(scheme, "format"))));
     }
+    const json activations = group.value("input_activations", json());
+    const bool rounds = activations.is_object() && activations.value("dynamic", json()) == true &&
+                        activations.value("num_bits", json()) == 8 &&
+                        text_member(activations, "type") == "int" &&
+                        text_member(activations, "strategy") == "token" &&
+                        activations.value("symmetric", json(true)) == true;
+    out.rounds_activations = rounds && (out.rounds_activations || first);
+    first = false;
     if (const json block = weights.value("block_structure", json()); block.is_array()) {
       out.block = block_of(block, place);
     }
@@ -225,7 +238,8 @@ class Decoding {
                   "'{}': tensor '{}' has zero points ('{}_zero_point'), which are not read; {}",
                   weight.file->path().string(), name, name, original_way_out);
     const FileTensor of_scales = part_of(scales->second);
-    auto decoder = make_int8_decoder(part_of(weight), of_scales, buffers_);
+    auto decoder =
+        make_int8_decoder(part_of(weight), of_scales, buffers_, scheme_.rounds_activations);
     const DType dtype = *decoder->entry().stored->dtype;
     opened_.tensors.erase(scales);
     replace(name, name, std::move(decoder));

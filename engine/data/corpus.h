@@ -44,6 +44,7 @@ class Corpus {
 
   // The tokenizer of the ids; an empty name and 0 if the file does not record it.
   [[nodiscard]] const std::string& tokenizer_name() const { return format_.tokenizer; }
+  [[nodiscard]] std::uint64_t tokenizer_fingerprint() const { return format_.fingerprint; }
   [[nodiscard]] std::int64_t vocabulary_size() const { return format_.vocabulary; }
 
   // Refuses a model that does not match these tokens, see check_vocabulary() below. Afterwards,

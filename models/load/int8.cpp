@@ -2,6 +2,9 @@
 #include "models/load/int8.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "checkpoint/load/int8.h"
@@ -12,7 +15,7 @@ namespace tessera::models {
 
 std::size_t keep_int8_layers(Model& model, const std::string& folder, Device device) {
   if (device.type != DeviceType::cpu) return 0;
-  const std::set<std::string> stored = checkpoint::int8_weights(folder);
+  const auto stored = checkpoint::int8_weights(folder);
   if (stored.empty()) return 0;
   const HuggingFaceNames names = model.hugging_face_names();
   std::size_t kept = 0;
@@ -20,11 +23,15 @@ std::size_t keep_int8_layers(Model& model, const std::string& folder, Device dev
     auto* const layer = dynamic_cast<nn::LinearImpl*>(module);
     if (layer == nullptr || name.ends_with("lm_head")) continue;
     const std::vector<std::string> aliases = names.aliases(name + ".weight");
+    const Tensor weight = layer->stored_weight();
+    const auto sizes = weight.shape().sizes();
+    // A weight of another shape is refused where it is loaded, with both shapes as they are.
     const bool is_int8 = std::any_of(aliases.begin(), aliases.end(), [&](const std::string& alias) {
-      return stored.contains(alias);
+      const auto found = stored.find(alias);
+      return found != stored.end() &&
+             std::equal(sizes.begin(), sizes.end(), found->second.begin(), found->second.end());
     });
     if (!is_int8) continue;
-    const Tensor weight = layer->stored_weight();
     TESSERA_REQUIRE(weight.is_meta(), "keep_int8_layers: '{}' has a weight already", name);
     const bool out_first = layer->layout() == WeightLayout::out_in;
     const Shape shape =

@@ -1,7 +1,6 @@
 // Linear layers that stay 8-bit integers in memory.
 #pragma once
 
-#include <set>
 #include <string>
 
 #include "engine/device/device.h"

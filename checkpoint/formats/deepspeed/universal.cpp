@@ -43,7 +43,9 @@ fs::path universal_tag_folder(const fs::path& path) {
 
 bool recognises_universal(const fs::path& path) {
   try {
-    const fs::path tensors = universal_tag_folder(path) / universal_tensors_name;
+    const fs::path folder = universal_tag_folder(path);
+    if (folder != path && !is_folder(folder)) return true;  // refused with the reason
+    const fs::path tensors = folder / universal_tensors_name;
     std::error_code error;
     if (fs::is_regular_file(tensors / universal_state_name, error)) return true;
     for (const fs::directory_entry& entry : fs::directory_iterator(tensors, error)) {
@@ -156,6 +158,7 @@ class UniversalOpener {
     std::sort(keys.begin(), keys.end());
     check(std::find(keys.begin(), keys.end(), "fp32") != keys.end(), "parameter {} has no {}",
           shown(name), weights_file);
+    if (shape != nullptr) check_moments(name, keys);
     for (const std::string& key : keys) {
       const TorchArchive from = open_zero_file(store_, folder / (key + std::string(tensor_ending)));
       if (key == "step") {
@@ -165,6 +168,26 @@ class UniversalOpener {
         add_tensor(from, name, key, shape);
       }
     }
+  }
+
+  // Trained parameters have the same kinds of moments, so a file of one alone is lost of the
+  // others.
+  void check_moments(const std::string& name, const std::vector<std::string>& keys) {
+    std::set<std::string> moments(keys.begin(), keys.end());
+    moments.erase("step");
+    if (moments_.empty()) {
+      moments_of_ = name;
+      moments_ = moments;
+    }
+    const auto check_has = [&](const std::string& one, const std::set<std::string>& its,
+                               const std::string& other, const std::set<std::string>& others) {
+      for (const std::string& key : others) {
+        check(its.contains(key), "parameter {} has no {}{}, and {} has one: a file is missing",
+              shown(one), key, tensor_ending, shown(other));
+      }
+    };
+    check_has(name, moments, moments_of_, moments_);
+    check_has(moments_of_, moments_, name, moments);
   }
 
   void add_tensor(const TorchArchive& from, const std::string& name, const std::string& key,
@@ -225,10 +248,18 @@ class UniversalOpener {
   std::vector<nlohmann::json> groups_;
   StepCounts steps_;
   std::optional<std::int64_t> step_;
+  std::set<std::string> moments_;  // the files of the first parameter, and its name
+  std::string moments_of_;
 };
 
 std::unique_ptr<Source> open_universal(const fs::path& path) {
-  return UniversalOpener(universal_tag_folder(path)).open(path);
+  const fs::path folder = universal_tag_folder(path);
+  TESSERA_CHECK(
+      is_folder(folder), ErrorCode::checkpoint,
+      "'{}' does not exist, and {} beside it names that folder: write the name of another "
+      "one into the file, or give the folder itself",
+      folder.string(), universal_latest_name);
+  return UniversalOpener(folder).open(path);
 }
 
 }  // namespace

@@ -289,6 +289,30 @@ void read_rope(const SettingsReader& settings, const GgufFamily& family, const G
   }
 }
 
+bool is_token(const json& id, const json& config) {
+  return id.is_number_integer() && id >= 0 && id < config.at("vocab_size");
+}
+
+// The numbers of special tokens. Null: the file has none, and transformers takes those of its class
+// where config.json leaves them out.
+void read_special_tokens(const GgufHeader& header, json& config) {
+  constexpr std::pair<const char*, const char*> names[] = {
+      {"bos", "bos"}, {"eos", "eos"}, {"padding", "pad"}};
+  for (const auto& [gguf, hugging_face] : names) {
+    const auto id = header.metadata.find(fmt::format("tokenizer.ggml.{}_token_id", gguf));
+    const bool known = id != header.metadata.end() && is_token(id->second, config);
+    config[fmt::format("{}_token_id", hugging_face)] = known ? id->second : json();
+  }
+  const auto ends = header.metadata.find(gguf_ends_key);
+  if (ends == header.metadata.end() || !ends->second.is_string()) return;
+  const json stored = object_or_null(ends->second.get<std::string>());
+  const json all = stored.is_object() ? stored.value("eos_token_id", json()) : json();
+  const bool known =
+      all.is_array() && !all.empty() &&
+      std::all_of(all.begin(), all.end(), [&](const json& id) { return is_token(id, config); });
+  if (known) config["eos_token_id"] = all;
+}
+
 bool has_tensor(const GgufHeader& header, std::string_view name) {
   return std::any_of(header.tensors.begin(), header.tensors.end(),
                      [&](const GgufTensor& tensor) { return tensor.name == name; });
@@ -359,6 +383,7 @@ json config_of_gguf(const GgufHeader& header, const GgufFamily& family,
   }
   TESSERA_CHECK(config.contains("vocab_size"), ErrorCode::checkpoint,
                 "'{}' has no matrix {}; it holds no language model", file, table);
+  read_special_tokens(header, config);
   config["tie_word_embeddings"] = !has_tensor(header, "output.weight");
   if (!family.rotary) {
     config["activation_function"] = "gelu_new";

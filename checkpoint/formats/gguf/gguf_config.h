@@ -12,6 +12,8 @@ namespace tessera::checkpoint::formats {
 
 // The name of the tensor of llama3's scaled rotary positions: a divisor for each frequency.
 inline constexpr const char* gguf_rope_tensor = "rope_freqs.weight";
+// A JSON object with eos_token_id, the numbers of all tokens that end a text.
+inline constexpr const char* gguf_ends_key = "tessera.eos_token_ids";
 
 struct GgufHeads {
   std::int64_t query = 1;

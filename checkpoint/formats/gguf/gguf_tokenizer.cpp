@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/formats/gguf/gguf_config.h"
 #include "checkpoint/io/json.h"
 
 namespace tessera::checkpoint::formats {
@@ -39,6 +40,7 @@ class TokenizerWriter {
       notes_.emplace_back(
           "no tokenizer.json or tokenizer.model is beside the weights: the GGUF file has no "
           "tokenizer, and takes the numbers of tokens only");
+      write_special_tokens();
       return;
     }
     vocabulary_ = std::move(*vocabulary);
@@ -127,7 +129,18 @@ class TokenizerWriter {
     return id.get<std::uint32_t>();
   }
 
+  // The tokens that end a text, if there are several: GGUF has a setting for one.
+  void write_ends() {
+    const json generation = read_json("generation_config.json").value_or(json::object());
+    json ends = generation.value("eos_token_id", json());
+    if (ends.is_null()) ends = config_.value("eos_token_id", json());
+    if (ends.is_array() && ends.size() > 1) {
+      metadata_.text(gguf_ends_key, json{{"eos_token_id", ends}}.dump());
+    }
+  }
+
   void write_special_tokens() {
+    write_ends();
     constexpr std::pair<const char*, const char*> names[] = {{"bos_token", "bos"},
                                                              {"eos_token", "eos"},
                                                              {"unk_token", "unknown"},

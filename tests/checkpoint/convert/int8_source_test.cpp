@@ -1,11 +1,13 @@
 // `convert --dtype int8`: which weights become integers, which values, what config.json says, and
 // what is refused.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "base/counted.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/formats/formats_testing.h"
 #include "checkpoint/formats/gguf_testing.h"
@@ -87,6 +89,13 @@ TEST_F(ToInt8, LinearLayersOfALlama) {
   EXPECT_NE(std::find(report.notes.begin(), report.notes.end(),
                       "14 weights of linear layers stored as int8, with a scale for each output"),
             report.notes.end());
+  std::int64_t parameters = 0;
+  for (const NamedShape& tensor : tensors) parameters += element_count(tensor.shape, tensor.name);
+  const std::string card = read_all(to() / "README.md");
+  EXPECT_NE(card.find(fmt::format(" with {}, those of linear layers as 8-bit integers",
+                                  counted(parameters, "parameter"))),
+            std::string::npos)
+      << card;
   const FoundTensors found = stored();
   EXPECT_EQ(found.size(), tensors.size() + 14);
   for (const NamedShape& tensor : tensors) {

@@ -217,6 +217,35 @@ TEST_F(GgufFile, ScaledRotaryPositionsAreATensorAndComeBack) {
   EXPECT_EQ(back.at("head_dim"), 16);
 }
 
+// A model that comes back stops at the same tokens, and has none of the numbers that are a default
+// of its class in transformers.
+TEST_F(GgufFile, SpecialTokensComeBack) {
+  const auto back = [&](const nlohmann::json& config, const std::string& generation = "{}") {
+    write_all(folder_.path() / "hf" / "config.json", config.dump());
+    write_all(folder_.path() / "hf" / "generation_config.json", generation);
+    fs::remove_all(folder_.path() / "back");
+    fs::remove(gguf());
+    to_gguf("f32");
+    convert(gguf(), folder_.path() / "back", {.to = "hf"});
+    return nlohmann::json::parse(read_all(folder_.path() / "back" / "config.json"));
+  };
+  auto config = small_llama_config();
+  auto read = back(config);
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    EXPECT_TRUE(read.at(name).is_null()) << name;
+  }
+  config["bos_token_id"] = 1;
+  config["eos_token_id"] = 3;
+  config["pad_token_id"] = 0;
+  read = back(config);
+  EXPECT_EQ(read.at("bos_token_id"), 1);
+  EXPECT_EQ(read.at("eos_token_id"), 3);
+  EXPECT_EQ(read.at("pad_token_id"), 0);
+  EXPECT_EQ(back(config, R"({"eos_token_id": [3, 2]})").at("eos_token_id"), nlohmann::json({3, 2}));
+  config["eos_token_id"] = 1000;  // beyond the vocabulary
+  EXPECT_TRUE(back(config).at("eos_token_id").is_null());
+}
+
 TEST(GgufTypes, BlocksOfKnownValues) {
   std::vector<float> values(32, 0.0f);
   values[0] = 127.0f;

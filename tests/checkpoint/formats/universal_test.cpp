@@ -72,6 +72,12 @@ TEST_P(UniversalFolder, MissingFilesAreNamed) {
   };
   EXPECT_TRUE(has(without("embed.weight/fp32.pt"), "\"embed.weight\" has no fp32.pt"));
   EXPECT_TRUE(has(without("norm.bias"), "\"norm.bias\" has no folder"));
+  // A moment of one parameter alone.
+  EXPECT_TRUE(has(without("embed.weight/exp_avg.pt"), "\"embed.weight\" has no exp_avg.pt"));
+  EXPECT_TRUE(has(without("norm.bias/exp_avg_sq.pt"), "\"norm.bias\" has no exp_avg_sq.pt"));
+  write_all(path() / formats::universal_latest_name, "global_step9_universal");
+  EXPECT_TRUE(has(refusal(), "global_step9_universal' does not exist")) << refusal();
+  write_all(path() / formats::universal_latest_name, "global_step4_universal");
   const fs::path model =
       tensors().parent_path() /
       (GetParam() == 3 ? formats::universal_stage_3_model_name : formats::universal_model_name);

@@ -26,7 +26,9 @@ json int_scheme(int bits, const std::string& strategy) {
           {"config_groups",
            {{"group_0",
              {{"targets", {"Linear"}},
-              {"weights", {{"num_bits", bits}, {"type", "int"}, {"strategy", strategy}}}}}}}};
+              {"weights", {{"num_bits", bits}, {"type", "int"}, {"strategy", strategy}}},
+              {"input_activations",
+               {{"num_bits", 8}, {"type", "int"}, {"strategy", "token"}, {"dynamic", true}}}}}}}};
 }
 
 std::string integer_bytes(std::size_t number) {
@@ -106,7 +108,36 @@ TEST_F(Int8Weights, AScaleForEachRow) {
     write_weight(shape, scales);
     expect_decoded("F32", [&](std::size_t row, std::size_t) { return scales[row]; });
   }
-  EXPECT_EQ(int8_weights(dir()), std::set<std::string>{"a.weight"});
+  EXPECT_EQ(int8_weights(dir()),
+            (std::map<std::string, std::vector<std::int64_t>>{{"a.weight", {rows, columns}}}));
+}
+
+// A model that was made for other activations computes with the decoded weights.
+TEST_F(Int8Weights, ProductsAreThoseOfIntegersOnlyIfTheFolderSaysSo) {
+  const std::vector<RawTensor> tensors{
+      {"a.weight", "I8", {rows, columns}, integers_},
+      {"a.weight_scale", "F32", {rows, 1}, as_bytes(int8_scales(rows))}};
+  const auto with = [&](const char* key, const json& value) {
+    json scheme = int_scheme(8, "channel");
+    json& activations = scheme["config_groups"]["group_0"]["input_activations"];
+    if (key == nullptr) {
+      activations = value;
+    } else {
+      activations[key] = value;
+    }
+    write(tensors, scheme);
+    expect_decoded("F32", [&](std::size_t row, std::size_t) { return int8_scales(rows)[row]; });
+    return int8_weights(dir()).size();
+  };
+  EXPECT_EQ(with("dynamic", true), 1u);
+  EXPECT_EQ(with(nullptr, nullptr), 0u);
+  EXPECT_EQ(with("dynamic", false), 0u);
+  EXPECT_EQ(with("num_bits", 4), 0u);
+  EXPECT_EQ(with("type", "float"), 0u);
+  EXPECT_EQ(with("strategy", "tensor"), 0u);
+  EXPECT_EQ(with("symmetric", false), 0u);
+  write(tensors, nullptr);
+  EXPECT_TRUE(int8_weights(dir()).empty());
 }
 
 TEST_F(Int8Weights, AScaleForEachColumnOrForAll) {
@@ -205,7 +236,8 @@ TEST_F(Int8Weights, OtherKindsOfIntegersAreRefused) {
   json asymmetric = int_scheme(8, "channel");
   asymmetric["config_groups"]["group_0"]["weights"]["symmetric"] = false;
   write(tensors, asymmetric);
-  EXPECT_NE(refusal().find("compressed-tensors (int of 8 bits"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("compressed-tensors (asymmetric int of 8 bits"), std::string::npos)
+      << refusal();
 }
 
 TEST_F(Int8Weights, TrainingIsRefusedWithTheWayOut) {

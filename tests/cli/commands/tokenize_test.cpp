@@ -50,6 +50,46 @@ TEST(Tokenize, AStreamForTraining) {
   }
 }
 
+// Without a tokenizer in the recipe, streams of any are taken, but not of two.
+TEST(Tokenize, StreamsOfTwoTokenizersAreNotOneCorpus) {
+  const testing::TrainingFolder folder;
+  for (const auto& [tokenizer, out] : {std::pair{tokenizer_file("gpt2.json"), "a.tokens"},
+                                       std::pair{tokenizer_file("bert.json"), "b.tokens"},
+                                       std::pair{std::string("bytes"), "c.tokens"}}) {
+    ASSERT_EQ(
+        tokenize(folder.path("text.txt"), {"--tokenizer", tokenizer, "--out", folder.path(out)})
+            .code,
+        0);
+  }
+  folder.write("recipe.yaml",
+               "model: {architecture: gpt2, n_layer: 1, n_embd: 16, n_head: 2, seq_len: 16}\n"
+               "data: {train: a.tokens, batch_size: 2}\n"
+               "train: {steps: 1}\n"
+               "log: {jsonl: null}\n");
+  const auto run = [&](const std::string& train, const std::string& valid,
+                       const std::string& tokenizer = "") {
+    testing::Settings settings{{"data.train", train}};
+    if (!valid.empty()) settings["data.valid"] = valid;
+    if (!tokenizer.empty()) settings["data.tokenizer"] = tokenizer;
+    return run_program(testing::train_arguments(settings, folder.path("recipe.yaml")));
+  };
+  const std::string a = folder.path("a.tokens");
+  const std::string b = folder.path("b.tokens");
+  const std::string c = folder.path("c.tokens");
+  const std::string text = folder.path("text.txt");
+  EXPECT_EQ(run("[" + a + ", " + a + "]", a).code, 0);
+  EXPECT_EQ(run("[" + c + ", " + text + "]", text, "bytes").code, 0);
+  for (const Ended& ended : {run("[" + a + ", " + b + "]", ""), run("[" + a + ", " + c + "]", ""),
+                             run("[" + a + ", " + text + "]", ""), run(a, text), run(a, b)}) {
+    EXPECT_EQ(ended.code, 3) << ended.err;
+    testing::expect_parts(ended.err, {"holds tokens of tokenizer", "a.tokens", "data.tokenizer"});
+  }
+  for (const Ended& ended : {run(a, "", "bytes"), run(a, "", tokenizer_file("bert.json"))}) {
+    EXPECT_EQ(ended.code, 3) << ended.err;
+    testing::expect_parts(ended.err, {"a.tokens", "holds tokens of tokenizer fixtures/gpt2.json"});
+  }
+}
+
 TEST(Tokenize, ListsByLines) {
   const TemporaryFolder folder;
   const fs::path text = text_in(folder, "The king\n\nsees \xff the queen\r\nlast");
