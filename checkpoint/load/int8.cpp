@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/low_precision.h"
 #include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/steps/manifest.h"
 #include "kernels/cpu/matmul/int8_linear.h"
@@ -21,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::size_t config_bytes_limit = std::size_t{16} << 20;
 constexpr std::int64_t int8_read = std::int64_t{1} << 18;  // elements at a time
 // A matrix may have so many: 64 MiB of memory.
 constexpr std::int64_t most_int8_scales = std::int64_t{1} << 24;
@@ -216,6 +219,15 @@ class Int8Decoder final : public Int8Elements {
   bool rounds_activations_;
 };
 
+// Without a scheme in config.json no weight is one of integers, and the files need not be opened.
+bool has_scheme(const fs::path& folder) {
+  if (!path_exists(folder / "config.json")) return false;
+  const nlohmann::json config =
+      object_or_null(read_whole(open_member(folder, "config.json"), config_bytes_limit));
+  return config.is_object() &&
+         (config.contains("quantization_config") || config.contains("compression_config"));
+}
+
 }  // namespace
 
 std::unique_ptr<WeightDecoder> make_int8_decoder(FileTensor weight, FileTensor scales,
@@ -229,7 +241,7 @@ std::map<std::string, std::vector<std::int64_t>> int8_weights(const fs::path& fo
   std::error_code error;
   std::map<std::string, std::vector<std::int64_t>> weights;
   if (!fs::is_directory(folder, error) || path_exists(folder / manifest_name) ||
-      !has_weights_alone(folder)) {
+      !has_weights_alone(folder) || !has_scheme(folder)) {
     return weights;
   }
   const HuggingFaceFolder opened = open_hugging_face(folder);

@@ -76,6 +76,7 @@ class UniversalOpener {
       }
     }
     add_others();
+    note_missing_moments();
     finish_zero_contents(contents_, model_, std::move(groups_), step_);
     keep_step_counts(steps_, contents_.state().contents);
     add_model_files(contents_.state().contents, folder_);
@@ -158,7 +159,7 @@ class UniversalOpener {
     std::sort(keys.begin(), keys.end());
     check(std::find(keys.begin(), keys.end(), "fp32") != keys.end(), "parameter {} has no {}",
           shown(name), weights_file);
-    if (shape != nullptr) check_moments(name, keys);
+    if (shape != nullptr) files_of_[name].insert(keys.begin(), keys.end());
     for (const std::string& key : keys) {
       const TorchArchive from = open_zero_file(store_, folder / (key + std::string(tensor_ending)));
       if (key == "step") {
@@ -168,26 +169,6 @@ class UniversalOpener {
         add_tensor(from, name, key, shape);
       }
     }
-  }
-
-  // Trained parameters have the same kinds of moments, so a file of one alone is lost of the
-  // others.
-  void check_moments(const std::string& name, const std::vector<std::string>& keys) {
-    std::set<std::string> moments(keys.begin(), keys.end());
-    moments.erase("step");
-    if (moments_.empty()) {
-      moments_of_ = name;
-      moments_ = moments;
-    }
-    const auto check_has = [&](const std::string& one, const std::set<std::string>& its,
-                               const std::string& other, const std::set<std::string>& others) {
-      for (const std::string& key : others) {
-        check(its.contains(key), "parameter {} has no {}{}, and {} has one: a file is missing",
-              shown(one), key, tensor_ending, shown(other));
-      }
-    };
-    check_has(name, moments, moments_of_, moments_);
-    check_has(moments_of_, moments_, name, moments);
   }
 
   void add_tensor(const TorchArchive& from, const std::string& name, const std::string& key,
@@ -237,6 +218,28 @@ class UniversalOpener {
     contents_.note("a universal checkpoint; the weights are the optimizer's");
   }
 
+  // Trained parameters have the same kinds of moments, unless some were frozen at first.
+  void note_missing_moments() {
+    std::set<std::string> all;
+    for (const auto& [name, files] : files_of_) all.insert(files.begin(), files.end());
+    all.erase("step");
+    std::size_t lacking = 0;
+    std::string example;
+    for (const auto& [name, files] : files_of_) {
+      const auto lost = std::find_if(all.begin(), all.end(),
+                                     [&](const std::string& key) { return !files.contains(key); });
+      if (lost == all.end()) continue;
+      if (lacking++ == 0)
+        example = fmt::format("{} has no {}{}", shown(name), *lost, tensor_ending);
+    }
+    if (lacking > 0) {
+      contents_.note(
+          "moments of {} are not there, and others have them ({}): not trained, or a file is "
+          "missing",
+          counted(lacking, "parameter"), example);
+    }
+  }
+
   fs::path folder_;
   std::string source_;
   PieceStore store_;
@@ -248,8 +251,7 @@ class UniversalOpener {
   std::vector<nlohmann::json> groups_;
   StepCounts steps_;
   std::optional<std::int64_t> step_;
-  std::set<std::string> moments_;  // the files of the first parameter, and its name
-  std::string moments_of_;
+  std::map<std::string, std::set<std::string>> files_of_;  // of each trained parameter
 };
 
 std::unique_ptr<Source> open_universal(const fs::path& path) {
