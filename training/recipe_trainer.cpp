@@ -293,7 +293,9 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   Teachers teachers;
   std::shared_ptr<LanguageTeacher> of_logits;
   if (recipe.train.teacher && recipe.train.task == TaskKind::sentence_pairs) {
-    teachers.of_embeddings = std::make_shared<EncoderTeacher>(run->recipe, context);
+    const auto teacher = std::make_shared<EncoderTeacher>(run->recipe, context);
+    teacher->require_fit(run->recipe);
+    teachers.of_embeddings = teacher;
   } else if (recipe.train.teacher) {
     teachers.of_logits = of_logits = std::make_shared<LanguageTeacher>(run->recipe, context);
   }

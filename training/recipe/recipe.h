@@ -81,6 +81,8 @@ struct ParameterGroupRecipe {
 
 using tasks::SentenceEvaluator;
 using tasks::SentenceLoss;
+using tasks::StateLoss;
+using tasks::StatePair;
 
 // An item of the list in data.train, or data.valid. A plain text stands for the file alone.
 struct DataSetRecipe {
@@ -150,6 +152,7 @@ struct TrainRecipe {
   std::optional<double> distill_temperature;
   std::optional<double> distill_weight;
   PruneRecipe prune;
+  std::vector<StatePair> teacher_states;
 };
 
 using tessera::Placement;
