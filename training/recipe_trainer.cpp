@@ -112,6 +112,7 @@ std::optional<PruningOptions> pruning_options(const Recipe& recipe, nn::Module& 
   options.begin = prune.begin.value_or(options.begin);
   options.end = prune.end.value_or(options.begin);
   options.every = prune.every.value_or(options.every);
+  options.calibration_batches = prune.calibration_batches.value_or(options.calibration_batches);
   std::optional<NamePattern> wanted;
   const std::string key = "train.prune.modules";
   if (prune.modules) wanted.emplace(*prune.modules, key + ":");

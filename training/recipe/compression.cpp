@@ -99,14 +99,19 @@ void validate_pruning(const Recipe& recipe) {
   const PruneRecipe& prune = recipe.train.prune;
   const std::string method = "train.prune.method";
   const bool others =
-      prune.sparsity || prune.begin || prune.end || prune.every || prune.modules.has_value();
-  check_key(prune.method || !others, recipe, method, "is missing: global, per_layer or 2:4");
+      prune.sparsity || prune.begin || prune.end || prune.every || prune.modules.has_value() ||
+      prune.calibration_batches;
+  check_key(prune.method || !others, recipe, method,
+            "is missing: global, per_layer, 2:4, wanda or wanda_2:4");
   if (!prune.method) return;
   check_key(!trains_adapters(recipe), recipe, method,
             "prunes weights that are trained, and an adapter's model is frozen; prune the "
             "model that tessera convert --merge writes");
-  check_key(prune.method != PruneMethod::two_four || prune.sparsity.value_or(0.5) == 0.5, recipe,
+  check_key(!is_two_four(*prune.method) || prune.sparsity.value_or(0.5) == 0.5, recipe,
             "train.prune.sparsity", "of 2:4 is 0.5; leave it out");
+  check_key(weighs_inputs(*prune.method) || !prune.calibration_batches, recipe,
+            "train.prune.calibration_batches",
+            "is for the methods wanda and wanda_2:4, which read the inputs of layers");
   const std::int64_t begin = prune.begin.value_or(1), end = prune.end.value_or(begin);
   check_key(begin <= end, recipe, "train.prune.end", "{} is before train.prune.begin {}", end,
             begin);
@@ -144,14 +149,18 @@ std::vector<RecipeKey> compression_keys() {
               "`next_token`: the weight of the teacher's part of the loss; that of the labels is "
               "1 - `distill_weight`.",
               Range{0, 1, true, false})),
+      default_is("none", teacher_states_key()),
       default_is(
           "none",
           choice(TESSERA_KEY(train, prune.method),
-                 std::vector<Choice<M>>{
-                     {"global", M::global}, {"per_layer", M::per_layer}, {"2:4", M::two_four}},
-      default_is("none", teacher_states_key()),
+                 std::vector<Choice<M>>{{"global", M::global},
+                                        {"per_layer", M::per_layer},
+                                        {"2:4", M::two_four},
+                                        {"wanda", M::wanda},
+                                        {"wanda_2:4", M::wanda_two_four}},
                  "Sets weights of small magnitude to zero: the smallest of all pruned "
-                 "weights, of each weight, or two of four inputs in a row.")),
+                 "weights, of each weight, or two of four inputs in a row. `wanda`: the smallest "
+                 "magnitudes times norms of inputs, of each output.")),
       default_is("0.5", key(TESSERA_KEY(train, prune.sparsity),
                             "The part of the pruned weights that is zero in the end.",
                             Range{0, 1, true, true})),
@@ -167,6 +176,10 @@ std::vector<RecipeKey> compression_keys() {
                  key(TESSERA_KEY(train, prune.modules),
                      "The linear layers whose weights are pruned: a regular expression for whole "
                      "names.")),
+      default_is("8", key(TESSERA_KEY(train, prune.calibration_batches),
+                          "`wanda`: the batches of each rank, the next ones of training, over "
+                          "which the norms of inputs are taken.",
+                          at_least(1))),
   };
 }
 

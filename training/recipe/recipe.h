@@ -118,6 +118,7 @@ struct PruneRecipe {
   std::optional<double> sparsity;
   std::optional<std::int64_t> begin, end, every;
   std::optional<std::string> modules;  // a regular expression
+  std::optional<std::int64_t> calibration_batches;
 };
 
 struct TrainRecipe {
@@ -151,8 +152,8 @@ struct TrainRecipe {
   std::optional<std::string> teacher;  // the folder of a model
   std::optional<double> distill_temperature;
   std::optional<double> distill_weight;
-  PruneRecipe prune;
   std::vector<StatePair> teacher_states;
+  PruneRecipe prune;
 };
 
 using tessera::Placement;
