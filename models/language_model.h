@@ -5,6 +5,7 @@
 #include "engine/ops.h"
 #include "models/key_value_cache.h"
 #include "models/model.h"
+#include "models/own_call.h"
 
 namespace tessera::models {
 
@@ -47,7 +48,7 @@ inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const nn::Emb
 inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const nn::Embedding& table,
                            const Tensor& targets) {
   if (!head) return linear_cross_entropy(x, table->weight(), targets);
-  if (head->has_lora()) return cross_entropy(head(x), targets);
+  if (needs_own_call(head)) return cross_entropy(head(x), targets);
   return head.call([&](const nn::LinearImpl& linear) {
     const Tensor weight = linear.weight();
     return linear_cross_entropy(nn::detail::in_precision(x, weight.dtype()), weight, targets);

@@ -104,6 +104,8 @@ class NextToken final : public ModelTask {
     TESSERA_CHECK(options_.seq_len <= model_->positions(), ErrorCode::configuration,
                   "{}: model.seq_len {} is more than the {} positions of the model",
                   options_.seq_len_place, options_.seq_len, model_->positions());
+    if (!options_.teacher) return;
+    states_ = {options_.teacher_states, *model_, options_.teacher->module(), options_.states_place};
   }
 
   [[nodiscard]] nn::Module& module() override { return *model_; }
@@ -155,6 +157,7 @@ class NextToken final : public ModelTask {
 
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
+    states_.rest();
     double total = 0;
     for (std::int64_t i = 0; i < options_.eval_batches; ++i) {
       const std::int64_t first =
@@ -246,17 +249,20 @@ class NextToken final : public ModelTask {
 
   // The teacher's forward is the first, so that nothing but its logits is kept beside the
   // activations of the trained model.
-  [[nodiscard]] Tensor loss_from_teacher(const Batch& batch, Device device) const {
+  [[nodiscard]] Tensor loss_from_teacher(const Batch& batch, Device device) {
     const Tensor ids = ids_of(batch.inputs, batch, device);
-    const Tensor taught = options_.teacher->logits(ids);
-    return distillation_loss(model_->forward(ids), taught, ids_of(batch.targets, batch, device),
-                             options_.distillation);
+    const Tensor taught = states_.of_teacher([&] { return options_.teacher->logits(ids); });
+    const Tensor logits = states_.of_student([&] { return model_->forward(ids); });
+    const Tensor targets = ids_of(batch.targets, batch, device);
+    return states_.add_to(distillation_loss(logits, taught, targets, options_.distillation),
+                          targets);
   }
 
   NextTokenOptions options_;
   std::vector<Samples> samples_;  // of each data set
   std::unique_ptr<Samples> validation_;
   std::unique_ptr<models::LanguageModel> model_;
+  TeacherStates states_;
 };
 
 }  // namespace

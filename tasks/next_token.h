@@ -11,6 +11,7 @@
 
 #include "engine/data/tokenizer.h"
 #include "tasks/losses/distillation.h"
+#include "tasks/losses/teacher_states.h"
 #include "tasks/task.h"
 
 namespace tessera::tasks {
@@ -26,6 +27,8 @@ class Teacher {
   // ids [batch, length] -> logits [batch, length, vocabulary of the trained model], outside the
   // graph. Collective.
   [[nodiscard]] virtual Tensor logits(const Tensor& ids) = 0;
+  // The model that logits() calls.
+  [[nodiscard]] virtual nn::Module& module() = 0;
   // The communication of its forwards so far.
   [[nodiscard]] virtual CommunicationStatistics communication() const = 0;
 };
@@ -55,10 +58,11 @@ struct NextTokenOptions {
   std::function<void(models::Model&)> adapt = {};  // further changes to the built model, on `meta`
   std::shared_ptr<Teacher> teacher = {};           // null: the loss is the cross-entropy
   DistillationOptions distillation = {};           // with a teacher
+  std::vector<StatePair> teacher_states = {};      // with a teacher: compared beside the logits
   bool takes_vocabulary = false;                   // `model` has no vocab_size: the data's is used
   std::string model_source;                        // and where it came from
   // The place of the run's settings and their keys, for messages.
-  std::string source, train_place, valid_place, seq_len_place;
+  std::string source, train_place, valid_place, seq_len_place, states_place;
 };
 
 // Reads data first: errors in a file are reported before a model is built, on the thread's default

@@ -85,6 +85,8 @@ class SentencePairsTask final : public ModelTask {
     }
     check_model(classes);
     check_teacher();
+    if (!options_.teacher) return;
+    states_ = {options_.teacher_states, *model_, options_.teacher->module(), options_.states_place};
   }
 
   [[nodiscard]] nn::Module& module() override { return *model_; }
@@ -120,12 +122,13 @@ class SentencePairsTask final : public ModelTask {
     batch->data_set = data_set;
     batch->samples = static_cast<std::int64_t>(samples.size());
     const bool taught = is_taught(table.data());
+    const bool computes_taught = needs_teacher(table.data());
     for (const std::int64_t row : table.rows_of(samples)) {
       const SentenceRow read = table.read(row);
       for (const std::string& text : read.texts) {
         batch->sequences.push_back(tokens_.sequence(text));
         batch->tokens += static_cast<std::int64_t>(batch->sequences.back().size());
-        if (taught) batch->of_teacher.push_back(options_.teacher->tokens().sequence(text));
+        if (computes_taught) batch->of_teacher.push_back(options_.teacher->tokens().sequence(text));
       }
       batch->labels.push_back(static_cast<float>(read.label));
       if (table.data().loss == SentenceLoss::mse && !taught) {
@@ -146,8 +149,8 @@ class SentencePairsTask final : public ModelTask {
     for (std::size_t i = 0; i < options_.train.size(); ++i) {
       const SentenceData& data = options_.train[i];
       const std::size_t here = texts_in_row(data);
-      const bool chosen_is_taught = is_taught(options_.train[batch->data_set]);
-      if (is_taught(data) == chosen_is_taught ? here > texts : is_taught(data)) batch->data_set = i;
+      const bool chosen = needs_teacher(options_.train[batch->data_set]);
+      if (needs_teacher(data) == chosen ? here > texts : needs_teacher(data)) batch->data_set = i;
       texts = std::max(texts, here);
     }
     const SentenceData& data = options_.train[batch->data_set];
@@ -157,7 +160,7 @@ class SentencePairsTask final : public ModelTask {
       return std::vector(count, std::vector<std::int32_t>(static_cast<std::size_t>(length), 0));
     };
     batch->sequences = blanks(length_);
-    if (is_taught(data)) batch->of_teacher = blanks(options_.teacher->tokens().max_length);
+    if (needs_teacher(data)) batch->of_teacher = blanks(options_.teacher->tokens().max_length);
     batch->tokens = static_cast<std::int64_t>(count) * length_;
     batch->labels.assign(static_cast<std::size_t>(samples), 0.0f);
     if (data.loss == SentenceLoss::mse && !is_taught(data)) {
@@ -169,28 +172,12 @@ class SentencePairsTask final : public ModelTask {
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
     const auto& batch = dynamic_cast<const SentenceBatch&>(prepared);
     const Device device = context.device();
-    const SentenceData& data = options_.train[batch.data_set];
-    const Tensor taught = embeddings_of_teacher(batch, device);
-    const Tensor embeddings =
-        encoder().forward(tokens_of(batch.sequences, *options_.tokenizer, device));
-    const std::int64_t samples = batch.samples;
-    switch (data.loss) {
-      case SentenceLoss::mse:
-        return tasks::mse_loss(
-            embeddings,
-            taught.defined() ? taught : on_device(batch.targets, embeddings.shape(), device));
-      case SentenceLoss::margin_mse: {
-        const auto part = [](const Tensor& x, std::int64_t text) { return every_row(x, text, 3); };
-        const Tensor margins = taught.defined()
-                                   ? dot_margins(part(taught, 0), part(taught, 1), part(taught, 2))
-                                   : on_device(batch.labels, {samples}, device);
-        return margin_mse_loss(part(embeddings, 0), part(embeddings, 1), part(embeddings, 2),
-                               margins);
-      }
-      default:
-        return loss_of_pairs(batch, every_row(embeddings, 0, 2), every_row(embeddings, 1, 2),
-                             context);
-    }
+    const Tensor taught = states_.of_teacher([&] { return embeddings_of_teacher(batch, device); });
+    const Tensor embeddings = states_.of_student(
+        [&] { return encoder().forward(tokens_of(batch.sequences, *options_.tokenizer, device)); });
+    const bool learns = is_taught(options_.train[batch.data_set]);
+    return states_.add_to(
+        loss_of_embeddings(batch, embeddings, learns ? taught : Tensor(), context), {});
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
@@ -273,7 +260,7 @@ class SentencePairsTask final : public ModelTask {
                     options_.teacher_place, text);
     };
     const auto& sets = options_.train;
-    check(std::any_of(sets.begin(), sets.end(), is_taught),
+    check(!options_.teacher_states.empty() || std::any_of(sets.begin(), sets.end(), is_taught),
           "no data set of data.train learns from it; give one the loss mse or margin_mse, and "
           "columns with its texts alone");
     const std::int64_t taught = options_.teacher->dimension(), own = encoder().dimension();
@@ -285,15 +272,52 @@ class SentencePairsTask final : public ModelTask {
                       "compares them one by one; use margin_mse, or add a Dense module from {} to "
                       "{} to the trained model's folder",
                       taught, own, own, taught));
+    const TextTokens& theirs = options_.teacher->tokens();
+    check(options_.teacher_states.empty() ||
+              (theirs.max_length == tokens_.max_length && theirs.lower_case == tokens_.lower_case),
+          fmt::format("it reads texts of up to {} and the trained model of up to {}, or one of "
+                      "them lowercases texts; train.teacher_states compares the same tokens, so "
+                      "set model.seq_len: {}",
+                      counted(theirs.max_length, "token"), tokens_.max_length, theirs.max_length));
   }
 
   [[nodiscard]] const models::SentenceEncoder& encoder() const { return model_->encoder(); }
 
-  // Undefined if the batch has its targets.
+  // Whether the teacher reads the texts of a data set.
+  [[nodiscard]] bool needs_teacher(const SentenceData& data) const {
+    return is_taught(data) || !options_.teacher_states.empty();
+  }
+
+  // Undefined if the teacher does not read the batch.
   [[nodiscard]] Tensor embeddings_of_teacher(const SentenceBatch& batch, Device device) const {
     if (batch.of_teacher.empty()) return {};
     return options_.teacher->embeddings(
         tokens_of(batch.of_teacher, *options_.teacher->tokens().tokenizer, device));
+  }
+
+  // `taught`: the teacher's embeddings, or undefined if the batch has its targets.
+  [[nodiscard]] Tensor loss_of_embeddings(const SentenceBatch& batch, const Tensor& embeddings,
+                                          const Tensor& taught, const Context& context) const {
+    const Device device = context.device();
+    const SentenceData& data = options_.train[batch.data_set];
+    const std::int64_t samples = batch.samples;
+    switch (data.loss) {
+      case SentenceLoss::mse:
+        return tasks::mse_loss(
+            embeddings,
+            taught.defined() ? taught : on_device(batch.targets, embeddings.shape(), device));
+      case SentenceLoss::margin_mse: {
+        const auto part = [](const Tensor& x, std::int64_t text) { return every_row(x, text, 3); };
+        const Tensor margins = taught.defined()
+                                   ? dot_margins(part(taught, 0), part(taught, 1), part(taught, 2))
+                                   : on_device(batch.labels, {samples}, device);
+        return margin_mse_loss(part(embeddings, 0), part(embeddings, 1), part(embeddings, 2),
+                               margins);
+      }
+      default:
+        return loss_of_pairs(batch, every_row(embeddings, 0, 2), every_row(embeddings, 1, 2),
+                             context);
+    }
   }
 
   // u and v: the embeddings of the first and second texts.
@@ -334,10 +358,12 @@ class SentencePairsTask final : public ModelTask {
   std::unique_ptr<SentencePairsModel> model_;
   std::int64_t length_ = 0;  // tokens of a text, at most
   TextTokens tokens_;
+  TeacherStates states_;
 };
 
 Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batch_size) {
   TESSERA_REQUIRE(valid_ != nullptr, "evaluate() without data for it");
+  states_.rest();
   const EvaluationOptions how{tokens_, batch_size};
   const Encode encode = [&](const models::TokenBatch& tokens) { return encoder().forward(tokens); };
   if (options_.valid->evaluator == SentenceEvaluator::triplet) {

@@ -12,6 +12,7 @@
 #include "engine/data/tokenizer.h"
 #include "models/sentence_encoder/sentence_encoder.h"
 #include "tasks/encoding.h"
+#include "tasks/losses/teacher_states.h"
 #include "tasks/table.h"
 #include "tasks/task.h"
 
@@ -43,6 +44,8 @@ class SentenceTeacher {
 
   // fp32 [batch, dimension()] on the device of the tokens, outside the graph. Collective.
   [[nodiscard]] virtual Tensor embeddings(const models::TokenBatch& tokens) = 0;
+  // The model that embeddings() calls.
+  [[nodiscard]] virtual nn::Module& module() = 0;
   [[nodiscard]] virtual std::int64_t dimension() const = 0;
   // From a text to its own tokens.
   [[nodiscard]] virtual const TextTokens& tokens() const = 0;
@@ -69,6 +72,8 @@ struct SentencePairsOptions {
   std::optional<SentenceData> valid;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<SentenceTeacher> teacher = {};
+  // With a teacher: compared beside the losses of all data sets. Both models have one tokenizer.
+  std::vector<StatePair> teacher_states = {};
   // Called once, on `meta`.
   std::function<std::unique_ptr<models::SentenceEncoder>()> make_encoder;
   std::optional<std::int64_t> seq_len;  // absent: the encoder's own
@@ -77,7 +82,7 @@ struct SentencePairsOptions {
   std::int64_t seed = 0;
   bool reads_data = true;  // false if a run is only planned
   // The place of the run's settings and their keys, for messages.
-  std::string source, train_place, seq_len_place, teacher_place;
+  std::string source, train_place, seq_len_place, teacher_place, states_place;
 };
 
 // Reads data first: errors in a file are reported before a model is built.

@@ -1,10 +1,12 @@
 // A step's micro-batches: their data, and the part of each in the step's loss.
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "engine/autograd.h"
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "trainer/trainer.h"
@@ -100,6 +102,26 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, Weighed
   (scaler_ ? scaler_->scale(loss) : loss).backward();
   order_->advance(data, next.batch);
   return {weighs ? value * part : value / accumulated, next.prepared->tokens};
+}
+
+void Trainer::run_forwards(tasks::DataPosition data, std::int64_t batches) {
+  const NoGradGuard no_grad;
+  nn::Module& module = task_->module();
+  module.eval();
+  for (std::int64_t i = 0; i < batches; ++i) {
+    const auto batch = order_->at(data, options_.batch_size * context_.world_size());
+    const std::int64_t offset = context_.rank() * options_.batch_size;
+    std::unique_ptr<tasks::Prepared> prepared;
+    {
+      const comm::OutsideWait reads_data(context_.communicator());
+      prepared = task_->prepare(batch.data_set, order_->share(batch, offset, options_.batch_size));
+    }
+    begin_batch(
+        {static_cast<std::uint64_t>(data.batches), batch.first + offset, options_.batch_size});
+    (void)task_->loss(*prepared, context_);
+    order_->advance(data, batch);
+  }
+  module.train();
 }
 
 }  // namespace tessera

@@ -120,7 +120,7 @@ void check_spikes(const Checks& checks, const TrainerOptions& options) {
 }
 
 void check_pruning(const Checks& checks, const PruningOptions& pruning) {
-  const bool two_four = pruning.method == PruneMethod::two_four;
+  const bool two_four = is_two_four(pruning.method);
   checks.require(pruning.sparsity > 0 && pruning.sparsity < 1, "pruning.sparsity", pruning.sparsity,
                  "it must be above 0 and below 1");
   checks.require(!two_four || pruning.sparsity == 0.5, "pruning.sparsity", pruning.sparsity,
@@ -128,6 +128,7 @@ void check_pruning(const Checks& checks, const PruningOptions& pruning) {
   checks.at_least(1, "pruning.begin", pruning.begin);
   checks.at_least(pruning.begin, "pruning.end", pruning.end);
   checks.at_least(1, "pruning.every", pruning.every);
+  checks.at_least(1, "pruning.calibration_batches", pruning.calibration_batches);
   checks.require(!pruning.weights.empty(), "pruning.weights", "empty",
                  "it names the weights to prune");
 }

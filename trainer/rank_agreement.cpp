@@ -132,6 +132,7 @@ void add_pruning(OptionLines& lines, const std::optional<PruningOptions>& prunin
       .add("pruning.begin", pruning->begin)
       .add("pruning.end", pruning->end)
       .add("pruning.every", pruning->every)
+      .add("pruning.calibration_batches", pruning->calibration_batches)
       .add("pruning.weights", weights);
 }
 

@@ -118,7 +118,9 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
   sharded_.emplace(task_->module(), context_, options_.sharding);
   optimizer_ = make_optimizer(options_, sharded_->parameters());
   schedule_ = options_.schedule.value_or(optim::Schedule{.peak = optimizer_->learning_rate()});
-  if (options_.pruning) pruner_ = std::make_shared<Pruner>(*options_.pruning, *sharded_);
+  if (options_.pruning) {
+    pruner_ = std::make_shared<Pruner>(*options_.pruning, *sharded_, task_->module());
+  }
   if (options_.sharding.param_dtype == float16) scaler_.emplace(options_.loss_scale);
   if (saves() && options_.checkpoint.async) {
     saver_ = std::make_unique<AsyncSaver>(context_, *sharded_, *optimizer_);
@@ -182,7 +184,10 @@ std::optional<StepMetrics> Trainer::take_step() {
     if (usable) update_parameters();
     optimizer_->zero_grad();
   }
-  if (pruner_) pruner_->choose(position_.steps + 1, context_);
+  if (pruner_) {
+    pruner_->choose(position_.steps + 1, context_,
+                    [&](std::int64_t batches) { run_forwards(data, batches); });
+  }
   // The first step creates everything that a run creates, so that a plan and a measurement include
   // it.
   if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve(options_.checkpoint.save.names);

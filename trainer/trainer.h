@@ -181,6 +181,9 @@ class Trainer {
   // Returns the part of the micro-batch in the rank's loss, and its tokens.
   MicroBatch forward_backward(tasks::DataPosition& data, WeighedBatches& weighed);
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
+  // Collective. The losses of the batches from a position on, in evaluation mode, for what hooks
+  // see.
+  void run_forwards(tasks::DataPosition data, std::int64_t batches);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
   // What the model and the task have moved between ranks so far.

@@ -137,6 +137,10 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
   return encoder;
 }
 
+std::string place_of_states(const Recipe& recipe) {
+  return where(recipe, "train.teacher_states") + ": train.teacher_states";
+}
+
 std::unique_ptr<tasks::ModelTask> sentence_pairs_task(
     const Recipe& recipe, bool planned, std::shared_ptr<tasks::SentenceTeacher> teacher) {
   tasks::SentencePairsOptions options;
@@ -159,6 +163,8 @@ std::unique_ptr<tasks::ModelTask> sentence_pairs_task(
   options.train_place = where(recipe, "data.train");
   options.seq_len_place = where(recipe, "model.seq_len");
   options.teacher_place = where(recipe, "train.teacher");
+  options.teacher_states = recipe.train.teacher_states;
+  options.states_place = place_of_states(recipe);
   return tasks::make_sentence_pairs_task(options);
 }
 
@@ -184,6 +190,8 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
   options.distillation = {
       .temperature = recipe.train.distill_temperature.value_or(usual.temperature),
       .weight = recipe.train.distill_weight.value_or(usual.weight)};
+  options.teacher_states = recipe.train.teacher_states;
+  options.states_place = place_of_states(recipe);
   options.source = recipe.source;
   options.train_place = where(recipe, "data.train");
   options.valid_place = where(recipe, "data.valid");

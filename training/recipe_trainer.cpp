@@ -112,6 +112,7 @@ std::optional<PruningOptions> pruning_options(const Recipe& recipe, nn::Module& 
   options.begin = prune.begin.value_or(options.begin);
   options.end = prune.end.value_or(options.begin);
   options.every = prune.every.value_or(options.every);
+  options.calibration_batches = prune.calibration_batches.value_or(options.calibration_batches);
   std::optional<NamePattern> wanted;
   const std::string key = "train.prune.modules";
   if (prune.modules) wanted.emplace(*prune.modules, key + ":");
@@ -293,7 +294,9 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   Teachers teachers;
   std::shared_ptr<LanguageTeacher> of_logits;
   if (recipe.train.teacher && recipe.train.task == TaskKind::sentence_pairs) {
-    teachers.of_embeddings = std::make_shared<EncoderTeacher>(run->recipe, context);
+    const auto teacher = std::make_shared<EncoderTeacher>(run->recipe, context);
+    teacher->require_fit(run->recipe);
+    teachers.of_embeddings = teacher;
   } else if (recipe.train.teacher) {
     teachers.of_logits = of_logits = std::make_shared<LanguageTeacher>(run->recipe, context);
   }

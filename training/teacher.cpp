@@ -130,6 +130,16 @@ EncoderTeacher::EncoderTeacher(const Recipe& recipe, const Context& context)
                    encoder().vocabulary(), true);
 }
 
+void EncoderTeacher::require_fit(const Recipe& recipe) const {
+  if (recipe.train.teacher_states.empty()) return;
+  const std::string own = tokenizer_name(recipe);
+  TESSERA_CHECK(same_tokens(*tokens_.tokenizer, *tokenizers::load_tokenizer(own)),
+                ErrorCode::configuration,
+                "{}: {}: the tokenizer of {} is not data.tokenizer {}; train.teacher_states "
+                "compares the outputs for the same tokens",
+                where(recipe, teacher_key), teacher_key, frozen_.folder(), own);
+}
+
 const models::SentenceEncoder& EncoderTeacher::encoder() const {
   return dynamic_cast<const models::SentenceEncoder&>(frozen_.model());
 }

@@ -51,6 +51,7 @@ class LanguageTeacher final : public tasks::Teacher {
   void require_fit(const Recipe& recipe, const models::Model& student) const;
 
   [[nodiscard]] Tensor logits(const Tensor& ids) override;
+  [[nodiscard]] nn::Module& module() override { return frozen_.model(); }
   [[nodiscard]] CommunicationStatistics communication() const override {
     return frozen_.communication();
   }
@@ -65,7 +66,12 @@ class EncoderTeacher final : public tasks::SentenceTeacher {
  public:
   EncoderTeacher(const Recipe& recipe, const Context& context);
 
+  // Throws Error(configuration) if train.teacher_states compares tokens and its tokenizer is not
+  // data.tokenizer.
+  void require_fit(const Recipe& recipe) const;
+
   [[nodiscard]] Tensor embeddings(const models::TokenBatch& tokens) override;
+  [[nodiscard]] nn::Module& module() override { return frozen_.model(); }
   [[nodiscard]] std::int64_t dimension() const override { return encoder().dimension(); }
   [[nodiscard]] const tasks::TextTokens& tokens() const override { return tokens_; }
   [[nodiscard]] CommunicationStatistics communication() const override {

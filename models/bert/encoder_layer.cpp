@@ -3,6 +3,8 @@
 
 #include <map>
 
+#include "models/own_call.h"
+
 namespace tessera::models {
 namespace {
 
@@ -69,8 +71,7 @@ EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerN
 }
 
 Tensor EncoderLayerImpl::feed(const Tensor& x, const Sequences& sequences) const {
-  // An adapter needs its layer's input, which the fused product does not expose.
-  if (output_->has_lora()) {
+  if (needs_own_call(output_) || intermediate_->has_forward_hooks()) {
     return project(output_, gelu(project(intermediate_, x, sequences), exact_gelu_), sequences);
   }
   return bias_gelu_linear(

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "models/own_call.h"
 
 namespace tessera::models {
 namespace {
@@ -64,8 +65,9 @@ GPT2MLPImpl::GPT2MLPImpl(const Gpt2Config& config) : exact_gelu_(config.exact_ge
 }
 
 Tensor GPT2MLPImpl::forward(const Tensor& x) const {
-  // An adapter needs its layer's input, which the fused product does not expose.
-  if (c_proj_->has_lora()) return dropout_(c_proj_(gelu(c_fc_(x), exact_gelu_)));
+  if (needs_own_call(c_proj_) || c_fc_->has_forward_hooks()) {
+    return dropout_(c_proj_(gelu(c_fc_(x), exact_gelu_)));
+  }
   const Tensor before_bias = linear(x, c_fc_->weight(), {}, c_fc_->layout());
   return dropout_(bias_gelu_linear(c_fc_->with_lora(before_bias, x), c_fc_->bias(),
                                    c_proj_->weight(), c_proj_->bias(), c_proj_->layout(),

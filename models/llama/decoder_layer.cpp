@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/tensor_ops.h"
+#include "models/own_call.h"
 
 namespace tessera::models {
 
@@ -31,8 +32,7 @@ std::pair<Tensor, Tensor> LlamaMLPImpl::gate_and_up(const Tensor& x, const Apply
 Tensor LlamaMLPImpl::forward(const Tensor& x) const {
   const auto [gate, up] =
       gate_and_up(x, [](const nn::Linear& layer, const Tensor& input) { return layer(input); });
-  // An adapter needs its layer's input, which the fused product does not expose.
-  if (down_proj_->has_lora()) return down_proj_(silu(gate) * up);
+  if (needs_own_call(down_proj_)) return down_proj_(silu(gate) * up);
   const Tensor y = swiglu_linear(gate, up, down_proj_->weight(), down_proj_->layout());
   const Tensor bias = down_proj_->bias();
   return bias ? y + bias : y;

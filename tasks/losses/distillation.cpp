@@ -8,19 +8,10 @@
 #include "engine/autograd.h"
 #include "engine/ops.h"
 #include "engine/tensor_ops.h"
+#include "tasks/losses/counted_rows.h"
 
 namespace tessera::tasks {
 namespace {
-
-constexpr std::int64_t ignored = -100;
-
-// 1 for a row whose target counts, else 0: [rows, 1].
-Tensor counted_rows(const Tensor& targets, DType dtype) {
-  const Tensor ids = reshape(targets, {targets.elements(), 1});
-  const Device device = targets.device();
-  return where(not_equal(ids, static_cast<double>(ignored)), Tensor::full({1}, 1, dtype, device),
-               Tensor::zeros({1}, dtype, device));
-}
 
 // Rows of a chunk: only one chunk's distributions lie in memory.
 constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
@@ -113,7 +104,7 @@ Tensor distillation_loss(const Tensor& logits, const Tensor& teacher, const Tens
   const double factor = options.weight * options.temperature * options.temperature;
   Tensor imitation = divergence(logits, teacher, targets, options.temperature) * factor;
   if (options.weight == 1) return imitation;
-  return imitation + cross_entropy(logits, targets, ignored) * (1 - options.weight);
+  return imitation + cross_entropy(logits, targets, ignored_target) * (1 - options.weight);
 }
 
 }  // namespace tessera::tasks

@@ -33,19 +33,35 @@ const ShardedParameter& find_weight(const std::vector<ShardedParameter>& paramet
   return *found;
 }
 
+WatchedLayer find_layer(const std::vector<std::pair<std::string, nn::Module*>>& modules,
+                        const std::string& weight) {
+  for (const auto& [name, module] : modules) {
+    auto* layer = dynamic_cast<nn::LinearImpl*>(module);
+    if (layer != nullptr && name + ".weight" == weight) return {name, layer};
+  }
+  fail(ErrorCode::configuration,
+       "pruning: {} is not the weight of a linear layer, so the norms of its inputs are not known",
+       weight);
+}
+
 }  // namespace
 
-Pruner::Pruner(PruningOptions options, const ShardedModel& model) : options_(std::move(options)) {
+Pruner::Pruner(PruningOptions options, const ShardedModel& model, nn::Module& module)
+    : options_(std::move(options)) {
   const std::vector<ShardedParameter> parameters = model.sharded_parameters();
+  const auto modules = module.named_modules();
+  const PruneMethod method = options_.method;
   for (const PrunedWeight& weight : options_.weights) {
     const ShardedParameter& found = find_weight(parameters, weight.name);
     const std::int64_t inputs = found.shape[weight.in_first ? 0 : 1];
-    TESSERA_CHECK(
-        options_.method != PruneMethod::two_four || inputs % 4 == 0, ErrorCode::configuration,
-        "pruning 2:4: {} has {} inputs, which are no groups of four", weight.name, inputs);
+    TESSERA_CHECK(!is_two_four(method) || inputs % 4 == 0, ErrorCode::configuration,
+                  "pruning 2:4: {} has {} inputs, which are no groups of four", weight.name,
+                  inputs);
     weights_.push_back(found.local);
     elements_.push_back(found.shape.elements());
-    layouts_.push_back({weight.in_first ? found.shape[1] : 1});
+    layouts_.push_back({.stride = weight.in_first ? found.shape[1] : 1,
+                        .size = method == PruneMethod::wanda ? inputs : 4});
+    if (weighs_inputs(method)) layers_.push_back(find_layer(modules, weight.name));
     runs_.push_back({.first = found.first,
                      .size = found.local.elements(),
                      .save_first = found.first + found.save_first,
@@ -80,7 +96,35 @@ void Pruner::end_step(std::int64_t step) {
   kept_.clear();
 }
 
-void Pruner::choose(std::int64_t step, const Context& context) {
+std::vector<std::int64_t> Pruner::zeros_of_groups(double sparsity) const {
+  std::vector<std::int64_t> zeros;
+  for (const GroupLayout& layout : layouts_) {
+    const double wanted = sparsity * static_cast<double>(layout.size);
+    zeros.push_back(is_two_four(options_.method) ? static_cast<std::int64_t>(std::floor(wanted))
+                                                 : std::llround(wanted));
+  }
+  return zeros;
+}
+
+std::vector<PrunedRun> Pruner::weighed_runs(const std::vector<std::vector<float>>& norms) const {
+  std::vector<PrunedRun> weighed = runs_;
+  for (std::size_t i = 0; i < weighed.size(); ++i) {
+    const std::int64_t stride = layouts_[i].stride;
+    weighed[i].values = [&run = runs_[i], &norm = norms[i], stride] {
+      std::vector<float> values = run.values();
+      const auto inputs = static_cast<std::int64_t>(norm.size());
+      for (std::size_t k = 0; k < values.size(); ++k) {
+        const std::int64_t input = (run.first + static_cast<std::int64_t>(k)) / stride % inputs;
+        values[k] = std::abs(values[k]) * norm[static_cast<std::size_t>(input)];
+      }
+      return values;
+    };
+  }
+  return weighed;
+}
+
+void Pruner::choose(std::int64_t step, const Context& context,
+                    const std::function<void(std::int64_t batches)>& calibrate) {
   if (!options_.chooses_after(step) || context.device().is_planned()) return;
   const NoGradGuard no_grad;
   const double sparsity = options_.sparsity_after(step);
@@ -94,11 +138,20 @@ void Pruner::choose(std::int64_t step, const Context& context) {
     const Tensor mask = Tensor::from(chosen, weight.shape()).to(weight.device());
     weight.copy_from(masked_fill(weight, mask, 0));
   };
-  if (options_.method == PruneMethod::two_four) {
-    const int zeros = static_cast<int>(std::floor(4 * sparsity));
-    if (zeros > 0) choose_in_groups(runs_, layouts_, zeros, exchange, use);
+  const bool weighs = weighs_inputs(options_.method);
+  if (!weighs && !is_two_four(options_.method)) return choose_by_magnitude(sparsity, exchange, use);
+  const std::vector<std::int64_t> zeros = zeros_of_groups(sparsity);
+  if (std::all_of(zeros.begin(), zeros.end(), [](std::int64_t of_group) { return of_group == 0; }))
     return;
-  }
+  if (!weighs) return choose_in_groups(runs_, layouts_, zeros, exchange, use);
+  const std::vector<std::vector<float>> norms = input_norms(
+      layers_, [&] { calibrate(options_.calibration_batches); }, exchange);
+  choose_in_groups(weighed_runs(norms), layouts_, zeros, exchange, use);
+}
+
+void Pruner::choose_by_magnitude(
+    double sparsity, const RankExchange& exchange,
+    const std::function<void(std::size_t, std::vector<std::uint8_t>)>& use) {
   const auto count_of = [&](std::int64_t elements) {
     return static_cast<std::int64_t>(std::llround(sparsity * static_cast<double>(elements)));
   };

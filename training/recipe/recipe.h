@@ -81,6 +81,8 @@ struct ParameterGroupRecipe {
 
 using tasks::SentenceEvaluator;
 using tasks::SentenceLoss;
+using tasks::StateLoss;
+using tasks::StatePair;
 
 // An item of the list in data.train, or data.valid. A plain text stands for the file alone.
 struct DataSetRecipe {
@@ -116,6 +118,7 @@ struct PruneRecipe {
   std::optional<double> sparsity;
   std::optional<std::int64_t> begin, end, every;
   std::optional<std::string> modules;  // a regular expression
+  std::optional<std::int64_t> calibration_batches;
 };
 
 struct TrainRecipe {
@@ -149,6 +152,7 @@ struct TrainRecipe {
   std::optional<std::string> teacher;  // the folder of a model
   std::optional<double> distill_temperature;
   std::optional<double> distill_weight;
+  std::vector<StatePair> teacher_states;
   PruneRecipe prune;
 };
 

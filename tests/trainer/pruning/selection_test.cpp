@@ -13,7 +13,7 @@
 
 #include "comm/communicator.h"
 #include "sharding/context/context.h"
-#include "trainer/pruning/groups_of_four.h"
+#include "trainer/pruning/groups.h"
 #include "trainer/pruning/options.h"
 
 namespace tessera {
@@ -135,20 +135,21 @@ TEST(PruningSelection, IsThatOfAPlainSortOnAnyWorld) {
   }
 }
 
-TEST(PruningSelection, GroupsOfFourAreThoseOfWholeMatricesOnAnyWorld) {
+// [8, 12]; [4, 7] and [16, 5] in-first.
+void expect_groups(const std::vector<GroupLayout>& layouts, const std::vector<int>& numbers) {
   std::mt19937 random(5);
   const std::vector<Floats> tensors = draw_tensors(random, {8 * 12, 4 * 7, 16 * 5});
-  const std::vector<GroupLayout> layouts = {{1}, {7}, {5}};  // [8, 12]; [4, 7] and [16, 5] in-first
-  for (const int zeros : {1, 2}) {
+  for (const int zeros : numbers) {
     std::vector<Bytes> wanted;
     for (std::size_t t = 0; t < tensors.size(); ++t) {
       const auto stride = static_cast<std::size_t>(layouts[t].stride);
+      const auto size = static_cast<std::size_t>(layouts[t].size);
       Bytes chosen(tensors[t].size());
       for (std::size_t i = 0; i < tensors[t].size(); ++i) {
-        if (i / stride % 4 != 0) continue;  // not the first of a group
+        if (i / stride % size != 0) continue;  // not the first of a group
         for (int n = 0; n < zeros; ++n) {
           std::size_t least = tensors[t].size();
-          for (std::size_t j = i; j <= i + 3 * stride; j += stride) {
+          for (std::size_t j = i; j <= i + (size - 1) * stride; j += stride) {
             if (chosen[j] != 0) continue;
             if (least == tensors[t].size() ||
                 std::abs(tensors[t][j]) < std::abs(tensors[t][least])) {
@@ -162,9 +163,18 @@ TEST(PruningSelection, GroupsOfFourAreThoseOfWholeMatricesOnAnyWorld) {
     }
     expect_choice(tensors, wanted, random,
                   [&](const auto& runs, const auto& exchange, const auto& use) {
-                    choose_in_groups(runs, layouts, zeros, exchange, use);
+                    const std::vector<std::int64_t> of_each(tensors.size(), zeros);
+                    choose_in_groups(runs, layouts, of_each, exchange, use);
                   });
   }
+}
+
+TEST(PruningSelection, GroupsOfFourAreThoseOfWholeMatricesOnAnyWorld) {
+  expect_groups({{1}, {7}, {5}}, {1, 2});
+}
+
+TEST(PruningSelection, TheInputsOfEachOutputAreThoseOfWholeMatricesOnAnyWorld) {
+  expect_groups({{1, 12}, {7, 4}, {5, 16}}, {0, 1, 3, 4});
 }
 
 TEST(PruningSelection, TheScheduleIsCubic) {

@@ -1,6 +1,6 @@
 // Pruned runs: as many zeros as asked for, the same ones under every strategy, kept over steps,
 // checkpoints and worlds.
-#include "checkpoint/load/hugging_face.h"
+#include "tests/training/compression/saved_weights.h"
 #include "tests/training/strategies_testing.h"
 
 #include <cmath>
@@ -11,43 +11,16 @@ namespace {
 namespace fs = std::filesystem;
 using testing::all_strategies;
 using testing::Ended;
+using testing::is_pruned_weight;
 using testing::losses_in;
 using testing::run_program;
+using testing::SavedWeight;
 using testing::Settings;
 using testing::train;
 using testing::train_arguments;
 using testing::TrainingFolder;
-
-struct SavedWeight {
-  std::vector<std::uint64_t> shape;
-  std::vector<float> values;
-};
-
-std::map<std::string, SavedWeight> weights_in(const std::string& folder) {
-  const checkpoint::HuggingFaceFolder opened = checkpoint::open_hugging_face(folder);
-  std::map<std::string, SavedWeight> weights;
-  for (const auto& [name, place] : opened.tensors) {
-    SavedWeight& weight = weights[name];
-    std::uint64_t elements = 1;
-    for (const auto size : place.entry->shape) {
-      weight.shape.push_back(static_cast<std::uint64_t>(size));
-      elements *= static_cast<std::uint64_t>(size);
-    }
-    weight.values.resize(elements);
-    place.read(0, static_cast<std::int64_t>(elements),
-               reinterpret_cast<std::byte*>(weight.values.data()));
-  }
-  return weights;
-}
-
-bool is_pruned_weight(const std::string& name) {
-  return name.find(".h.") != std::string::npos && name.find(".c_") != std::string::npos &&
-         name.ends_with(".weight");
-}
-
-std::size_t zeros_of(const SavedWeight& weight) {
-  return static_cast<std::size_t>(std::count(weight.values.begin(), weight.values.end(), 0.0F));
-}
+using testing::weights_in;
+using testing::zeros_of;
 
 // Zeros and elements of the linear layers; everything else has no zeros.
 std::pair<std::size_t, std::size_t> zeros_in(const std::string& folder) {
@@ -72,7 +45,7 @@ Settings pruned(const TrainingFolder& folder, const std::string& method) {
 }
 
 TEST(PrunedRun, EveryStrategyPrunesTheSameElements) {
-  for (const std::string method : {"global", "per_layer", "2:4"}) {
+  for (const std::string method : {"global", "per_layer", "2:4", "wanda", "wanda_2:4"}) {
     const TrainingFolder folder;
     std::vector<std::string> expected;
     std::string weights;
@@ -203,6 +176,11 @@ TEST(PrunedRun, RefusesWhatCannotBePruned) {
   refuse(global + Settings{{"train.prune.sparsity", "1"}}, "below 1");
   refuse({{"train.prune.method", "2:4"}, {"train.prune.sparsity", "0.6"}}, "of 2:4 is 0.5");
   refuse({{"train.prune.method", "2:4"}, {"model.n_inner", "6"}}, "has 6 inputs");
+  refuse({{"train.prune.method", "wanda_2:4"}, {"train.prune.sparsity", "0.6"}}, "of 2:4 is 0.5");
+  refuse({{"train.prune.method", "wanda_2:4"}, {"model.n_inner", "6"}}, "has 6 inputs");
+  refuse({{"train.prune.method", "wanda"}, {"train.prune.calibration_batches", "0"}}, "at least 1");
+  refuse(global + Settings{{"train.prune.calibration_batches", "4"}},
+         "train.prune.calibration_batches is for the methods wanda and wanda_2:4");
   refuse(global + Settings{{"model.lora.target_modules", "all-linear"}}, "is frozen");
 }
 
@@ -229,13 +207,14 @@ TEST(PrunedRun, ARunThatWouldTrainPrunedWeightsDoesNotGoOn) {
 
 TEST(PrunedRun, MemoryIsThePlan) {
   const TrainingFolder folder;
-  for (const char* begin : {"1", "3"}) {
+  for (const auto& [method, begin] : std::vector<std::pair<std::string, std::string>>{
+           {"global", "1"}, {"global", "3"}, {"wanda", "1"}, {"wanda", "3"}}) {
     const std::string report = folder.path("memory.json");
     train(2, folder.small() + Settings{{"log.memory", report},
-                                       {"train.prune.method", "global"},
+                                       {"train.prune.method", method},
                                        {"train.prune.begin", begin}});
     const nlohmann::json log = nlohmann::json::parse(testing::read_text(report));
-    EXPECT_EQ(log["planned"], log["measured"]) << begin;
+    EXPECT_EQ(log["planned"], log["measured"]) << method << begin;
   }
 }
 
