@@ -27,6 +27,8 @@ const std::vector<Subcommand>& subcommands() {
        "tessera verify out/step-100"},
       {"tokenize", "Turn a text into tokens, for training or as JSON", describe_tokenize,
        "tessera tokenize corpus.txt --tokenizer tokenizer.json --out corpus.tokens"},
+      {"render", "Render conversations with a tokenizer's chat template", describe_render,
+       "tessera render conversations.jsonl --tokenizer path/to/tokenizer"},
       {"generate", "Continue a text, or write its logits", describe_generate,
        "tessera generate out --prompt \"Once upon a time\" --max-new-tokens 50"},
       {"encode", "Compute embeddings for the sentences of a file", describe_encode,

@@ -23,6 +23,7 @@ Command describe_verify();
 Command describe_generate();
 Command describe_encode();
 Command describe_evaluate();
+Command describe_render();
 Command describe_tokenize();
 Command describe_environment();
 Command describe_launch();

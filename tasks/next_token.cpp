@@ -31,22 +31,32 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device d
 
 using Corpora = std::vector<std::shared_ptr<const Corpus>>;
 
-Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer) {
+bool is_json_lines(const std::string& path) {
+  return path.ends_with(".jsonl") || path.ends_with(".ndjson") || path.ends_with(".json");
+}
+
+Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer, const std::string& folder) {
   const std::vector<std::string> names = expand_files(data.files);
   if (const auto shards = find_token_shards(names); !shards.empty()) {
-    TESSERA_CHECK(data.column.empty(), ErrorCode::configuration,
+    TESSERA_CHECK(data.columns.empty(), ErrorCode::configuration,
                   "data file {} holds tokens, so it has no column {}", shards.front().string(),
-                  data.column);
+                  data.columns.front());
     return {std::make_shared<Corpus>(shards, tokenizer)};
   }
   if (auto tables = find_table_files(data.files)) {
-    return {open_table_corpus({std::move(*tables), data.column}, tokenizer)};
+    return {open_table_corpus({std::move(*tables), data.columns, folder}, tokenizer)};
+  }
+  if (!data.columns.empty() && std::all_of(names.begin(), names.end(), is_json_lines)) {
+    TableText lines{{}, data.columns, folder};
+    for (const std::string& path : names) lines.files.push_back({path, TableFileKind::json_lines, {}});
+    return {open_table_corpus(lines, tokenizer)};
   }
   Corpora corpora;
   for (const std::string& path : names) {
-    TESSERA_CHECK(data.column.empty(), ErrorCode::configuration,
-                  "data file {} is neither Parquet nor Arrow, so it has no column {}", path,
-                  data.column);
+    TESSERA_CHECK(data.columns.empty(), ErrorCode::configuration,
+                  "data file {} is neither Parquet nor Arrow nor JSON lines (.jsonl), so it has no "
+                  "column {}",
+                  path, data.columns.front());
     corpora.push_back(std::make_shared<Corpus>(path, tokenizer));
   }
   return corpora;
@@ -198,7 +208,7 @@ class NextToken final : public ModelTask {
   void open_data() {
     const auto seed = static_cast<std::uint64_t>(options_.seed);
     for (const TextData& data : options_.train) {
-      for (auto& corpus : open_corpora(data, *options_.tokenizer)) {
+      for (auto& corpus : open_corpora(data, *options_.tokenizer, options_.tokenizer_folder)) {
         samples_.emplace_back(std::move(corpus),
                               SampleOptions{options_.seq_len, options_.shuffle, seed});
       }
@@ -212,7 +222,7 @@ class NextToken final : public ModelTask {
 
   void open_validation(std::uint64_t seed) {
     if (!options_.valid) return;
-    auto valid = open_corpora(*options_.valid, *options_.tokenizer);
+    auto valid = open_corpora(*options_.valid, *options_.tokenizer, options_.tokenizer_folder);
     TESSERA_CHECK(valid.size() == 1, ErrorCode::configuration,
                   "{}: data.valid is {} files; one is evaluated on", options_.valid_place,
                   valid.size());

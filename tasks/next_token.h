@@ -37,7 +37,9 @@ class Teacher {
 // a corpus (engine/data/token_shards.h), Parquet and Arrow files (columnar/table_corpus.h).
 struct TextData {
   std::vector<std::string> files;  // paths, patterns and folders
-  std::string column = {};         // of Parquet and Arrow files; empty: the usual one
+  // The columns of Parquet and Arrow files, and of JSON lines, which are a text without them. Empty:
+  // the usual ones (TableText).
+  std::vector<std::string> columns = {};
 };
 
 struct NextTokenOptions {
@@ -47,6 +49,7 @@ struct NextTokenOptions {
   // The settings name the tokenizer. Without that, `bytes` takes files of ids of any tokenizer, of
   // one in all files.
   bool tokenizer_is_given = false;
+  std::string tokenizer_folder = {};  // with a chat template; empty: there is none
   std::int64_t seq_len = 0;
   bool shuffle = true;
   std::int64_t seed = 0;

@@ -93,7 +93,7 @@ void adapt(const Recipe& recipe, models::Model& model) {
 }
 
 tasks::TextData text_data(const DataSetRecipe& set) {
-  return {set.files, set.columns.empty() ? "" : set.columns.front()};
+  return {set.files, set.columns};
 }
 
 tasks::SentenceData sentence_data(const DataSetRecipe& set, bool has_teacher) {
@@ -176,6 +176,7 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
   if (!recipe.data.valid.empty()) options.valid = text_data(recipe.data.valid.front());
   options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
   options.tokenizer_is_given = recipe.data.tokenizer.has_value();
+  options.tokenizer_folder = tokenizer_name(recipe);
   options.seq_len = recipe.model.seq_len;
   options.shuffle = recipe.data.shuffle;
   options.seed = recipe.train.seed;

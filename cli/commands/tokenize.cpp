@@ -124,6 +124,10 @@ struct TokenizeCommand {
   }
 
  private:
+  [[nodiscard]] std::vector<std::string> columns() const {
+    return column.empty() ? std::vector<std::string>() : std::vector<std::string>{column};
+  }
+
   [[nodiscard]] bool reads_standard_input() const { return text == "-"; }
 
   [[nodiscard]] std::optional<std::vector<tasks::TableFile>> tables() const {
@@ -170,7 +174,7 @@ struct TokenizeCommand {
     if (auto files = tables()) {
       of = "";  // ids may be another tokenizer's
       from = counted(static_cast<std::int64_t>(files->size()), "file");
-      tokens = tasks::write_table_tokens({std::move(*files), column}, loaded,
+      tokens = tasks::write_table_tokens({std::move(*files), columns(), tokenizer}, loaded,
                                          static_cast<int>(workers), output, stop);
     } else if (!column.empty()) {
       TextReader reader = open_text();
@@ -268,9 +272,9 @@ Command describe_tokenize() {
             .type = "PATH"},
            {.name = "--column",
             .target = &options->column,
-            .help =
-                "The column of Parquet or Arrow that has the texts or token ids; by default text, "
-                "input_ids or tokens. A text with a column is JSON lines, and this is the key",
+            .help = "The column of Parquet or Arrow that has the texts, token ids or messages; by "
+                    "default text, input_ids or tokens, or those of a conversation. A text with a "
+                    "column is JSON lines, and this is the key of the texts",
             .type = "NAME"},
            {.name = "--out",
             .target = &options->out,

@@ -1,46 +1,18 @@
-// Cuts lines, and finds the text of each.
+// Finds the text of each line.
 #include "tasks/columnar/json_lines.h"
-
-#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/error.h"
-#include "checkpoint/io/json.h"
+#include "tasks/columnar/json_rows.h"
 
 namespace tessera::tasks {
 namespace {
 
-constexpr std::int64_t read_bytes = std::int64_t{1} << 20;
-constexpr std::size_t longest_line = std::size_t{64} << 20;
-
-// The member with this name, or with this path of names; null: there is none.
-const nlohmann::json* member_of(const nlohmann::json& object, std::string_view path) {
-  if (!object.is_object()) return nullptr;
-  if (const auto found = object.find(path); found != object.end()) return &*found;
-  const std::size_t dot = path.find('.');
-  if (dot == std::string_view::npos) return nullptr;
-  const auto found = object.find(path.substr(0, dot));
-  return found == object.end() ? nullptr : member_of(*found, path.substr(dot + 1));
-}
-
-nlohmann::json object_in(std::string_view line, const std::string& place) {
-  TESSERA_CHECK(!line.empty(), ErrorCode::data, "{}: an empty line; each has a JSON object", place);
-  nlohmann::json object;
-  try {
-    object = checkpoint::parse_json(line, place);
-  } catch (const Error& error) {
-    throw Error(ErrorCode::data, error.what());
-  }
-  TESSERA_CHECK(object.is_object(), ErrorCode::data, "{}: {}, and not a JSON object", place,
-                object.type_name());
-  return object;
-}
-
 std::string text_in(std::string_view line, const std::string& column, const std::string& place) {
-  const nlohmann::json object = object_in(line, place);
-  const nlohmann::json* const text = member_of(object, column);
+  const nlohmann::ordered_json object = json_row(line, place);
+  const nlohmann::ordered_json* const text = member_at(object, column);
   if (text == nullptr) {
     std::string names;
     for (const auto& item : object.items()) names += (names.empty() ? "" : ", ") + item.key();
@@ -53,45 +25,6 @@ std::string text_in(std::string_view line, const std::string& column, const std:
   return text->get<std::string>();
 }
 
-// Hands out one line after another, without its end.
-class Lines {
- public:
-  explicit Lines(TextReader& reader) : reader_(reader) {}
-
-  // False behind the last. `line` is valid until the next call.
-  bool next(std::string_view& line) {
-    std::size_t end = 0;
-    while ((end = bytes_.find('\n', searched_)) == std::string::npos) {
-      searched_ = bytes_.size();
-      TESSERA_CHECK(bytes_.size() - begin_ <= longest_line, ErrorCode::data,
-                    "{}, line {}: more than {} bytes", reader_.name(), number_ + 1, longest_line);
-      bytes_.erase(0, begin_);
-      searched_ -= begin_;
-      begin_ = 0;
-      if (!reader_.append(bytes_, read_bytes)) break;
-    }
-    if (end == std::string::npos && begin_ == bytes_.size()) return false;
-    line = std::string_view(bytes_).substr(begin_, end - begin_);
-    begin_ = searched_ = end == std::string::npos ? bytes_.size() : end + 1;
-    if (number_ == 0 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    ++number_;
-    return true;
-  }
-
-  // Where the line that next() gave is.
-  [[nodiscard]] std::string place() const {
-    return fmt::format("{}, line {}", reader_.name(), number_);
-  }
-
- private:
-  TextReader& reader_;
-  std::string bytes_;
-  std::size_t begin_ = 0;     // of the next line
-  std::size_t searched_ = 0;  // no line ends from `begin_` to here
-  std::int64_t number_ = 0;
-};
-
 }  // namespace
 
 std::int64_t write_json_line_tokens(TextReader& reader, const std::string& column,
@@ -99,11 +32,10 @@ std::int64_t write_json_line_tokens(TextReader& reader, const std::string& colum
                                     const std::function<void()>& between) {
   TokenStreamWriter writer(out.path, tokenizer, TextStamp{}, out.shard);
   TextAppender texts(tokenizer, workers, writer);
-  Lines lines(reader);
-  for (std::string_view line; lines.next(line);) {
+  for_each_line(reader, [&](std::string_view line, const std::string& place) {
     if (between) between();
-    texts.add(text_in(line, column, lines.place()));
-  }
+    texts.add(text_in(line, column, place));
+  });
   texts.finish();
   TESSERA_CHECK(out.shard.count > 0 || writer.tokens() > 0, ErrorCode::data, "{} gives no tokens",
                 reader.name());

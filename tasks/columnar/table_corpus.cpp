@@ -1,15 +1,20 @@
 // From rows to tokens.
 #include "tasks/columnar/table_corpus.h"
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "base/error.h"
 #include "engine/data/permutation.h"
+#include "engine/data/text_reader.h"
 #include "engine/data/token_stream.h"
+#include "engine/data/tokenize_text.h"
 #include "tasks/columnar/derived_file.h"
+#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_reader.h"
+#include "tasks/conversations/conversation_texts.h"
 
 namespace tessera::tasks {
 namespace {
@@ -24,19 +29,46 @@ bool is_token_column(const ArrowField& field) {
   return field.kind == ArrowKind::text || is_id_list(field);
 }
 
-// The name of the column if the data set gives none.
+bool is_message_list(const ArrowField& field) {
+  const bool list = field.kind == ArrowKind::list || field.kind == ArrowKind::fixed_list;
+  return list && !field.index && field.children.front().kind == ArrowKind::structure;
+}
+
+const ArrowField* field_of(const ArrowSchema& schema, const std::string& name) {
+  const auto column = find_column(schema.fields, name);
+  return column ? column->field : nullptr;
+}
+
+// The columns of a conversation, if these are named, or if the file has them and none is named.
+std::optional<ConversationColumns> conversation_in(const ArrowSchema& schema,
+                                                   const std::vector<std::string>& named) {
+  if (named.size() == 2) return ConversationColumns{named[0], named[1]};
+  const std::vector<std::string> usual = {"messages", "conversations"};
+  for (const std::string& name : named.empty() ? usual : named) {
+    const ArrowField* const field = field_of(schema, name);
+    if (field != nullptr && is_message_list(*field)) return ConversationColumns{name};
+  }
+  const bool both =
+      field_of(schema, "prompt") != nullptr && field_of(schema, "completion") != nullptr;
+  if (named.empty() && both) return ConversationColumns{"prompt", "completion"};
+  return std::nullopt;
+}
+
+// The name of the column if the data set gives none; empty: a conversation.
 std::string usual_column(const ArrowSchema& schema, const TableFile& file) {
   for (const char* const name : {"text", "input_ids", "tokens"}) {
     const auto column = find_column(schema.fields, name);
     if (column && is_token_column(*column->field)) return name;
   }
+  if (conversation_in(schema, {})) return {};
   std::vector<std::string> fitting;
   for (const ArrowField& field : schema.fields) {
     if (is_token_column(field)) fitting.push_back(field.name);
   }
-  TESSERA_CHECK(fitting.size() == 1, ErrorCode::data,
-                "data file {}: name the column of texts or token ids in columns; it has {}",
-                file.path, column_names(schema));
+  TESSERA_CHECK(
+      fitting.size() == 1, ErrorCode::data,
+      "data file {}: name the column of texts, token ids or messages in columns; it has {}",
+      file.path, column_names(schema));
   return fitting.front();
 }
 
@@ -53,13 +85,54 @@ class UnknownTokenizer final : public Tokenizer {
   }
 };
 
-// Takes chunks of rows and appends their tokens to a stream.
+// Takes rows and appends their tokens to a stream.
 class TokenRows {
  public:
-  TokenRows(const Tokenizer& tokenizer, int workers, const TokenOutput& out)
-      : tokenizer_(tokenizer), workers_(workers), out_(out) {}
+  TokenRows(const TableText& table, const Tokenizer& tokenizer, int workers, const TokenOutput& out)
+      : table_(table), tokenizer_(tokenizer), workers_(workers), out_(out) {}
+
+  // What to read of a file.
+  std::vector<std::string> choose(const ArrowSchema& schema, const TableFile& file) {
+    begin_file(file);
+    conversation_.reset();
+    std::string column =
+        table_.columns.empty() ? usual_column(schema, file) : table_.columns.front();
+    if (!table_.columns.empty() || column.empty()) {
+      conversation_ = conversation_in(schema, table_.columns);
+    }
+    if (!conversation_) return {std::move(column)};
+    std::vector<std::string> names = {conversation_->messages};
+    if (!conversation_->completion.empty()) names.push_back(conversation_->completion);
+    for (const char* const more : {tools_column, variables_column}) {
+      const ArrowField* const field = field_of(schema, more);
+      if (field != nullptr && !has_only_nulls(*field)) names.emplace_back(more);
+    }
+    return names;
+  }
+
+  void begin_file(const TableFile& file) {
+    conversations_.emplace(table_.tokenizer, stamp_of_text(file.path).modified_ns / 1'000'000'000);
+  }
+
+  // A row of JSON lines: a conversation, or a text in the named column.
+  void take(const nlohmann::ordered_json& row, const std::string& file, const std::string& place) {
+    std::vector<std::string> names;
+    for (const auto& item : row.items()) names.push_back(item.key());
+    if (table_.columns.size() == 1) {
+      const nlohmann::ordered_json* const value = member_at(row, table_.columns.front());
+      if (value != nullptr && value->is_string()) {
+        open(false, file, table_.columns.front());
+        texts_->add(value->get_ref<const std::string&>());
+        return;
+      }
+    }
+    const ConversationColumns columns = conversation_columns(names, table_.columns, place);
+    open(false, file, columns.messages);
+    add(conversation_of(row, columns, place), place);
+  }
 
   void take(const TableChunk& chunk) {
+    if (conversation_) return take_conversations(chunk);
     const TableChunk::Column& column = chunk.columns.front();
     TESSERA_CHECK(column.field != nullptr && is_token_column(*column.field), ErrorCode::data,
                   "data file {}: column {} is {}{}; texts and lists of token ids make tokens",
@@ -67,7 +140,7 @@ class TokenRows {
                   column.field != nullptr ? "of the type " : "a folder's name",
                   column.field != nullptr ? column.field->type : "");
     const bool ids = is_id_list(*column.field);
-    open(ids, chunk);
+    open(ids, chunk.file->path, column.name);
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       TESSERA_CHECK(!column.values->is_null(i), ErrorCode::data,
                     "{}: column {} is null; leave such rows out", chunk.place(i), column.name);
@@ -90,7 +163,26 @@ class TokenRows {
   }
 
  private:
-  void open(bool ids, const TableChunk& chunk) {
+  void take_conversations(const TableChunk& chunk) {
+    open(false, chunk.file->path, chunk.columns.front().name);
+    for (std::int64_t i = 0; i < chunk.rows; ++i) {
+      nlohmann::ordered_json row = nlohmann::ordered_json::object();
+      for (const TableChunk::Column& column : chunk.columns) row[column.name] = column.json(i);
+      const std::string place = chunk.place(i);
+      add(conversation_of(row, *conversation_, place), place);
+    }
+  }
+
+  void add(const ConversationRow& row, const std::string& place) {
+    const ConversationText made = conversations_->text(row, place);
+    if (made.needs_end) {
+      texts_->add(made.text);
+    } else {
+      texts_->add_whole(made.text);
+    }
+  }
+
+  void open(bool ids, const std::string& file, const std::string& column) {
     if (!writer_) {
       ids_ = ids;
       const UnknownTokenizer unknown;
@@ -101,9 +193,8 @@ class TokenRows {
       if (!ids) texts_.emplace(tokenizer_, workers_, *writer_);
     }
     TESSERA_CHECK(ids == ids_, ErrorCode::data,
-                  "data file {}: column {} has {}, and the files before it have {}",
-                  chunk.file->path, chunk.columns.front().name, ids ? "token ids" : "texts",
-                  ids ? "texts" : "token ids");
+                  "data file {}: column {} has {}, and the files before it have {}", file, column,
+                  ids ? "token ids" : "texts", ids ? "texts" : "token ids");
   }
 
   void take_ids(const TableChunk& chunk, const TableChunk::Column& column) {
@@ -126,9 +217,12 @@ class TokenRows {
     for (std::int64_t i = 0; i < chunk.rows; ++i) texts_->add(column.values->text(i));
   }
 
+  const TableText& table_;
   const Tokenizer& tokenizer_;
   int workers_;
   TokenOutput out_;
+  std::optional<ConversationColumns> conversation_;  // of the file that is read
+  std::optional<ConversationTexts> conversations_;
   bool ids_ = false;
   std::int64_t limit_ = 0;
   std::vector<std::int32_t> row_ids_;
@@ -141,12 +235,21 @@ class TokenRows {
 std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokenizer, int workers,
                                 const TokenOutput& out, const std::function<void()>& between) {
   TESSERA_REQUIRE(workers > 0, "{} workers", workers);
-  TokenRows rows(tokenizer, workers, out);
+  TokenRows rows(table, tokenizer, workers, out);
+  if (table.files.front().kind == TableFileKind::json_lines) {
+    for (const TableFile& file : table.files) {
+      rows.begin_file(file);
+      TextReader reader(file.path);
+      for_each_line(reader, [&](std::string_view line, const std::string& place) {
+        if (between) between();
+        rows.take(json_row(line, place), file.path, place);
+      });
+    }
+    return rows.finish();
+  }
   read_table(
       table.files,
-      [&](const ArrowSchema& schema, const TableFile& file) -> std::vector<std::string> {
-        return {table.column.empty() ? usual_column(schema, file) : table.column};
-      },
+      [&](const ArrowSchema& schema, const TableFile& file) { return rows.choose(schema, file); },
       [&](const TableChunk& chunk) {
         if (between) between();
         rows.take(chunk);
@@ -157,8 +260,11 @@ std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokeniz
 std::shared_ptr<const Corpus> open_table_corpus(const TableText& table, const Tokenizer& tokenizer,
                                                 int workers) {
   const std::int64_t end_of_text = tokenizer.end_of_text().value_or(-1);
-  const std::uint64_t purpose =
-      mix_text(mix(tokenizer.fingerprint(), static_cast<std::uint64_t>(end_of_text)), table.column);
+  std::uint64_t purpose = mix(tokenizer.fingerprint(), static_cast<std::uint64_t>(end_of_text));
+  purpose = mix_text(purpose, table.columns.empty() ? "" : table.columns.front());
+  if (table.columns.size() > 1) purpose = mix_text(purpose, table.columns.back());
+  if (const std::uint64_t chat = templates_fingerprint(table.tokenizer))
+    purpose = mix(purpose, chat);
   const DerivedFile stream(table.files, purpose, ".tokens", [&](const std::filesystem::path& path) {
     write_table_tokens(table, tokenizer, workers, {path});
   });

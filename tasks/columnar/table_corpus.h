@@ -16,10 +16,14 @@ namespace tessera::tasks {
 // The rows of a column, in the order of files and rows. A text is encoded by itself, and behind it
 // comes the tokenizer's token that ends a text, or, if it has none, a newline, which belongs to the
 // text. Lists of whole numbers are token ids, taken as they are; with the tokenizer `bytes` they
-// are those of an unknown tokenizer.
+// are those of an unknown tokenizer. Conversations (conversations/conversation.h) become the text
+// of the tokenizer's chat template, and nothing comes behind it.
 struct TableText {
-  std::vector<TableFile> files;
-  std::string column;  // empty: text, input_ids or tokens, or the only column of such a type
+  std::vector<TableFile> files;  // all JSON lines, or all Arrow and Parquet
+  // None: text, input_ids or tokens, or those of a conversation, or the only column of texts or
+  // ids. Two are those of a prompt and a completion.
+  std::vector<std::string> columns = {};
+  std::string tokenizer = {};  // its folder, with the chat template; empty: there is none
 };
 
 // Writes them as a stream of `tessera tokenize` (engine/data/token_stream.h) and returns their

@@ -9,7 +9,11 @@
 
 namespace tessera::tasks {
 
-enum class TableFileKind : std::uint8_t { arrow, parquet };
+enum class TableFileKind : std::uint8_t {
+  arrow,
+  parquet,
+  json_lines,  // an object in each line; find_table_files() finds none
+};
 
 struct TableFile {
   std::string path;

@@ -70,7 +70,11 @@ class LinesFile {
 void append_row(const TableChunk& chunk, std::int64_t row, std::string& lines) {
   nlohmann::json object = nlohmann::json::object();
   for (const TableChunk::Column& column : chunk.columns) {
-    nlohmann::json value = column.json(row);
+    TESSERA_CHECK(column.field == nullptr || !has_structs(*column.field), ErrorCode::data,
+                  "data file {}: column {} is of the type {}; texts, numbers and lists of them are "
+                  "read here",
+                  chunk.file->path, column.name, column.field->type);
+    nlohmann::json value(column.json(row));
     TESSERA_CHECK(!value.is_null(), ErrorCode::data, "{}: column {} is null; leave such rows out",
                   chunk.place(row), column.name);
     object[column.name] = std::move(value);

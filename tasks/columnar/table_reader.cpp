@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::int64_t most_rows = 8192;      // of a chunk
 constexpr std::int64_t most_bytes = 4 << 20;  // of a column of it
+// Rows of a chunk with structs, because the texts in them are not counted.
+constexpr std::int64_t most_rows_of_structs = 256;
 constexpr std::string_view null_partition = "__HIVE_DEFAULT_PARTITION__";
 
 // A number from 1 becomes the name of that column, unless a column has it as its name.
@@ -77,8 +79,8 @@ class FileRows {
       TESSERA_CHECK(found.has_value(), ErrorCode::data, "data file {} has no column {}", file_.path,
                     *names_[i]);
       TESSERA_CHECK(is_readable(*found->field), ErrorCode::data,
-                    "data file {}: column {} is of the type {}; texts, numbers and lists of them "
-                    "are read",
+                    "data file {}: column {} is of the type {}; texts, numbers, and lists and "
+                    "structs of them are read",
                     file_.path, *names_[i], found->field->type);
       column.field = found->field;
       places_.back() = *found;
@@ -92,6 +94,7 @@ class FileRows {
       chunk_.rows = std::min(batch.rows() - first, most_rows);
       for (const ArrowColumn& place : places_) {
         if (place.field == nullptr) continue;
+        if (has_structs(*place.field)) chunk_.rows = std::min(chunk_.rows, most_rows_of_structs);
         chunk_.rows = ArrowValues::fitting_rows(batch, place, first, chunk_.rows, most_bytes);
         if (!place.field->index || place.field->kind != ArrowKind::text) continue;
         const auto texts =
@@ -138,7 +141,7 @@ void read_parquet(ParquetHelper& helper, const TableFile& file, const ChooseColu
 
 }  // namespace
 
-nlohmann::json TableChunk::Column::json(std::int64_t row) const {
+nlohmann::ordered_json TableChunk::Column::json(std::int64_t row) const {
   if (field == nullptr) return value;
   return values->json(row);
 }

@@ -23,7 +23,7 @@ struct TableChunk {
     std::optional<ArrowValues> values = {};
     std::string value = {};
 
-    [[nodiscard]] nlohmann::json json(std::int64_t row) const;
+    [[nodiscard]] nlohmann::ordered_json json(std::int64_t row) const;
   };
 
   const TableFile* file = nullptr;

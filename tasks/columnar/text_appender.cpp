@@ -19,9 +19,18 @@ TextAppender::TextAppender(const Tokenizer& tokenizer, int workers, TokenStreamW
 }
 
 void TextAppender::add(std::string_view text) {
+  add(text, false);
+}
+
+void TextAppender::add_whole(std::string_view text) {
+  add(text, true);
+}
+
+void TextAppender::add(std::string_view text, bool whole) {
   added_.bytes += text;
-  if (!tokenizer_.end_of_text()) added_.bytes += '\n';
+  if (!whole && !tokenizer_.end_of_text()) added_.bytes += '\n';
   added_.ends.push_back(added_.bytes.size());
+  added_.whole.push_back(whole);
   if (added_.bytes.size() >= group_bytes) encode_added();
 }
 
@@ -34,12 +43,13 @@ std::vector<std::int32_t> TextAppender::encode(const Texts& texts) const {
   const std::optional<std::int32_t> end_of_text = tokenizer_.end_of_text();
   std::vector<std::int32_t> ids;
   std::size_t begin = 0;
-  for (const std::size_t end : texts.ends) {
+  for (std::size_t i = 0; i < texts.ends.size(); ++i) {
+    const std::size_t end = texts.ends[i];
     const auto text = std::string_view(texts.bytes).substr(begin, end - begin);
     begin = end;
     const std::vector<std::int32_t> more = tokenizer_.encode(text);
     ids.insert(ids.end(), more.begin(), more.end());
-    if (end_of_text) ids.push_back(*end_of_text);
+    if (end_of_text && !texts.whole[i]) ids.push_back(*end_of_text);
   }
   return ids;
 }

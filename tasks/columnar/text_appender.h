@@ -31,6 +31,8 @@ class TextAppender {
   TextAppender& operator=(const TextAppender&) = delete;
 
   void add(std::string_view text);
+  // A text that has its own end: nothing comes behind it.
+  void add_whole(std::string_view text);
   // Appends what has been added. The stream is not finished.
   void finish();
 
@@ -39,7 +41,9 @@ class TextAppender {
   struct Texts {
     std::string bytes;
     std::vector<std::size_t> ends;
+    std::vector<bool> whole;  // has its own end
   };
+  void add(std::string_view text, bool whole);
   [[nodiscard]] std::vector<std::int32_t> encode(const Texts& texts) const;
   void encode_added();
   void append_first();

@@ -32,6 +32,9 @@
 #include "tasks/columnar/arrow/arrow_input.h"
 #include "tasks/columnar/arrow/arrow_reader.h"
 #include "tasks/columnar/json_lines.h"
+#include "tasks/columnar/json_rows.h"
+#include "tasks/conversations/conversation.h"
+#include "tokenizers/chat/chat_template.h"
 #include "tokenizers/load.h"
 #include "training/recipe/recipe.h"
 
@@ -323,6 +326,28 @@ void use_tokenizer(const fs::path& path) {
   (void)tokenizer->decode(ids);
 }
 
+void run_chat_template(std::string_view bytes) {
+  const tokenizers::ChatTemplate parsed(bytes, "'template'", {{"bos_token", "<s>"}});
+  const auto conversation = nlohmann::ordered_json::parse(R"({
+      "messages": [{"role": "system", "content": "a \u00e9"}, {"role": "user", "content": "b"},
+                   {"role": "assistant", "content": [{"type": "text", "text": "c"}]}],
+      "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": 1.5}}}]})");
+  (void)parsed.render({.messages = conversation["messages"], .tools = conversation["tools"]},
+                      {.add_generation_prompt = true, .finds_generations = true});
+}
+
+// A row of JSON lines, and what it becomes.
+void run_conversation(std::string_view bytes) {
+  const nlohmann::ordered_json row = tasks::json_row(bytes, "'row'");
+  std::vector<std::string> names;
+  for (const auto& item : row.items()) names.push_back(item.key());
+  const tasks::ConversationRow read =
+      tasks::conversation_of(row, tasks::conversation_columns(names, {}, "'row'"), "'row'");
+  const tokenizers::ChatTemplate parsed(
+      "{% for m in messages %}{{ m }}{{ m | tojson }}{% endfor %}", "'template'");
+  if (!read.conversation.messages.is_null()) (void)parsed.render(read.conversation);
+}
+
 void run_tokenizer(std::string_view bytes) {
   static const ScratchFolder folder;
   write_bytes(folder.path() / "tokenizer.json", bytes);
@@ -439,6 +464,8 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"config", tolerant<run_config>},
       {"narrow", tolerant<run_narrow>},
       {"tokenizer", tolerant<run_tokenizer>},
+      {"chat_template", tolerant<run_chat_template>},
+      {"conversation", tolerant<run_conversation>},
       {"tekken", tolerant<run_tekken>},
       {"tiktoken", tolerant<run_tiktoken>},
       {"vocab_merges", tolerant<run_vocab_merges>},

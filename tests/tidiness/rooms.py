@@ -21,9 +21,10 @@ ROOMS = {
     "checkpoint": ("state", "io", ".", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
                    "formats/torch", "formats/dcp", "formats/megatron", "formats/deepspeed", "formats/llmc",
                    "formats/gguf", "formats/step_folder", "narrow", "convert"),
-    "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
+    "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "chat/values", "chat/jinja",
+                   "chat", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
-    "tasks": ("losses", "columnar/arrow", "columnar", "."),
+    "tasks": ("losses", "columnar/arrow", "conversations", "columnar", "."),
     "trainer": ("pruning", "."),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),

@@ -117,10 +117,12 @@ const std::vector<DataSetKey>& data_set_keys() {
              "`csv` has commas and quotes, `tsv` tabs and no quotes, `jsonl` one object per line, "
              "`text` one text per line. `auto`: by the name (.jsonl, .tsv, .txt), else `tsv` if "
              "the first line has a tab."),
-      names("columns", &DataSetRecipe::columns, "list of names or numbers", "the first ones",
-            "Names of the header (keys, of JSON lines; columns, of Parquet and Arrow), or numbers "
-            "from 1: the texts, then the label; as many as the loss or evaluator takes. "
-            "`next_token`: the one column of Parquet and Arrow that has the texts or token ids."),
+      names(
+          "columns", &DataSetRecipe::columns, "list of names or numbers", "the first ones",
+          "Names of the header (keys, of JSON lines; columns, of Parquet and Arrow), or numbers "
+          "from 1: the texts, then the label; as many as the loss or evaluator takes. "
+          "`next_token`: the one column of Parquet, Arrow or JSON lines that has the texts, token "
+          "ids or messages, or the two of a prompt and a completion."),
       header_key(),
       chosen("loss", &DataSetRecipe::loss,
              std::vector<Choice<L>>{{"none", L::none},

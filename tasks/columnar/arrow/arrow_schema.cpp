@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <algorithm>
 
 #include "base/error.h"
 
@@ -236,6 +237,25 @@ std::string column_names(const ArrowSchema& schema) {
     names.push_back(field.name);
   }
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+bool has_structs(const ArrowField& field) {
+  return field.kind == ArrowKind::structure ||
+         std::any_of(field.children.begin(), field.children.end(), has_structs);
+}
+
+std::vector<ArrowColumn> fields_of(const ArrowColumn& column) {
+  ArrowColumn place = column;
+  place.parents.clear();
+  ++place.node;
+  place.buffer += column.field->buffers;
+  std::vector<ArrowColumn> fields;
+  for (const ArrowField& field : column.field->children) {
+    place.field = &field;
+    fields.push_back(place);
+    pass(field, place);
+  }
+  return fields;
 }
 
 ArrowColumn items_of(const ArrowColumn& column) {

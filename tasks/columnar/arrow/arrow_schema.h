@@ -68,6 +68,10 @@ std::optional<ArrowColumn> find_column(const std::vector<ArrowField>& fields,
 // The names of all columns, for messages.
 std::string column_names(const ArrowSchema& schema);
 
+// True for a struct, and for a list of them.
+bool has_structs(const ArrowField& field);
 // The place of a list's values. `column` is a list.
 ArrowColumn items_of(const ArrowColumn& column);
+// The places of a struct's fields. `column` is a struct.
+std::vector<ArrowColumn> fields_of(const ArrowColumn& column);
 }  // namespace tessera::tasks

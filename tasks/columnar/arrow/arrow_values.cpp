@@ -73,6 +73,20 @@ std::size_t first_buffer(const ArrowBatch& batch, const ArrowColumn& column) {
 
 }  // namespace
 
+namespace {
+
+// Lists of which no row has an item.
+bool is_empty_list(const ArrowField& field) {
+  return field.kind == ArrowKind::list && !field.index && has_only_nulls(field.children.front());
+}
+
+}  // namespace
+
+// The type of what is never there, as members of messages that no row has.
+bool has_only_nulls(const ArrowField& field) {
+  return field.kind == ArrowKind::other && field.type == "null";
+}
+
 bool is_readable(const ArrowField& field) {
   switch (field.kind) {
     case ArrowKind::integer:
@@ -85,6 +99,10 @@ bool is_readable(const ArrowField& field) {
       if (field.kind == ArrowKind::fixed_list && field.list_size == 0) return false;
       return !field.index && is_readable(field.children.front());
     case ArrowKind::structure:
+      return !field.index &&
+             std::all_of(field.children.begin(), field.children.end(), [](const ArrowField& one) {
+               return is_readable(one) || has_only_nulls(one) || is_empty_list(one);
+             });
     case ArrowKind::other:
       break;
   }
@@ -213,6 +231,13 @@ void ArrowValues::read_list(const ArrowBatch& batch, const ArrowColumn& column, 
   for (std::int64_t& offset : offsets_) offset -= begin;
 }
 
+void ArrowValues::read_fields(const ArrowBatch& batch, const ArrowColumn& column,
+                              std::int64_t first, const Dictionaries& dictionaries) {
+  for (const ArrowColumn& one : fields_of(column)) {
+    fields_.push_back(read(batch, one, first, count_, dictionaries));
+  }
+}
+
 void ArrowValues::check_indices(const ArrowBatch& batch) const {
   for (std::int64_t i = 0; i < count_; ++i) {
     const auto at = static_cast<std::size_t>(i);
@@ -230,6 +255,11 @@ ArrowValues ArrowValues::read(const ArrowBatch& batch, const ArrowColumn& column
   ArrowValues values;
   values.field_ = column.field;
   values.count_ = count;
+  if (has_only_nulls(*column.field)) {  // without a buffer, not even for what is there
+    check_rows(batch, column.node, first, count);
+    values.null_.assign(static_cast<std::size_t>(count), true);
+    return values;
+  }
   const std::size_t buffer = first_buffer(batch, column);
   values.read_validity(batch, column.node, buffer, first);
   for (const ArrowColumn& parent : column.parents) {
@@ -274,6 +304,8 @@ ArrowValues ArrowValues::read(const ArrowBatch& batch, const ArrowColumn& column
       values.read_list(batch, column, first, dictionaries);
       break;
     case ArrowKind::structure:
+      values.read_fields(batch, column, first, dictionaries);
+      break;
     case ArrowKind::other:
       fail(ErrorCode::data, "{}: column {} is of the type {}, which is not read", batch.what(),
            field.name, field.type);
@@ -355,7 +387,7 @@ bool ArrowValues::has_null_items(std::int64_t i) const {
   return std::find(begin, end, true) != end;
 }
 
-nlohmann::json ArrowValues::json(std::int64_t i) const {
+nlohmann::ordered_json ArrowValues::json(std::int64_t i) const {
   if (is_null(i)) return nullptr;
   const auto at = static_cast<std::size_t>(i);
   if (dictionary_ != nullptr) return dictionary_->json(integers_[at]);
@@ -371,13 +403,19 @@ nlohmann::json ArrowValues::json(std::int64_t i) const {
     default:
       break;
   }
-  nlohmann::json list = nlohmann::json::array();
+  if (field_->kind == ArrowKind::structure) {
+    nlohmann::ordered_json object = nlohmann::ordered_json::object();
+    for (const ArrowValues& one : fields_) object[one.field_->name] = one.json(i);
+    return object;
+  }
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (std::int64_t k = offsets_[at]; k < offsets_[at + 1]; ++k) list.push_back(items_->json(k));
   return list;
 }
 
 void ArrowValues::append(const ArrowValues& other) {
-  TESSERA_REQUIRE(items_ == nullptr && dictionary_ == nullptr && other.field_->kind == field_->kind,
+  TESSERA_REQUIRE(items_ == nullptr && fields_.empty() && dictionary_ == nullptr &&
+                      other.field_->kind == field_->kind,
                   "a dictionary of lists");
   if (!null_.empty() || !other.null_.empty()) {
     null_.resize(static_cast<std::size_t>(count_), false);

@@ -40,8 +40,8 @@ class ArrowValues {
   // The list of a row. The column is one of lists of whole numbers.
   [[nodiscard]] std::span<const std::int64_t> integers(std::int64_t i) const;
   [[nodiscard]] bool has_null_items(std::int64_t i) const;
-  // Any value. Error(data) if a text is not UTF-8: the JSON is for files that are.
-  [[nodiscard]] nlohmann::json json(std::int64_t i) const;
+  // Any value; a struct is an object with its fields in their order. A text may be no UTF-8.
+  [[nodiscard]] nlohmann::ordered_json json(std::int64_t i) const;
   // Appends the values of a dictionary's further batch.
   void append(const ArrowValues& other);
 
@@ -56,6 +56,8 @@ class ArrowValues {
   void read_views(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first);
   void read_list(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
                  const Dictionaries& dictionaries);
+  void read_fields(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
+                   const Dictionaries& dictionaries);
   void check_indices(const ArrowBatch& batch) const;
 
   const ArrowField* field_ = nullptr;
@@ -67,9 +69,12 @@ class ArrowValues {
   std::vector<std::int64_t> integers_;  // of booleans as well
   std::vector<double> floats_;
   std::unique_ptr<ArrowValues> items_;  // of lists
+  std::vector<ArrowValues> fields_;     // of structs
 };
 
-// True for a type that ArrowValues reads and, if it is a list, those of its values.
+bool has_only_nulls(const ArrowField& field);
+// True for a type that ArrowValues reads and, if it is a list or a struct, those of its values.
+// Fields of a struct may be of nulls only, or lists of them.
 bool is_readable(const ArrowField& field);
 
 }  // namespace tessera::tasks

@@ -42,7 +42,8 @@ inline std::vector<nlohmann::json> read_rows(const std::vector<TableFile>& files
       [&](const TableChunk& chunk) {
         for (std::int64_t i = 0; i < chunk.rows; ++i) {
           nlohmann::json row = nlohmann::json::array();
-          for (const TableChunk::Column& column : chunk.columns) row.push_back(column.json(i));
+          for (const TableChunk::Column& column : chunk.columns)
+            row.push_back(nlohmann::json(column.json(i)));
           rows.push_back(std::move(row));
         }
       });

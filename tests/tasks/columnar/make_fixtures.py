@@ -138,8 +138,31 @@ def large_dictionary():
         writer.write_batch(pa.RecordBatch.from_arrays([words], names=["text"]))
 
 
+def conversations():
+    """Rows of messages in each form, with nulls inside and around them."""
+    call = {"name": "f", "arguments": {"x": 1, "words": ["a", None]}}
+    messages = [[{"role": "user", "content": f"question {n} é", "never": None, "empty": []},
+                 {"role": "assistant", "content": None if n % 3 == 2 else "yes",
+                  "calls": [call] if n % 3 == 2 else None}] for n in range(7)]
+    message = pa.struct([("role", pa.string()), ("content", pa.large_string()), ("calls", pa.list_(pa.struct([
+        ("name", pa.string()), ("arguments", pa.struct([("x", pa.int64()), ("words", pa.list_(pa.string()))]))]))),
+        ("never", pa.null()), ("empty", pa.list_(pa.null()))])
+    speakers = [[{"from": "human", "value": str(n)}, {"from": "gpt", "value": "no"}] for n in range(7)]
+    speaker = pa.struct([("from", pa.string()), ("value", pa.string_view())])
+    return pa.RecordBatch.from_arrays([
+        pa.array(range(7)), pa.array(messages, pa.list_(message)), pa.array(speakers, pa.large_list(speaker)),
+        pa.array([one[:1] for one in messages], pa.list_(message)),
+        pa.array([one[1:] for one in messages], pa.list_(message)),
+        pa.array([f"q{n}" for n in range(7)]), pa.array([f"a{n}" for n in range(7)]),
+        pa.array(["[{\"b\": 1, \"a\": 2}]" if n % 2 else None for n in range(7)]),
+        pa.array([None if n == 1 else {"role": None, "content": "x", "calls": []} for n in range(7)], message)],
+        names=["n", "messages", "speakers", "question", "answer", "first", "second", "tools", "one"])
+
+
 def main():
     FIXTURES.mkdir(exist_ok=True)
+    chats = conversations()
+    write("messages.arrow", [chats.slice(0, 4), chats.slice(4)], ["messages", "speakers", "one", "n"])
     two = [types(0, 13), types(13, 1), types(14, 0), types(14, 9)]
     write("types.arrow", two, READ)
     write("types.arrows", two, READ, stream=True)

@@ -28,7 +28,9 @@ class FixturesFolder : public DataFolder {
     fs::copy_file(columnar_fixture(fixture), path(name));
   }
   [[nodiscard]] TableText table(const std::string& column) const {
-    return {find_table_files({path("")}).value(), column};
+    TableText text{find_table_files({path("")}).value()};
+    if (!column.empty()) text.columns = {column};
+    return text;
   }
   [[nodiscard]] std::vector<std::string> derived() const {
     std::vector<std::string> names;
@@ -123,7 +125,8 @@ TEST(TableCorpus, ColumnsThatMakeNoTokensAreRefused) {
             std::string::npos);
   EXPECT_NE(refusal_of(folder, "lang", bytes).find("column lang is a folder's name"),
             std::string::npos);
-  EXPECT_NE(refusal_of(folder, "", bytes).find("name the column of texts or token ids in columns"),
+  EXPECT_NE(refusal_of(folder, "", bytes)
+                .find("name the column of texts, token ids or messages in columns"),
             std::string::npos);
 }
 
@@ -131,7 +134,7 @@ TEST(TableCorpus, APatternPassesOverTheFileThatItsFirstRunMade) {
   const FixturesFolder folder;
   folder.add("helper-rows.arrows", "a.arrow");
   for (int run = 0; run < 2; ++run) {
-    const TableText table{find_table_files({folder.path("*")}).value(), "text"};
+    const TableText table{find_table_files({folder.path("*")}).value(), {"text"}};
     EXPECT_EQ(open_table_corpus(table, ByteTokenizer())->tokens(), 14);
     EXPECT_EQ(folder.derived().size(), 1U);
   }
