@@ -48,7 +48,8 @@ Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer, const std
   }
   if (!data.columns.empty() && std::all_of(names.begin(), names.end(), is_json_lines)) {
     TableText lines{{}, data.columns, folder};
-    for (const std::string& path : names) lines.files.push_back({path, TableFileKind::json_lines, {}});
+    for (const std::string& path : names)
+      lines.files.push_back({path, TableFileKind::json_lines, {}});
     return {open_table_corpus(lines, tokenizer)};
   }
   Corpora corpora;

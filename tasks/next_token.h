@@ -37,8 +37,8 @@ class Teacher {
 // a corpus (engine/data/token_shards.h), Parquet and Arrow files (columnar/table_corpus.h).
 struct TextData {
   std::vector<std::string> files;  // paths, patterns and folders
-  // The columns of Parquet and Arrow files, and of JSON lines, which are a text without them. Empty:
-  // the usual ones (TableText).
+  // The columns of Parquet and Arrow files, and of JSON lines, which are a text without them.
+  // Empty: the usual ones (TableText).
   std::vector<std::string> columns = {};
 };
 

@@ -12,8 +12,8 @@ namespace tessera {
 // kernels/cpu/matmul/int8_linear.h, whatever WeightLayout the layer has.
 Shape int8_weight_shape(std::int64_t in, std::int64_t out);
 
-// True if linear() of x and the weight is int8_linear(): x is floating, and the weight has the dtype
-// and the row size of such a weight for x. The caller refuses other integers.
+// True if linear() of x and the weight is int8_linear(): x is floating, and the weight has the
+// dtype and the row size of such a weight for x. The caller refuses other integers.
 bool is_int8_product(const Tensor& x, const Tensor& weight);
 
 // x [.., in], float32, bfloat16 or float16, times the weight, plus the bias, which may be

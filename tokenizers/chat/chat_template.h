@@ -38,7 +38,8 @@ struct RenderedChat {
 class ChatTemplate {
  public:
   // `source` begins the messages: "chat template FILE". Throws Error(data) with the line for text
-  // that is not a template, and for statements that chat templates do not have (include, extends, ..).
+  // that is not a template, and for statements that chat templates do not have (include, extends,
+  // ..).
   ChatTemplate(std::string_view text, std::string source,
                std::map<std::string, std::string> special_tokens = {});
   ~ChatTemplate();

@@ -98,9 +98,8 @@ void validate_teacher(const Recipe& recipe) {
 void validate_pruning(const Recipe& recipe) {
   const PruneRecipe& prune = recipe.train.prune;
   const std::string method = "train.prune.method";
-  const bool others =
-      prune.sparsity || prune.begin || prune.end || prune.every || prune.modules.has_value() ||
-      prune.calibration_batches;
+  const bool others = prune.sparsity || prune.begin || prune.end || prune.every ||
+                      prune.modules.has_value() || prune.calibration_batches;
   check_key(prune.method || !others, recipe, method,
             "is missing: global, per_layer, 2:4, wanda or wanda_2:4");
   if (!prune.method) return;
