@@ -1,7 +1,7 @@
 // `tessera render` as a user runs it: texts, files, exit codes.
 #include <gtest/gtest.h>
 
-#include "tests/cli/program_testing.h"
+#include "tests/cli/training_testing.h"
 #include "tests/support/temporary_folder.h"
 
 namespace tessera::cli {
@@ -66,7 +66,7 @@ TEST_F(RenderTest, MistakesEndWithTheirCode) {
   EXPECT_EQ(run_program({"render", path("rows.jsonl")}).code, 2);
   EXPECT_EQ(render({"--chat-template", path("none")}).code, 3);
   EXPECT_EQ(render({}, "none.jsonl").code, 4);
-  EXPECT_EQ(render({"--json", path("rows.jsonl")}).code, 3);
+  EXPECT_EQ(render({"--json", path("rows.jsonl")}).code, 2);
 }
 
 }  // namespace

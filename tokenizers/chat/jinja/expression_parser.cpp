@@ -12,7 +12,7 @@ void ExpressionParser::check_depth(int depth) const {
 }
 
 Token ExpressionParser::next() {
-  const Token token = tokens_[at_];
+  Token token = tokens_[at_];
   if (token.kind != TokenKind::end) ++at_;
   return token;
 }

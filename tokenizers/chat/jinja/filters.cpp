@@ -108,7 +108,8 @@ Value filter_map(Interpreter& interpreter, const Value& subject, Arguments argum
     for (Value& item : items) {
       Value value = value_at(interpreter, std::move(item), given.required(0));
       const bool replaced = value.is_undefined() && given[1] != nullptr && !given[1]->is_none();
-      results.push_back(replaced ? *given[1] : std::move(value));
+      if (replaced) value = *given[1];
+      results.push_back(std::move(value));
     }
     return interpreter.generator(std::move(results));
   }
@@ -310,7 +311,7 @@ std::optional<Number> number_of(std::string_view text) {
 Value filter_int(Interpreter& interpreter, const Value& subject, Arguments arguments) {
   const Parameters given(interpreter, std::move(arguments), {"default", "base"});
   if (given.integer(1, 10) != 10) interpreter.refuse("int() has the base 10 alone");
-  const Value otherwise = given[0] != nullptr ? *given[0] : Value(std::int64_t{0});
+  Value otherwise = given[0] != nullptr ? *given[0] : Value(std::int64_t{0});
   if (subject.is_undefined()) interpreter.refuse("{}", subject.problem());
   if (subject.is_integer()) return subject.integer();
   std::optional<double> number;

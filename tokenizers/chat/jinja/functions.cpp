@@ -39,9 +39,9 @@ class Namespace final : public Object {
     const Value* const value = names_.find(name);
     return value != nullptr ? *value : Object::attribute(interpreter, name);
   }
-  [[nodiscard]] bool set(const std::string& name, Value value) override {
+  [[nodiscard]] bool set(const std::string& name, const Value& value) override {
     if (name.starts_with("_")) return false;
-    names_.set(name, std::move(value));
+    names_.set(name, value);
     return true;
   }
 
@@ -77,7 +77,7 @@ class Cycler final : public Object {
   std::size_t at_ = 0;
 };
 
-Value make_range(Interpreter& interpreter, Arguments arguments) {
+Value make_range(Interpreter& interpreter, const Arguments& arguments) {
   std::int64_t bounds[3] = {0, 0, 1};
   const std::size_t count = arguments.positional.size();
   if (count < 1 || count > 3 || !arguments.named.empty())
@@ -124,7 +124,7 @@ Value make_dict(Interpreter& interpreter, Arguments arguments) {
 
 Value make_namespace(Interpreter& interpreter, Arguments arguments) {
   const Value from = make_dict(interpreter, std::move(arguments));
-  const Value made = interpreter.make<Namespace>();
+  Value made = interpreter.make<Namespace>();
   for (const auto& [name, value] : from.mapping().items) {
     if (!name.is_text() || !made.object()->set(name.text(), value)) {
       interpreter.refuse("a namespace has names that do not begin with an underscore");
@@ -173,6 +173,7 @@ Value Object::attribute(Interpreter& /*interpreter*/, const std::string& name) {
   return Value::missing(fmt::format("'{}' has no attribute '{}'", type(), name));
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): overrides move it
 Value Object::call(Interpreter& interpreter, Arguments /*arguments*/) {
   interpreter.refuse("a {} cannot be called", type());
 }

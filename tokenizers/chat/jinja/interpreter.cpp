@@ -248,8 +248,8 @@ void Interpreter::assign(const Expression& target, Value value, Scope& scope) {
   if (target.kind == ExpressionKind::attribute) {
     const std::string& owner = target.children.front().name;
     const Value* const known = scope.find(owner);
-    const bool is_set = known != nullptr && known->is<Object*>() &&
-                        known->object()->set(target.name, std::move(value));
+    const bool is_set =
+        known != nullptr && known->is<Object*>() && known->object()->set(target.name, value);
     if (!is_set) refuse("cannot set {} of {}, which is not a namespace", target.name, owner);
     return;
   }

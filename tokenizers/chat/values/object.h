@@ -37,7 +37,9 @@ class Object {
   // Its text, of an object that is one.
   [[nodiscard]] virtual const std::string* text() const { return nullptr; }
   // False if it has no such attribute to set.
-  [[nodiscard]] virtual bool set(const std::string& /*name*/, Value /*value*/) { return false; }
+  [[nodiscard]] virtual bool set(const std::string& /*name*/, const Value& /*value*/) {
+    return false;
+  }
 };
 
 // The lazy results of filters like map and select: they are there once, have no length and are true
