@@ -48,6 +48,7 @@ class DcpOpener {
                   "'{}' has .distcp files and no .metadata: the save was not finished, or the file "
                   "was not copied (names that begin with a dot are easily left behind)",
                   path.string());
+    refuse_several_models(path);
     refuse_flat_shards(path);
     for (const fs::path& folder : folders) add_folder(folder);
     const std::string source = fmt::format("'{}'", path.string());
@@ -61,6 +62,9 @@ class DcpOpener {
                       "optimizer's hyperparameters",
                       left_out_, shown(first_left_out_)));
     }
+    std::vector<std::string> read;
+    for (const fs::path& folder : folders) read.push_back(folder.filename().string());
+    note_other_optimizers(state.contents, path, read);
     for (const fs::path& folder : folders) add_model_files(state.contents, folder);
     add_model_files(state.contents, path);
     return make_source(std::move(store_), std::move(state));
