@@ -35,7 +35,8 @@ std::vector<std::string> file_names(const fs::path& folder,
 std::optional<std::string> first_flat_shard(const fs::path& folder) {
   const std::vector<std::string> names = file_names(folder, [](std::string_view name) {
     return name.starts_with("pytorch_model_fsdp") && name.ends_with(".bin") &&
-           name.find("_rank") != std::string_view::npos;
+           name.find("_rank") != std::string_view::npos &&
+           !name.starts_with("pytorch_model_fsdp_0_rank");  // a state dict (rank_files.h)
   });
   return names.empty() ? std::nullopt : std::optional(names.front());
 }

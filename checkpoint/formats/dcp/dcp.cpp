@@ -11,6 +11,8 @@
 #include "checkpoint/formats/dcp/dcp_tensors.h"
 #include "checkpoint/formats/dcp/safetensors_shards.h"
 #include "checkpoint/formats/known_formats.h"
+#include "checkpoint/formats/pickle/pickle.h"
+#include "checkpoint/formats/torch/rank_files.h"
 #include "checkpoint/formats/torch/torch_state.h"
 
 namespace tessera::checkpoint::formats {
@@ -29,6 +31,9 @@ bool has_file(const fs::path& folder, const std::string& name) {
 std::vector<fs::path> dcp_folders(const fs::path& path) {
   if (has_file(path, dcp_metadata_name)) return {path};
   std::vector<fs::path> folders;
+  // Weights in a file for each rank are those of the folder, whatever the optimizer is.
+  if (!has_file(path / "pytorch_model_fsdp_0", dcp_metadata_name) && has_rank_files(path))
+    return {};
   for (const char* name : {"pytorch_model_fsdp_0", "optimizer_0"}) {
     if (has_file(path / name, dcp_metadata_name)) folders.push_back(path / name);
   }
@@ -50,6 +55,9 @@ class DcpOpener {
                   path.string());
     refuse_several_models(path);
     refuse_flat_shards(path);
+    TESSERA_CHECK(!has_rank_files(path), ErrorCode::checkpoint,
+                  "'{}' has weights in {} and in a file for each rank: keep those of one save",
+                  path.string(), shown(folders.front().filename().string()));
     for (const fs::path& folder : folders) add_folder(folder);
     const std::string source = fmt::format("'{}'", path.string());
     NamedState state = name_state(
