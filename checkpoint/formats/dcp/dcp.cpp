@@ -13,6 +13,7 @@
 #include "checkpoint/formats/known_formats.h"
 #include "checkpoint/formats/pickle/pickle.h"
 #include "checkpoint/formats/torch/rank_files.h"
+#include "checkpoint/formats/torch/state_dicts.h"
 #include "checkpoint/formats/torch/torch_state.h"
 
 namespace tessera::checkpoint::formats {
@@ -102,10 +103,7 @@ class DcpOpener {
   }
 
   void add_value(const fs::path& folder, const DcpBytes& value) {
-    const bool wanted =
-        value.path.back() == "step" ||
-        std::find(value.path.begin(), value.path.end(), "param_groups") != value.path.end();
-    if (!wanted) {
+    if (!is_optimizer_value(value.path)) {
       if (left_out_++ == 0) first_left_out_ = value.key;
       return;
     }
