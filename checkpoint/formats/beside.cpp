@@ -35,9 +35,65 @@ std::vector<std::string> file_names(const fs::path& folder,
 std::optional<std::string> first_flat_shard(const fs::path& folder) {
   const std::vector<std::string> names = file_names(folder, [](std::string_view name) {
     return name.starts_with("pytorch_model_fsdp") && name.ends_with(".bin") &&
-           name.find("_rank") != std::string_view::npos;
+           name.find("_rank") != std::string_view::npos &&
+           !name.starts_with("pytorch_model_fsdp_0_rank");  // a state dict (rank_files.h)
   });
   return names.empty() ? std::nullopt : std::optional(names.front());
+}
+
+bool is_dcp_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path / ".metadata", error);
+}
+
+// Files and distributed checkpoints, sorted.
+std::vector<std::string> optimizer_states_in(const fs::path& folder) {
+  std::vector<std::string> names = file_names(folder, [](std::string_view name) {
+    return name.starts_with("optimizer") &&
+           (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth"));
+  });
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    std::string name = entry.path().filename().string();
+    if (name.starts_with("optimizer") && is_dcp_folder(entry.path())) {
+      names.push_back(std::move(name));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// A name with the number of a model after the first, in parts.
+struct NumberedModel {
+  std::string_view base, number, ending;
+};
+
+std::optional<NumberedModel> further_model(std::string_view name) {
+  constexpr std::string_view digits = "0123456789";
+  for (const std::string_view base : {"model", "pytorch_model", "pytorch_model_fsdp"}) {
+    if (!name.starts_with(base)) continue;
+    std::string_view rest = name.substr(base.size());
+    if (!rest.starts_with('_')) continue;
+    rest.remove_prefix(1);
+    const std::size_t length = std::min(rest.find_first_not_of(digits), rest.size());
+    const NumberedModel out{base, rest.substr(0, length), rest.substr(length)};
+    const bool numbered = length > 0 && !out.number.starts_with('0');
+    const bool sharded =
+        base.ends_with("fsdp") &&
+        (out.ending.empty() || (out.ending.starts_with("_rank") && out.ending.ends_with(".bin")));
+    const bool whole = out.ending == (base == "model" ? ".safetensors" : ".bin");
+    if (numbered && (whole || sharded)) return out;
+  }
+  return std::nullopt;
+}
+
+// The name that the first model and its optimizer have there.
+std::string first_names(const NumberedModel& model) {
+  const std::string_view ending = model.ending;
+  if (ending.empty() || ending.starts_with('_')) {
+    return fmt::format("{}_0{} and optimizer_0{}", model.base, ending, ending);
+  }
+  return fmt::format("{}{} and optimizer.bin", model.base, ending);
 }
 
 }  // namespace
@@ -64,11 +120,33 @@ void refuse_flat_shards(const fs::path& folder) {
                 folder.string(), shown(*name));
 }
 
+void refuse_several_models(const fs::path& folder, const std::vector<std::string>& used) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    std::string name = entry.path().filename().string();
+    const auto model = further_model(name);
+    if (!model || std::find(used.begin(), used.end(), name) != used.end()) continue;
+    const bool there =
+        model->ending.empty() ? is_dcp_folder(entry.path()) : entry.is_regular_file(error);
+    if (there) names.push_back(std::move(name));
+  }
+  if (names.empty()) return;
+  const std::string& name = *std::min_element(names.begin(), names.end());
+  const NumberedModel model = *further_model(name);
+  fail(ErrorCode::checkpoint,
+       "'{}' holds several models, as Accelerate's save_state numbers them, and {} is not of the "
+       "first: move each model with its optimizer into a folder of its own, under the names of a "
+       "first model ({}){}",
+       folder.string(), shown(name), first_names(model),
+       model.ending.starts_with('_')
+           ? ""
+           : fmt::format(", or convert '{}' by itself, without its optimizer",
+                         (folder / name).string()));
+}
+
 std::string optimizer_file_in(const fs::path& folder) {
-  const std::vector<std::string> names = file_names(folder, [](std::string_view name) {
-    return name.starts_with("optimizer") &&
-           (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth"));
-  });
+  const std::vector<std::string> names = optimizer_states_in(folder);
   return names.empty() ? "" : names.front();
 }
 
@@ -77,6 +155,21 @@ std::string unread_state_note(const std::string& file) {
       "not read: {}, the state of an optimizer whose parameters have numbers for names, and the "
       "weights do not tell which is which",
       shown(file));
+}
+
+void note_other_optimizers(Contents& contents, const fs::path& folder,
+                           const std::vector<std::string>& known) {
+  std::vector<std::string> others = optimizer_states_in(folder);
+  std::erase_if(others, [&](const std::string& name) {
+    return std::find(known.begin(), known.end(), name) != known.end();
+  });
+  if (others.empty()) return;
+  if (contents.unread_state.empty()) contents.unread_state = others.front();
+  contents.notes.push_back(fmt::format(
+      "not read: {}{}, the state of another optimizer, or of one that was saved in another form "
+      "than the weights",
+      shown(others.front()),
+      others.size() == 1 ? "" : fmt::format(" and {} more", others.size() - 1)));
 }
 
 std::vector<std::string> other_safetensors_in(const fs::path& folder,

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/formats/format.h"
+
 namespace tessera::checkpoint::formats {
 
 // True for names of small files that a conversion takes along with the weights: config.json, the
@@ -19,11 +21,21 @@ bool has_flat_shards(const std::filesystem::path& folder);
 // Error(checkpoint) for such a folder: nothing in it tells the parameters' names and shapes.
 void refuse_flat_shards(const std::filesystem::path& folder);
 
+// Error(checkpoint) for a folder with weights of several models, as Accelerate's save_state numbers
+// them from the second on: model_1.safetensors, pytorch_model_1.bin, pytorch_model_fsdp_1. Names
+// among `used` belong to the model that is read.
+void refuse_several_models(const std::filesystem::path& folder,
+                           const std::vector<std::string>& used = {});
+
 // The file of an optimizer's state in a folder of weights (Accelerate's optimizer.bin, the
 // Trainer's optimizer.pt); empty if there is none.
 std::string optimizer_file_in(const std::filesystem::path& folder);
 // The note about such a file if its state is not read.
 std::string unread_state_note(const std::string& file);
+// Notes the optimizers' states in the folder that are not among `known`, files and distributed
+// checkpoints (optimizer_1.bin, optimizer_0_rank0.bin, optimizer_1/), as unread state.
+void note_other_optimizers(Contents& contents, const std::filesystem::path& folder,
+                           const std::vector<std::string>& known);
 
 // The safetensors files of a folder that are not among `used`, by name.
 std::vector<std::string> other_safetensors_in(const std::filesystem::path& folder,

@@ -101,9 +101,11 @@ class HuggingFaceSource final : public Source {
     contents_.unread_state = optimizer_file_in(folder);
     if (!contents_.unread_state.empty()) {
       contents_.notes.push_back(unread_state_note(contents_.unread_state));
+      note_other_optimizers(contents_, folder, {contents_.unread_state});
     }
     std::vector<std::string> used;
     for (const auto& file : folder_.files) used.push_back(file->path().filename().string());
+    refuse_several_models(folder, used);
     for (const std::string& other : other_safetensors_in(folder, used)) {
       contents_.notes.push_back(
           fmt::format("left out: {}, which does not belong to the model", shown(other)));

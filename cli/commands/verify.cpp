@@ -99,8 +99,9 @@ void print_verdict(const Verdict& verdict) {
   if (!verdict.found) {
     print_out("{}: no checkpoint is there\n", verdict.path);
   } else if (!verdict.readable) {
-    print_out("{}: damaged{} ({}); nothing in it can be used\n", verdict.path,
-              verdict.format == "unknown" ? "" : ", or of a kind that is not read", verdict.format);
+    // The line below has the reason: damage, or a form that is refused.
+    print_out("{}: {} ({}); nothing in it can be used\n", verdict.path,
+              verdict.format == "unknown" ? "damaged" : "cannot be opened", verdict.format);
   } else {
     print_out("{}: damaged ({}); {} in {} of {} cannot be trusted\n", verdict.path, verdict.format,
               bytes_text(verdict.damaged_bytes), verdict.damaged_tensors.size(),

@@ -70,6 +70,10 @@ def save_rank(rank, folder):
     state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": state, "optimizer": optimizer_state}, storage_writer=dcp.FileSystemWriter(folder / "sharded"),
              planner=DefaultSavePlanner())
+    state, optimizer_state = get_state_dict(model, optimizer,
+                                            options=StateDictOptions(flatten_optimizer_state_dict=True))
+    dcp.save({"model": state, "optimizer": optimizer_state}, checkpoint_id=folder / "flat")
+    dcp.save({**state, "optimizer": optimizer_state}, checkpoint_id=folder / "titan")
     whole, whole_optimizer = get_state_dict(model, optimizer, options=FULL)
     if rank == 0:  # immediately: the step counts are the optimizer's own tensors
         torch.save({"model": whole, "optimizer": whole_optimizer}, folder / "full.pt")
@@ -139,8 +143,9 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_sharded_state_becomes_one_file(saved, tessera, tmp_path):
-    tessera.run("convert", saved / "sharded", tmp_path / "one.pt", "--to", "torch")
+@pytest.mark.parametrize("form", ["sharded", "flat", "titan"])
+def test_sharded_state_becomes_one_file(saved, tessera, tmp_path, form):
+    tessera.run("convert", saved / form, tmp_path / "one.pt", "--to", "torch")
     assert_same_checkpoint(torch.load(tmp_path / "one.pt", weights_only=True),
                            torch.load(saved / "full.pt", weights_only=True))
 

@@ -73,6 +73,10 @@ def save_rank(rank, meeting, folder, shape, version):
     torch.save(state, folder / f"model_{name}")
     torch.save(optimizer.state_dict(), folder / f"optim_{name}")
     torch.save({"rng": torch.get_rng_state()}, folder / f"extra_state_{name}")
+    if version == 2:  # the names of Accelerate's use_dcp=False, and what it puts into the files
+        (folder.parent / "accelerate").mkdir(exist_ok=True)
+        for kind, saved in zip(("pytorch_model_fsdp", "optimizer"), get_state_dict(model, optimizer)):
+            torch.save(saved, folder.parent / f"accelerate/{kind}_0_rank{rank}.bin")
     whole, moments = get_state_dict(model, optimizer, options=FULL)
     if rank == 0:
         torch.save({"model": whole, "optimizer": moments}, folder.parent / "whole.pt")
@@ -103,9 +107,10 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (4,), (2, 2)])
-def test_ranks_of_fsdp2_are_joined_with_their_moments(tessera, tmp_path, shape):
+@pytest.mark.parametrize("names", ["actor", "accelerate"])
+def test_ranks_of_fsdp2_are_joined_with_their_moments(tessera, tmp_path, shape, names):
     whole = save(tmp_path / "actor", shape, 2)
-    tessera.run("convert", tmp_path / "actor", tmp_path / "one.pt", "--to", "torch", "--verify")
+    tessera.run("convert", tmp_path / names, tmp_path / "one.pt", "--to", "torch", "--verify")
     found = torch.load(tmp_path / "one.pt", weights_only=True)
     assert_same(found["model"], whole["model"])
     assert found["model"]["head.weight"].data_ptr() == found["model"]["embed.weight"].data_ptr()

@@ -11,6 +11,9 @@
 #include "checkpoint/formats/dcp/dcp_tensors.h"
 #include "checkpoint/formats/dcp/safetensors_shards.h"
 #include "checkpoint/formats/known_formats.h"
+#include "checkpoint/formats/pickle/pickle.h"
+#include "checkpoint/formats/torch/rank_files.h"
+#include "checkpoint/formats/torch/state_dicts.h"
 #include "checkpoint/formats/torch/torch_state.h"
 
 namespace tessera::checkpoint::formats {
@@ -29,6 +32,9 @@ bool has_file(const fs::path& folder, const std::string& name) {
 std::vector<fs::path> dcp_folders(const fs::path& path) {
   if (has_file(path, dcp_metadata_name)) return {path};
   std::vector<fs::path> folders;
+  // Weights in a file for each rank are those of the folder, whatever the optimizer is.
+  if (!has_file(path / "pytorch_model_fsdp_0", dcp_metadata_name) && has_rank_files(path))
+    return {};
   for (const char* name : {"pytorch_model_fsdp_0", "optimizer_0"}) {
     if (has_file(path / name, dcp_metadata_name)) folders.push_back(path / name);
   }
@@ -48,7 +54,11 @@ class DcpOpener {
                   "'{}' has .distcp files and no .metadata: the save was not finished, or the file "
                   "was not copied (names that begin with a dot are easily left behind)",
                   path.string());
+    refuse_several_models(path);
     refuse_flat_shards(path);
+    TESSERA_CHECK(!has_rank_files(path), ErrorCode::checkpoint,
+                  "'{}' has weights in {} and in a file for each rank: keep those of one save",
+                  path.string(), shown(folders.front().filename().string()));
     for (const fs::path& folder : folders) add_folder(folder);
     const std::string source = fmt::format("'{}'", path.string());
     NamedState state = name_state(
@@ -61,6 +71,9 @@ class DcpOpener {
                       "optimizer's hyperparameters",
                       left_out_, shown(first_left_out_)));
     }
+    std::vector<std::string> read;
+    for (const fs::path& folder : folders) read.push_back(folder.filename().string());
+    note_other_optimizers(state.contents, path, read);
     for (const fs::path& folder : folders) add_model_files(state.contents, folder);
     add_model_files(state.contents, path);
     return make_source(std::move(store_), std::move(state));
@@ -90,10 +103,7 @@ class DcpOpener {
   }
 
   void add_value(const fs::path& folder, const DcpBytes& value) {
-    const bool wanted =
-        value.path.back() == "step" ||
-        std::find(value.path.begin(), value.path.end(), "param_groups") != value.path.end();
-    if (!wanted) {
+    if (!is_optimizer_value(value.path)) {
       if (left_out_++ == 0) first_left_out_ = value.key;
       return;
     }

@@ -28,6 +28,14 @@ bool is_dtensor_global(std::string_view global) {
                      [&](std::string_view module) { return global.starts_with(module); });
 }
 
+const char* advice_about_fsdp1(std::string_view global) {
+  return global.starts_with("torch.distributed._shard.")
+             ? "It has ShardedTensors of FSDP1, whose parts are not joined: save by "
+               "torch.distributed.checkpoint.save (use_dcp=True of Accelerate) or with "
+               "FULL_STATE_DICT, or under FSDP2, which saves DTensors"
+             : nullptr;
+}
+
 // The class of an object without its module.
 std::string_view class_of(const PickleValue& object) {
   if (!object.is(PickleKind::object) || !object.at(0).is(PickleKind::global)) return {};
@@ -178,7 +186,7 @@ class DTensorReader {
 const PickleRules dtensor_rules{is_dtensor_global, "a state dict of tensors and DTensors",
                                 "Load the file where it was made and trusted, and save "
                                 "model.state_dict() (and the optimizer's) alone",
-                                nullptr};
+                                advice_about_fsdp1};
 
 std::optional<DTensorPart> read_dtensor(const TorchArchive& archive, const PickleValue& value) {
   if (!value.is_object_of("torch._tensor._rebuild_from_type_v2")) return std::nullopt;

@@ -49,11 +49,89 @@ std::optional<std::size_t> state_place(const StatePath& path, const std::set<std
   return std::nullopt;
 }
 
+constexpr std::string_view flat_state = "state.";
+constexpr std::string_view flat_groups = "param_groups.";
+
+// Turns the flat dicts of optimizers into nested ones. PyTorch's _flatten_optim_state_dict makes
+// them: "state.<parameter>.<key>" and, for each parameter, "param_groups.<parameter>.<key>".
+class FlatOptimizers {
+ public:
+  explicit FlatOptimizers(StateItems& items) : items_(items) {}
+
+  void unflatten() {
+    take_groups();
+    for (StateTensor& tensor : items_.tensors) split(tensor.path);
+    for (StateValue& value : items_.values) split(value.path);
+    for (const auto& [dict, groups] : dicts_) add_groups(dict, groups);
+  }
+
+ private:
+  struct Groups {
+    std::vector<std::string> names;  // of parameters, in their order
+    std::map<std::string, nlohmann::json> settings;
+  };
+
+  void take_groups() {
+    std::erase_if(items_.values, [&](StateValue& value) {
+      std::string_view key = value.path.back();
+      if (!key.starts_with(flat_groups)) return false;
+      key.remove_prefix(flat_groups.size());
+      const std::size_t dot = key.rfind('.');
+      if (dot == std::string_view::npos || dot == 0) return false;
+      Groups& groups = dicts_[StatePath(value.path.begin(), value.path.end() - 1)];
+      const auto [at, fresh] = groups.settings.try_emplace(std::string(key.substr(0, dot)));
+      if (fresh) groups.names.push_back(at->first);
+      at->second[std::string(key.substr(dot + 1))] = std::move(value.value);
+      return true;
+    });
+  }
+
+  // [..., "state.a.weight.exp_avg"] to [..., "state", "a.weight", "exp_avg"].
+  void split(StatePath& path) const {
+    const std::string key = path.back();
+    if (!key.starts_with(flat_state)) return;
+    const auto dict = dicts_.find(StatePath(path.begin(), path.end() - 1));
+    if (dict == dicts_.end()) return;
+    const std::string rest = key.substr(flat_state.size());
+    const std::size_t dot = rest.rfind('.');
+    path.back() = "state";
+    if (dot == std::string::npos || !dict->second.settings.contains(rest.substr(0, dot))) {
+      path.push_back(rest);  // of a dict within the state: left out, and no tensor of the model
+      return;
+    }
+    path.push_back(rest.substr(0, dot));
+    path.push_back(rest.substr(dot + 1));
+  }
+
+  void add_groups(const StatePath& dict, const Groups& groups) {
+    nlohmann::json list = nlohmann::json::array();
+    std::map<std::string, std::size_t> numbers;  // of the groups, by their settings
+    for (const std::string& name : groups.names) {
+      const nlohmann::json& settings = groups.settings.at(name);
+      const std::string text =
+          settings.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+      const auto [number, fresh] = numbers.emplace(text, list.size());
+      if (fresh) {
+        list.push_back(settings);
+        list.back()["params"] = nlohmann::json::array();
+      }
+      list[number->second]["params"].push_back(name);
+    }
+    StatePath path = dict;
+    path.emplace_back("param_groups");
+    items_.values.push_back({std::move(path), std::move(list)});
+  }
+
+  StateItems& items_;
+  std::map<StatePath, Groups> dicts_;
+};
+
 class StateSorter {
  public:
   StateSorter(StateItems& items, const std::string& source) : items_(items), source_(source) {}
 
   SortedState run() {
+    FlatOptimizers(items_).unflatten();
     find_optimizers();
     sort_tensors();
     if (!models_.empty()) out_.model = std::move(models_.front().second);
@@ -178,6 +256,12 @@ class StateSorter {
 };
 
 }  // namespace
+
+bool is_optimizer_value(const StatePath& path) {
+  const std::string& key = path.back();
+  return key == "step" || key.starts_with(flat_groups) ||
+         (key.starts_with(flat_state) && key.ends_with(".step")) || is_among(path, "param_groups");
+}
 
 std::string joined_keys(const StatePath& path, std::size_t count) {
   std::string out;

@@ -82,6 +82,15 @@ std::map<std::string, std::set<std::string>> files_of_index(const fs::path& path
   return files;
 }
 
+std::vector<std::string> names_of_index(const fs::path& folder) {
+  std::vector<std::string> names;
+  if (!is_file(folder / torch_index_name)) return names;
+  for (const auto& [name, tensors] : files_of_index(folder / torch_index_name)) {
+    names.push_back(name);
+  }
+  return names;
+}
+
 class TorchOpener {
  public:
   std::unique_ptr<Source> open(const fs::path& path) {
@@ -96,6 +105,7 @@ class TorchOpener {
     if (!is_file(path)) {
       add_model_files(state.contents, path);
       note_unread_state(state.contents);
+      note_other_optimizers(state.contents, path, {optimizer_file_});
     }
     return make_source(std::move(store_), std::move(state));
   }
@@ -111,6 +121,7 @@ class TorchOpener {
   }
 
   void add_folder(const fs::path& folder) {
+    refuse_several_models(folder, names_of_index(folder));
     refuse_flat_shards(folder);
     if (const auto model = first_of(folder, torch_model_names)) {
       add(*model, {});

@@ -103,8 +103,8 @@ bool is_torch_global(std::string_view global) {
   if (torch_dtype_named(name) != nullptr) return true;
   // Listed so that a tensor of such a type is refused by its own name.
   if (is_one_of(name, {"complex128", "complex32", "qint8", "quint8", "qint32", "quint4x2",
-                       "quint2x4", "ComplexDoubleStorage", "QInt8Storage", "QUInt8Storage",
-                       "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})) {
+                       "quint2x4", "float4_e2m1fn_x2", "ComplexDoubleStorage", "QInt8Storage",
+                       "QUInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})) {
     return true;
   }
   return std::any_of(torch_dtypes.begin(), torch_dtypes.end(), [&](const TorchDType& d) {
@@ -121,7 +121,8 @@ const char* advice_about_shards(std::string_view global) {
   return shards ? "It has one rank's shards (DTensor, ShardedTensor) in place of tensors: save "
                   "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), or "
                   "the sharded one by torch.distributed.checkpoint.save, or give the folder of "
-                  "all ranks' DTensors, called model_world_size_2_rank_0.pt and so on"
+                  "all ranks' DTensors, called model_world_size_2_rank_0.pt or "
+                  "pytorch_model_fsdp_0_rank0.bin and so on"
                 : nullptr;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/formats/beside.h"
+#include "checkpoint/formats/torch/state_dicts.h"
 #include "checkpoint/io/file.h"
 
 namespace tessera::checkpoint::formats {
@@ -42,7 +43,7 @@ class StateWalker {
         walk(value.at(i));
         path_.pop_back();
       }
-    } else if (is_wanted()) {
+    } else if (!path_.empty() && is_optimizer_value(path_)) {
       items_.values.push_back({path_, json_.convert(value)});
     }
   }
@@ -70,11 +71,6 @@ class StateWalker {
       if (kind == PickleKind::dict || kind == PickleKind::object) return true;
     }
     return false;
-  }
-
-  bool is_wanted() const {
-    return !path_.empty() && (path_.back() == "step" ||
-                              std::find(path_.begin(), path_.end(), "param_groups") != path_.end());
   }
 
   void add_tensor(const TorchTensor& tensor) {

@@ -1,5 +1,5 @@
-// Joins the state dicts that each rank saved for itself, as verl does: DTensors from their parts,
-// and plain tensors, which all ranks must have alike.
+// Joins the state dicts that each rank saved for itself, as verl and Accelerate do: DTensors from
+// their parts, and plain tensors, which all ranks must have alike.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <algorithm>
@@ -213,6 +213,8 @@ class RankJoiner {
 class VerlOpener {
  public:
   std::unique_ptr<Source> open(const fs::path& folder) {
+    refuse_several_models(folder);
+    refuse_flat_shards(folder);
     const RankFiles files = list_rank_files(folder);
     const std::string source = fmt::format("'{}'", folder.string());
     RankJoiner model(store_, source, false);
@@ -235,6 +237,9 @@ class VerlOpener {
       contents.unread_state = files.optimizer.front().filename().string();
       contents.notes.push_back(unread_state_note(contents.unread_state));
     }
+    std::vector<std::string> known;
+    for (const fs::path& file : files.optimizer) known.push_back(file.filename().string());
+    note_other_optimizers(contents, folder, known);
     contents.notes.push_back(
         fmt::format("the state dicts of {}, joined", counted(files.world, "rank")));
     if (!files.others.empty()) {
@@ -292,7 +297,7 @@ std::unique_ptr<Source> open_verl(const fs::path& path) {
 const Format& verl_format() {
   static const Format format{"verl",
                              "a folder of each rank's state dict (model_world_size_N_rank_R.pt, as "
-                             "verl writes), read only",
+                             "verl writes; pytorch_model_fsdp_0_rankR.bin), read only",
                              false,
                              has_rank_files,
                              open_verl,

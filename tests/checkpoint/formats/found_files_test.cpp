@@ -126,9 +126,9 @@ TEST(FoundFiles, FilesOfOtherProgramsAreNamed) {
 TEST(FoundFiles, OtherWeightsBesideTheModelAreNamed) {
   const TemporaryFolder folder;
   fs::copy(fixture("found/trainer"), folder.path() / "two");
-  fs::copy(fixture("found/trainer/model.safetensors"), folder.path() / "two/model_1.safetensors");
+  fs::copy(fixture("found/trainer/model.safetensors"), folder.path() / "two/teacher.safetensors");
   const auto source = formats::recognise(folder.path() / "two").open(folder.path() / "two");
-  EXPECT_TRUE(has(notes_of_found(source->contents().notes), "left out: \"model_1.safetensors\""));
+  EXPECT_TRUE(has(notes_of_found(source->contents().notes), "left out: \"teacher.safetensors\""));
 }
 
 }  // namespace

@@ -210,6 +210,14 @@ TEST(PyTorchFormats, FormsThatAreNotReadAreRefusedWithAdvice) {
     return error_of([&] { formats::torch_format().open(path); });
   };
   EXPECT_TRUE(has(refusal("\x80\x04]." + std::string(100, 'x')), "a plain pickle"));
+  formats::PickleWriter pickle;
+  pickle.empty_dict().text("w").global("torch._utils", "_rebuild_tensor_v3").mark();
+  pickle.mark().text("storage").global("torch.storage", "UntypedStorage").text("0").text("cpu");
+  pickle.integer(4).tuple().persistent().integer(0).tuple_of({4}).tuple_of({1});
+  pickle.boolean(false).none().global("torch", "float4_e2m1fn_x2").tuple().reduce().set_item();
+  write_torch_file(folder.path() / "fp4.pt", pickle.finish(), {"abcd"});
+  EXPECT_TRUE(has(error_of([&] { formats::torch_format().open(folder.path() / "fp4.pt"); }),
+                  "tensors of \"float4_e2m1fn_x2\" cannot be converted"));
   std::string tar("\x80" + std::string(400, 'x'));
   tar.replace(257, 5, "ustar");
   EXPECT_TRUE(has(refusal(tar), "PyTorch 0.1"));

@@ -183,6 +183,49 @@ TEST(StateNames, NamesTheOptimizersState) {
   EXPECT_EQ(json_of(whole.contents.scalars)["param_groups"][0]["lr"], 0.5);
 }
 
+// StateDictOptions(flatten_optimizer_state_dict=True), as torchtitan saves: a key for each
+// parameter and hyperparameter.
+TEST(StateNames, FlatDictsOfOptimizersAreTakenApart) {
+  for (const StatePath& dict : {StatePath{"optimizer"}, StatePath{"app", "optim"}, StatePath{}}) {
+    const auto inside = [&](const std::string& key) {
+      StatePath path = dict;
+      path.push_back(key);
+      return path;
+    };
+    Items items;
+    items.tensor({"model", "b.0.weight"}).tensor({"model", "b.0.bias"}, {3});
+    items.tensor({"model", "state.w"}).tensor({"model", "e"});
+    items.tensor(inside("state.b.0.weight.step"), {});
+    items.tensor(inside("state.b.0.weight.exp_avg"));
+    items.tensor(inside("state.b.0.bias.exp_avg"), {3});
+    items.tensor(inside("state.state.w.momentum_buffer"));
+    items.tensor(inside("state.e.left.0"));  // a dict within the state, as Shampoo has
+    items.value(inside("state.b.0.bias.step"), 9);
+    for (const auto& [name, decay] :
+         {std::pair{"b.0.weight", 0.1}, {"b.0.bias", 0.0}, {"state.w", 0.1}, {"e", 0.1}}) {
+      const std::string prefix = std::string("param_groups.") + name;
+      items.value(inside(prefix + ".lr"), 0.5).value(inside(prefix + ".betas"), {0.8, 0.9});
+      items.value(inside(prefix + ".weight_decay"), decay);
+    }
+    const NamedState state = items.name();
+    Names optimizer = names_of(state);
+    std::erase_if(optimizer, [](const auto& name) { return !name.starts_with("optimizer/"); });
+    EXPECT_EQ(optimizer, (Names{"optimizer/b.0.weight.exp_avg", "optimizer/b.0.bias.exp_avg",
+                                "optimizer/state.w.momentum"}));
+    EXPECT_EQ(state.contents.tensors.size(), 4u + 3u);
+    const json& scalars = json_of(state.contents.scalars);
+    EXPECT_EQ(scalars.at(formats::step_counts_key).at("b.0.weight"), 4);
+    EXPECT_EQ(scalars.at(formats::step_counts_key).at("b.0.bias"), 9);
+    const json betas = {0.8, 0.9};
+    const json decayed = {"b.0.weight", "state.w", "e"};
+    EXPECT_EQ(
+        scalars.at(formats::param_groups_key),
+        (json{{{"lr", 0.5}, {"betas", betas}, {"weight_decay", 0.1}, {"params", decayed}},
+              {{"lr", 0.5}, {"betas", betas}, {"weight_decay", 0.0}, {"params", {"b.0.bias"}}}}));
+    EXPECT_TRUE(has(all_notes(state), "left out: 1 tensor"));
+  }
+}
+
 Items numbered() {
   return Items()
       .tensor({"model", "a"}, {2, 3})

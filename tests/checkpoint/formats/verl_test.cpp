@@ -89,6 +89,76 @@ TEST_F(VerlFolder, StateThatIsNotJoinedIsNotLostWithoutAWord) {
   EXPECT_EQ(convert(path(), out, {.to = "full", .weights_only = true}).tensors.size(), 4u);
 }
 
+// The names of Accelerate with use_dcp=False, for the same files.
+class RanksOfAccelerate : public VerlFolder {
+ protected:
+  RanksOfAccelerate() {
+    for (const std::string rank : {"0", "1"}) {
+      fs::rename(path() / ("model_world_size_2_rank_" + rank + ".pt"), model(rank));
+      fs::rename(path() / ("optim_world_size_2_rank_" + rank + ".pt"), optimizer(rank));
+      fs::remove(path() / ("extra_state_world_size_2_rank_" + rank + ".pt"));
+    }
+  }
+  [[nodiscard]] fs::path model(const std::string& rank) const {
+    return path() / ("pytorch_model_fsdp_0_rank" + rank + ".bin");
+  }
+  [[nodiscard]] fs::path optimizer(const std::string& rank) const {
+    return path() / ("optimizer_0_rank" + rank + ".bin");
+  }
+};
+
+TEST_F(RanksOfAccelerate, AreJoinedWithTheirMoments) {
+  const formats::Format& format = formats::recognise(path());
+  EXPECT_STREQ(format.name, "verl");
+  const auto source = format.open(path());
+  expect_equal(tensors_of(*source), expected_tensors("verl.safetensors"));
+  EXPECT_EQ(source->contents().scalars.get<std::int64_t>("step"), 3);
+  EXPECT_EQ(source->contents().unread_state, "");
+}
+
+TEST_F(RanksOfAccelerate, AMissingFileIsNamed) {
+  const std::string text = "rank0.bin, the file of rank 0 of 2, is missing";
+  fs::rename(optimizer("0"), path() / "away");
+  EXPECT_TRUE(has(refusal(), "optimizer_0_" + text));
+  fs::rename(path() / "away", optimizer("0"));
+  fs::rename(model("0"), path() / "away");
+  EXPECT_TRUE(has(refusal(), "pytorch_model_fsdp_0_" + text));
+  // The last rank is in no name. Its part of a tensor is a hole.
+  fs::rename(path() / "away", model("0"));
+  for (const fs::path& file : {model("1"), optimizer("0"), optimizer("1")}) fs::remove(file);
+  EXPECT_TRUE(has(refusal(), "lies in no chunk"));
+}
+
+TEST_F(RanksOfAccelerate, FilesOfOtherSavesAreRefused) {
+  fs::copy(model("0"), path() / "model_world_size_2_rank_0.pt");
+  EXPECT_TRUE(has(refusal(), "files of two saves"));
+  fs::remove(path() / "model_world_size_2_rank_0.pt");
+  fs::copy(fixture("accelerate/pytorch_model_fsdp_0"), path() / "pytorch_model_fsdp_0");
+  EXPECT_TRUE(has(refusal(), "in \"pytorch_model_fsdp_0\" and in a file for each rank"));
+  fs::remove_all(path() / "pytorch_model_fsdp_0");
+  fs::copy(model("0"), path() / "pytorch_model_fsdp_1_rank0.bin");
+  EXPECT_TRUE(has(refusal(), "several models"));
+}
+
+TEST_F(RanksOfAccelerate, ADistributedCheckpointOfTheOptimizerIsNotLostWithoutAWord) {
+  for (const char* rank : {"0", "1"}) fs::remove(optimizer(rank));
+  fs::copy(fixture("accelerate/optimizer_0"), path() / "optimizer_0");
+  const fs::path out = folder_.path() / "out";
+  const std::string text = error_of([&] { (void)convert(path(), out, {.to = "full"}); });
+  EXPECT_TRUE(has(text, "optimizer_0 would be lost")) << text;
+  EXPECT_EQ(convert(path(), out, {.to = "full", .weights_only = true}).tensors.size(), 4u);
+}
+
+TEST_F(RanksOfAccelerate, PartsOfFsdp1AreRefusedWithTheWayOut) {
+  PickleWriter pickle;
+  pickle.empty_dict().text("w");
+  pickle.global("torch.distributed._shard.sharded_tensor.api", "ShardedTensor").set_item();
+  fs::remove(model("0"));
+  write_torch_file(model("0"), pickle.finish());
+  EXPECT_TRUE(has(refusal(), "ShardedTensors of FSDP1")) << refusal();
+  EXPECT_TRUE(has(refusal(), "use_dcp=True")) << refusal();
+}
+
 // A DTensor as PyTorch 2.4 pickled it, with a tensor of ranks for a mesh.
 struct OldDTensor {
   std::vector<std::int64_t> whole{4, 2};

@@ -264,6 +264,7 @@ std::vector<Row> rows_of_elsewhere() {
   add("megatron_lm_config", "Megatron-LM", "{megatron_lm_tp_degree: 2}");
   add("mpirun_config", "mpirun: ranks of one node communicate through shared memory",
       "{mpirun_ccl: '1'}");
+  add("ipex_config", "Intel's extension for PyTorch", "{ipex: true}");
   add("fp8_config", "fp8", "{backend: TE}");
   add("dynamo_config", "torch.compile", "{dynamo_backend: INDUCTOR}");
   add("dynamo_backend", "torch.compile", "'NO'");
