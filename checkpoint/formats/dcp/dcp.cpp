@@ -1,7 +1,6 @@
 // Opens the folders of PyTorch Distributed Checkpoint. Each chunk of a tensor is a torch.save
 // archive of its own, somewhere in a file; .metadata has the places.
 #include <fmt/format.h>
-#include <algorithm>
 #include <memory>
 #include <utility>
 
