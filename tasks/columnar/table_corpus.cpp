@@ -121,14 +121,25 @@ class TokenRows {
     if (table_.columns.size() == 1) {
       const nlohmann::ordered_json* const value = member_at(row, table_.columns.front());
       if (value != nullptr && value->is_string()) {
+        require_kind(true, place);
         open(false, file, table_.columns.front());
         texts_->add(value->get_ref<const std::string&>());
         return;
       }
     }
     const ConversationColumns columns = conversation_columns(names, table_.columns, place);
+    require_kind(false, place);
     open(false, file, columns.messages);
     add(conversation_of(row, columns, place), place);
+  }
+
+  // Texts get no template, so a column is of one kind.
+  void require_kind(bool texts, const std::string& place) {
+    if (!rows_are_texts_) rows_are_texts_ = texts;
+    TESSERA_CHECK(*rows_are_texts_ == texts, ErrorCode::data,
+                  "{}: column {} is {}, and the rows before have {}", place,
+                  table_.columns.empty() ? "messages" : table_.columns.front(),
+                  texts ? "a text" : "a list of messages", texts ? "lists of messages" : "texts");
   }
 
   void take(const TableChunk& chunk) {
@@ -222,6 +233,7 @@ class TokenRows {
   int workers_;
   TokenOutput out_;
   std::optional<ConversationColumns> conversation_;  // of the file that is read
+  std::optional<bool> rows_are_texts_;               // those of JSON lines, or conversations
   std::optional<ConversationTexts> conversations_;
   bool ids_ = false;
   std::int64_t limit_ = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <stdexcept>
 
 #include "base/error.h"
 #include "tokenizers/chat/jinja/builtins.h"
@@ -29,6 +30,15 @@ class ValueMaker {
  public:
   explicit ValueMaker(const std::string& source) : source_(source) {}
 
+  template <class Make>
+  [[nodiscard]] Value bounded(const Make& make) const {
+    try {
+      return make();
+    } catch (const std::length_error& problem) {
+      fail(ErrorCode::data, "{}: the conversation: {}", source_, problem.what());
+    }
+  }
+
   // NOLINTNEXTLINE(misc-no-recursion): to most_nesting
   [[nodiscard]] Value operator()(const ordered_json& json, int depth = 0) const {
     TESSERA_CHECK(depth < jinja::most_nesting, ErrorCode::data,
@@ -49,14 +59,14 @@ class ValueMaker {
       case ordered_json::value_t::array: {
         std::vector<Value> items;
         for (const ordered_json& one : json) items.push_back((*this)(one, depth + 1));
-        return jinja::make_sequence(std::move(items));
+        return bounded([&] { return jinja::make_sequence(std::move(items)); });
       }
       case ordered_json::value_t::object: {
         std::vector<std::pair<Value, Value>> items;
         for (const auto& [name, one] : json.items()) {
           items.emplace_back(text(name), (*this)(one, depth + 1));
         }
-        return jinja::make_mapping(std::move(items));
+        return bounded([&] { return jinja::make_mapping(std::move(items)); });
       }
       default:
         return jinja::None{};

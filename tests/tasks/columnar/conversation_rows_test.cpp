@@ -97,6 +97,17 @@ TEST_F(ConversationRowsTest, AnotherTemplateMakesAnotherStream) {
   EXPECT_EQ(text_of(table), "a!");
 }
 
+TEST_F(ConversationRowsTest, AColumnOfMessagesIsNotATextInSomeRows) {
+  const std::string list = R"({"messages": [{"role": "user", "content": "a"}]})";
+  const std::string text = R"({"messages": "a"})";
+  for (const auto& [rows, problem] :
+       {std::pair{list + "\n" + text, "line 2: column messages is a text"},
+        std::pair{text + "\n" + list, "line 2: column messages is a list of messages"}}) {
+    EXPECT_NE(refusal(lines(rows, {"messages"})).find(problem), std::string::npos)
+        << refusal(lines(rows, {"messages"}));
+  }
+}
+
 TEST_F(ConversationRowsTest, RowsAndWhatIsWrongWithThemAreNamed) {
   const std::string good = R"({"messages": [{"role": "user", "content": "a"}]})";
   EXPECT_NE(refusal(lines(good + "\n{\"messages\": []}", {"messages"}))

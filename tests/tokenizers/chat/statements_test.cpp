@@ -132,6 +132,21 @@ TEST(ChatStatements, HostileTemplatesEndSoon) {
                          "{% set n.s = [n.s] %}{% endfor %}")
                 .find("nested too deep"),
             std::string::npos);
+  // Values that hold one value many times: their comparison, and their text.
+  EXPECT_NE(render_error("{% set n = namespace(s=[1]) %}{% for i in range(60) %}"
+                         "{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s == n.s }}")
+                .find("too many values"),
+            std::string::npos);
+  EXPECT_NE(render_error("{% set a = 'x' * 60000000 %}{{ [a] * 1000 }}").find("too many values"),
+            std::string::npos);
+  EXPECT_NE(render_error("{% set a = range(100000) | list %}{% set b = range(100000) | list %}"
+                         "{% for i in range(100000) %}{% if a == b %}{% endif %}{% endfor %}")
+                .find("steps"),
+            std::string::npos);
+  EXPECT_NE(render_error("{{ ('b' * 1000000).join(['a'] * 100000) }}").find("longer than"),
+            std::string::npos);
+  EXPECT_NE(render_error("{{ (['a'] * 100000) | join('b' * 1000000) }}").find("longer than"),
+            std::string::npos);
   EXPECT_NE(render_error("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").find("too deep"),
             std::string::npos);
   EXPECT_NE(

@@ -29,14 +29,19 @@ Value Interpreter::comparison_value(const Expression& expression, Scope& scope) 
   return true;
 }
 
+bool Interpreter::same(const Value& a, const Value& b) {
+  charge(std::min(extent_of(a), extent_of(b)));
+  return equals(a, b);
+}
+
 bool Interpreter::compared(const std::string& sign, const Value& a, const Value& b) {
   charge(1);
   for (const Value* const one : {&a, &b}) {
     const bool is_markup = one->is<Object*>() && one->object()->text() != nullptr;
     if (is_markup) refuse("the result of the filter safe is not compared");
   }
-  if (sign == "==") return equals(a, b);
-  if (sign == "!=") return !equals(a, b);
+  if (sign == "==") return same(a, b);
+  if (sign == "!=") return !same(a, b);
   if (sign == "in") return contains(b, a);
   if (sign == "not in") return !contains(b, a);
   const bool nan =
@@ -51,6 +56,7 @@ bool Interpreter::compared(const std::string& sign, const Value& a, const Value&
 int Interpreter::order(const Value& a, const Value& b) {
   require_defined(a);
   require_defined(b);
+  charge(std::min(extent_of(a), extent_of(b)));
   int order = 0;
   if (!compare(a, b, order)) refuse("a {} and a {} have no order", a.type(), b.type());
   return order;
@@ -71,7 +77,7 @@ bool Interpreter::contains(const Value& container, const Value& one) {
   }
   const std::vector<Value> items = items_of(container);
   return std::any_of(items.begin(), items.end(),
-                     [&](const Value& item) { return equals(item, one); });
+                     [&](const Value& item) { return same(item, one); });
 }
 
 namespace {

@@ -75,11 +75,10 @@ Value filter_join(Interpreter& interpreter, const Value& subject, Arguments argu
     const bool has_path = given[1] != nullptr && !given[1]->is_none();
     const std::string part =
         interpreter.text_of(has_path ? value_at(interpreter, item, *given[1]) : item);
-    interpreter.charge_bytes(part.size() + separator.size());
+    interpreter.charge_growth(text.size(), part.size() + separator.size());
     if (!std::exchange(first, false)) text += separator;
     text += part;
   }
-  interpreter.charge_bytes(text.size());
   return text;
 }
 
@@ -176,8 +175,7 @@ Value filter_reverse(Interpreter& interpreter, const Value& subject, Arguments a
 std::vector<std::pair<Value, Value>> in_order(Interpreter& interpreter,
                                               std::vector<std::pair<Value, Value>> items,
                                               bool reversed) {
-  const auto count = static_cast<std::int64_t>(items.size());
-  interpreter.charge(16 * count);
+  for (const auto& [key, value] : items) interpreter.charge(16 * extent_of(key));
   for (std::size_t i = 1; i < items.size(); ++i) {  // before sorting, which must not fail
     (void)interpreter.order(items[0].first, items[i].first);
   }
@@ -227,9 +225,8 @@ Value filter_unique(Interpreter& interpreter, const Value& subject, Arguments ar
   std::vector<Value> items;
   for (Value& item : interpreter.items_of(subject)) {
     Value key = sort_key(interpreter, item, given[1], given.truth(0, false));
-    interpreter.charge(static_cast<std::int64_t>(seen.size()));
-    const bool known =
-        std::any_of(seen.begin(), seen.end(), [&](const Value& one) { return equals(one, key); });
+    const bool known = std::any_of(seen.begin(), seen.end(),
+                                   [&](const Value& one) { return interpreter.same(one, key); });
     if (known) continue;
     seen.push_back(std::move(key));
     items.push_back(std::move(item));

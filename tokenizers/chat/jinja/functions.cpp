@@ -104,7 +104,8 @@ Value make_range(Interpreter& interpreter, const Arguments& arguments) {
   return interpreter.sequence(std::move(items), SequenceKind::range);
 }
 
-Value make_dict(Interpreter& interpreter, Arguments arguments) {
+Value make_dict(Interpreter& interpreter, Arguments given) {
+  const Arguments arguments = std::move(given);
   std::vector<std::pair<Value, Value>> items;
   if (arguments.positional.size() > 1) interpreter.refuse("dict takes one mapping");
   for (const Value& one : arguments.positional) {
@@ -118,7 +119,7 @@ Value make_dict(Interpreter& interpreter, Arguments arguments) {
       items.emplace_back(std::move(both[0]), std::move(both[1]));
     }
   }
-  for (auto& [name, value] : arguments.named) items.emplace_back(name, std::move(value));
+  for (const auto& [name, value] : arguments.named) items.emplace_back(name, value);
   return interpreter.mapping(std::move(items));
 }
 
@@ -186,8 +187,8 @@ std::vector<Value> Generator::items(Interpreter& /*interpreter*/) {
   return std::exchange(items_, {});
 }
 
-bool Loop::changed(Value values) {
-  const bool differs = !last_ || !equals(*last_, values);
+bool Loop::changed(Interpreter& interpreter, Value values) {
+  const bool differs = !last_ || !interpreter.same(*last_, values);
   last_ = std::move(values);
   return differs;
 }
@@ -219,7 +220,8 @@ Value Loop::attribute(Interpreter& interpreter, const std::string& name) {
   }
   if (name == "changed") {
     return function(interpreter, [this](Interpreter& running, Arguments arguments) -> Value {
-      return changed(running.sequence(std::move(arguments.positional), SequenceKind::tuple));
+      return changed(running,
+                     running.sequence(std::move(arguments.positional), SequenceKind::tuple));
     });
   }
   return Object::attribute(interpreter, name);

@@ -97,10 +97,13 @@ Scope& Interpreter::scope_in(Scope* parent) {
   return *scopes_.back();
 }
 
+void Interpreter::charge_growth(std::size_t length, std::size_t added) {
+  const bool too_long = length + added > static_cast<std::size_t>(limits_.longest);
+  charge_bytes(too_long ? length + added : added);
+}
+
 void Interpreter::write(const std::string& text) {
-  charge_bytes(outputs_.back().size() + text.size() > static_cast<std::size_t>(limits_.longest)
-                   ? outputs_.back().size() + text.size()
-                   : text.size());
+  charge_growth(outputs_.back().size(), text.size());
   outputs_.back() += text;
 }
 

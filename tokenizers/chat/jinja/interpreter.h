@@ -63,6 +63,8 @@ class Interpreter {
   }
   void charge(std::int64_t steps);
   void charge_bytes(std::size_t bytes);  // before a text of this length is made
+  void charge_growth(std::size_t length, std::size_t added);  // of a text that is made in parts
+  bool same(const Value& a, const Value& b);                  // Python's ==
   Value sequence(std::vector<Value> items, SequenceKind kind = SequenceKind::list);
   Value mapping(std::vector<std::pair<Value, Value>> items);
   Value generator(std::vector<Value> items);

@@ -25,7 +25,7 @@ class Loop final : public Object {
   [[nodiscard]] bool is_callable() const override { return true; }
   [[nodiscard]] Value call(Interpreter& interpreter, Arguments arguments) override;
   // loop.changed(..): whether the arguments differ from those of the call before.
-  [[nodiscard]] bool changed(Value values);
+  [[nodiscard]] bool changed(Interpreter& interpreter, Value values);
 
   std::vector<Value> items_here;
   std::size_t index = 0;

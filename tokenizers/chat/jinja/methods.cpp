@@ -221,11 +221,10 @@ Value join(Interpreter& interpreter, const Value& subject, Arguments arguments) 
   bool first = true;
   for (const Value& item : interpreter.items_of(given.required(0))) {
     if (!item.is_text()) interpreter.refuse("join takes texts, and there is a {}", item.type());
-    interpreter.charge_bytes(item.text().size() + separator.size());
+    interpreter.charge_growth(result.size(), item.text().size() + separator.size());
     if (!std::exchange(first, false)) result += separator;
     result += item.text();
   }
-  interpreter.charge_bytes(result.size());
   return result;
 }
 
@@ -320,8 +319,9 @@ const NamedFunction text_methods[] = {
 Value list_index(Interpreter& interpreter, const Value& subject, Arguments arguments) {
   const Parameters given(interpreter, std::move(arguments), {"value"});
   const std::vector<Value> items = interpreter.items_of(subject);
-  const auto found = std::find_if(items.begin(), items.end(),
-                                  [&](const Value& one) { return equals(one, given.required(0)); });
+  const auto found = std::find_if(items.begin(), items.end(), [&](const Value& one) {
+    return interpreter.same(one, given.required(0));
+  });
   if (found == items.end()) interpreter.refuse("a value is not in the list");
   return static_cast<std::int64_t>(found - items.begin());
 }
@@ -330,7 +330,7 @@ Value list_count(Interpreter& interpreter, const Value& subject, Arguments argum
   const Parameters given(interpreter, std::move(arguments), {"value"});
   const std::vector<Value> items = interpreter.items_of(subject);
   return static_cast<std::int64_t>(std::count_if(items.begin(), items.end(), [&](const Value& one) {
-    return equals(one, given.required(0));
+    return interpreter.same(one, given.required(0));
   }));
 }
 

@@ -133,7 +133,7 @@ class TemplateParser final : ExpressionParser {
     if (skip_name("if")) made.expressions.push_back(expression());
     made.recursive = skip_name("recursive");
     ++loops_;
-    made.bodies.push_back(body_until({"endfor", "else"}));
+    made.bodies.push_back(body_until({"else", "endfor"}));
     --loops_;
     if (next().text == "else") made.bodies.push_back(whole_body("endfor"));
   }

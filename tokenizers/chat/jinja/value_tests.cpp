@@ -55,7 +55,7 @@ bool same_object(const Value& a, const Value& b) {
 bool test_sameas(Interpreter& interpreter, const Value& value, Arguments arguments) {
   const Value other = operand(interpreter, std::move(arguments));
   const bool unclear = value.is_text() || (value.is_number() && !value.is<bool>());
-  if (unclear && equals(value, other)) {
+  if (unclear && interpreter.same(value, other)) {
     interpreter.refuse("sameas of a {} is not supported; use ==", value.type());
   }
   return same_object(value, other);
@@ -102,11 +102,11 @@ const NamedTest tests[] = {
     {"filter", TESSERA_TEST(value.is_text() && find_filter(value.text()) != nullptr)},
     {"test", TESSERA_TEST(value.is_text() && find_test(value.text()) != nullptr)},
     {"sameas", &test_sameas},
-    {"==", TESSERA_TEST_WITH(equals(value, other))},
-    {"eq", TESSERA_TEST_WITH(equals(value, other))},
-    {"equalto", TESSERA_TEST_WITH(equals(value, other))},
-    {"!=", TESSERA_TEST_WITH(!equals(value, other))},
-    {"ne", TESSERA_TEST_WITH(!equals(value, other))},
+    {"==", TESSERA_TEST_WITH(interpreter.same(value, other))},
+    {"eq", TESSERA_TEST_WITH(interpreter.same(value, other))},
+    {"equalto", TESSERA_TEST_WITH(interpreter.same(value, other))},
+    {"!=", TESSERA_TEST_WITH(!interpreter.same(value, other))},
+    {"ne", TESSERA_TEST_WITH(!interpreter.same(value, other))},
     {"<", TESSERA_TEST_WITH(interpreter.order(value, other) < 0)},
     {"lt", TESSERA_TEST_WITH(interpreter.order(value, other) < 0)},
     {"lessthan", TESSERA_TEST_WITH(interpreter.order(value, other) < 0)},

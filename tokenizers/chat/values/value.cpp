@@ -20,6 +20,12 @@ int nested(int deepest) {
   return deepest + 1;
 }
 
+std::int64_t grown(std::int64_t extent, const Value& item) {
+  extent += extent_of(item);
+  if (extent > largest_extent) throw std::length_error("a value holds too many values");
+  return extent;
+}
+
 template <class T>
 int three_way(const T& a, const T& b) {
   if (a < b) return -1;
@@ -38,6 +44,11 @@ bool same_items(const std::vector<Value>& a, const std::vector<Value>& b) {
 
 }  // namespace
 
+std::int64_t extent_of(const Value& value) {
+  if (value.is_text()) return 1 + static_cast<std::int64_t>(value.text().size() / 16);
+  if (value.is_sequence()) return value.sequence().extent;
+  return value.is_mapping() ? value.mapping().extent : 1;
+}
 Value Value::missing(std::string problem) {
   return Undefined{std::make_shared<const std::string>(std::move(problem))};
 }
@@ -104,15 +115,21 @@ const Value* Mapping::find(std::string_view key) const {
 
 Value make_sequence(std::vector<Value> items, SequenceKind kind) {
   int deepest = 0;
-  for (const Value& item : items) deepest = std::max(deepest, nesting_of(item));
-  return std::make_shared<const Sequence>(Sequence{kind, std::move(items), nested(deepest)});
+  std::int64_t extent = 1;
+  for (const Value& item : items) {
+    deepest = std::max(deepest, nesting_of(item));
+    extent = grown(extent, item);
+  }
+  return std::make_shared<const Sequence>(
+      Sequence{kind, std::move(items), nested(deepest), extent});
 }
 
-Value make_mapping(std::vector<std::pair<Value, Value>> items) {
+Value make_mapping(std::vector<std::pair<Value, Value>>&& items) {
   Mapping mapping;
   int deepest = 0;
   for (auto& [key, value] : items) {
     deepest = std::max({deepest, nesting_of(key), nesting_of(value)});
+    mapping.extent = grown(grown(mapping.extent, key), value);
     // The names of most mappings differ, and there are few.
     if (const Value* const earlier = mapping.find(key)) {
       const auto place = std::find_if(mapping.items.begin(), mapping.items.end(),

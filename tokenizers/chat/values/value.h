@@ -85,24 +85,30 @@ class Value {
 };
 
 inline constexpr int most_nesting = 100;
+// Values may hold one value many times, so what it takes to look at all of one is counted: 1 for
+// each value in it, wherever it is, and 1 for 16 bytes of text.
+inline constexpr std::int64_t largest_extent = std::int64_t{1} << 24;
+[[nodiscard]] std::int64_t extent_of(const Value& value);
 
 struct Sequence {
   SequenceKind kind = SequenceKind::list;
   std::vector<Value> items;
   int nesting = 1;
+  std::int64_t extent = 1;
 };
 
 struct Mapping {
   std::vector<std::pair<Value, Value>> items;  // in the order of insertion, keys once each
   int nesting = 1;
+  std::int64_t extent = 1;
   [[nodiscard]] const Value* find(const Value& key) const;
   [[nodiscard]] const Value* find(std::string_view key) const;
 };
 
-// Throw std::length_error if the values are nested too deep.
+// Throw std::length_error if the values are nested too deep, or the extent is above the largest.
 Value make_sequence(std::vector<Value> items, SequenceKind kind = SequenceKind::list);
 // A later value of a key takes the place of an earlier one.
-Value make_mapping(std::vector<std::pair<Value, Value>> items);
+Value make_mapping(std::vector<std::pair<Value, Value>>&& items);
 
 // Python's ==.
 bool equals(const Value& a, const Value& b);
