@@ -225,12 +225,13 @@ class UniversalOpener {
     all.erase("step");
     std::size_t lacking = 0;
     std::string example;
-    for (const auto& [name, files] : files_of_) {
+    for (const auto& each : files_of_) {
+      const auto& files = each.second;
       const auto lost = std::find_if(all.begin(), all.end(),
                                      [&](const std::string& key) { return !files.contains(key); });
       if (lost == all.end()) continue;
       if (lacking++ == 0)
-        example = fmt::format("{} has no {}{}", shown(name), *lost, tensor_ending);
+        example = fmt::format("{} has no {}{}", shown(each.first), *lost, tensor_ending);
     }
     if (lacking > 0) {
       contents_.note(
