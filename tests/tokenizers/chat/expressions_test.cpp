@@ -38,27 +38,31 @@ TEST(ChatExpressions, OperatorsHaveJinjasPrecedence) {
 }
 
 TEST(ChatExpressions, TextsHavePythonsMethodsAndSlices) {
-  expect_all({{"'  a b '.strip()", "a b"},
-              {"'xxaxx'.strip('x') ~ 'xxa'.lstrip('x') ~ 'axx'.rstrip('x')", "aaa"},
-              {"'a,b,,c'.split(',')", "['a', 'b', '', 'c']"},
-              {"' a  b c '.split()", "['a', 'b', 'c']"},
-              {"'a b c'.split(' ', 1)", "['a', 'b c']"},
-              {"'a b c'.rsplit(' ', 1)", "['a b', 'c']"},
-              {"'a b c'.rsplit(none, 1)", "['a b', 'c']"},
-              {"'abc'.startswith(('x', 'ab'))", "True"},
-              {"'a-b'.replace('-', '+')", "a+b"},
-              {"'ab'.replace('', '.')", ".a.b."},
-              {"'größe'[2] ~ 'größe'[-1] ~ 'größe'[1:4]", "öeröß"},
-              {"'abcdef'[::-2]", "fdb"},
-              {"'abc'[5] is defined", "False"},
-              {"'ǆ ΑΣ ß'.upper() ~ 'ΑΣ'.lower()", "Ǆ ΑΣ SSας"},
-              {"'hELLO wORLD'.title() ~ 'hELLO'.capitalize()", "Hello WorldHello"},
-              {"'a=b=c'.partition('=')", "('a', '=', 'b=c')"},
-              {"'a{}b{}{x}'.format(1, 'z', x=none)", "a1bzNone"},
-              {"'a\\nb\\r\\nc'.splitlines()", "['a', 'b', 'c']"},
-              {"'abcabc'.find('c') ~ 'abcabc'.rfind('c') ~ 'abc'.find('x')", "25-1"},
-              {"'12'.isdigit() ~ ''.isdigit() ~ 'aB'.islower()", "TrueFalseFalse"},
-              {"'-'.join(['a', 'b'])", "a-b"}});
+  expect_all(
+      {{"'  a b '.strip()", "a b"},
+       {"'xxaxx'.strip('x') ~ 'xxa'.lstrip('x') ~ 'axx'.rstrip('x')", "aaa"},
+       {"'a,b,,c'.split(',')", "['a', 'b', '', 'c']"},
+       {"' a  b c '.split()", "['a', 'b', 'c']"},
+       // The bytes within a character are no characters: 0x80 0xa0 of the dagger is no space.
+       {"'a†b é 中'.split()", "['a†b', 'é', '中']"},
+       {"'x é†'.split()", "['x', 'é†']"},
+       {"'a b c'.split(' ', 1)", "['a', 'b c']"},
+       {"'a b c'.rsplit(' ', 1)", "['a b', 'c']"},
+       {"'a b c'.rsplit(none, 1)", "['a b', 'c']"},
+       {"'abc'.startswith(('x', 'ab'))", "True"},
+       {"'a-b'.replace('-', '+')", "a+b"},
+       {"'ab'.replace('', '.')", ".a.b."},
+       {"'größe'[2] ~ 'größe'[-1] ~ 'größe'[1:4]", "öeröß"},
+       {"'abcdef'[::-2]", "fdb"},
+       {"'abc'[5] is defined", "False"},
+       {"'ǆ ΑΣ ß'.upper() ~ 'ΑΣ'.lower()", "Ǆ ΑΣ SSας"},
+       {"'hELLO wORLD'.title() ~ 'hELLO'.capitalize()", "Hello WorldHello"},
+       {"'a=b=c'.partition('=')", "('a', '=', 'b=c')"},
+       {"'a{}b{}{x}'.format(1, 'z', x=none)", "a1bzNone"},
+       {"'a\\nb\\r\\nc'.splitlines()", "['a', 'b', 'c']"},
+       {"'abcabc'.find('c') ~ 'abcabc'.rfind('c') ~ 'abc'.find('x')", "25-1"},
+       {"'12'.isdigit() ~ ''.isdigit() ~ 'aB'.islower()", "TrueFalseFalse"},
+       {"'-'.join(['a', 'b'])", "a-b"}});
 }
 
 TEST(ChatExpressions, ValuesPrintAsInPython) {

@@ -6,6 +6,7 @@
 
 #include "tokenizers/chat/jinja/builtins.h"
 #include "tokenizers/chat/values/characters.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers::jinja {
 namespace {
@@ -53,8 +54,7 @@ std::vector<std::string_view> words_of(std::string_view text, std::int64_t most,
   std::vector<std::pair<std::size_t, std::size_t>> words;
   for (std::size_t at = 0; at < text.size();) {
     std::size_t end = at;
-    while (end < text.size() && spaces_end(text, end) == end) end += 1;
-    while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) ++end;
+    while (end < text.size() && spaces_end(text, end) == end) end += character_length(text[end]);
     words.emplace_back(at, end);
     at = spaces_end(text, end);
   }
