@@ -43,7 +43,7 @@ TEST(ChatExpressions, TextsHavePythonsMethodsAndSlices) {
        {"'xxaxx'.strip('x') ~ 'xxa'.lstrip('x') ~ 'axx'.rstrip('x')", "aaa"},
        {"'a,b,,c'.split(',')", "['a', 'b', '', 'c']"},
        {"' a  b c '.split()", "['a', 'b', 'c']"},
-       // The bytes within a character are no characters: 0x80 0xa0 of the dagger is no space.
+       // Bytes within a character are not looked at: the dagger's 0x80 0xa0 look like a space.
        {"'a†b é 中'.split()", "['a†b', 'é', '中']"},
        {"'x é†'.split()", "['x', 'é†']"},
        {"'a b c'.split(' ', 1)", "['a', 'b c']"},
