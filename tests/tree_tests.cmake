@@ -30,6 +30,7 @@ add_test(NAME tidiness/link_order_checker
 set_tests_properties(tidiness/tree tidiness/checker tidiness/link_order tidiness/link_order_checker tidiness/summary tidiness/documents tidiness/setup
                      tidiness/public_headers tidiness/tidy_together tidiness/compile_alone PROPERTIES
                      LABELS "tidiness;quick" TIMEOUT 120)
+set_tests_properties(tidiness/tidy_together PROPERTIES LABELS "tidiness;longer")
 if(NOT TARGET tessera_program)
   return()
 endif()
@@ -49,13 +50,13 @@ add_test(NAME cli/completion
                  $<TARGET_FILE:tessera_program> ${PROJECT_SOURCE_DIR}/cli/completion.bash)
 add_test(NAME bench/seed_table
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/bench/seed_table_test.py ${PROJECT_SOURCE_DIR})
-set_tests_properties(cli/completion PROPERTIES LABELS "cli;quick" TIMEOUT 60)
+set_tests_properties(cli/completion PROPERTIES LABELS "cli;longer" TIMEOUT 60)
 set_tests_properties(bench/seed_table PROPERTIES LABELS "bench;quick" TIMEOUT 60)
 # Compares the planner's predictions with published runs: within 20 %, or with a cause, and in the measured order.
 add_test(NAME cli/published_runs
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/bench/published/compare.py
                  --program $<TARGET_FILE:tessera_program>)
-set_tests_properties(cli/published_runs PROPERTIES LABELS "cli;quick" TIMEOUT 300)
+set_tests_properties(cli/published_runs PROPERTIES LABELS "cli;longer" TIMEOUT 300)
 # Random recipes; to run for hours, with another seed each time: scripts/random-recipes --seconds 10000
 add_test(NAME cli/random_recipes
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
@@ -80,7 +81,7 @@ endif()
 add_test(NAME consumer/from_accelerate
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py
                  ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
-set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;quick" TIMEOUT 120)
+set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;longer" TIMEOUT 120)
 # A document's statements about a checkpoint's bytes.
 add_test(NAME cli/second_reader
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/commands/second_reader_test.py

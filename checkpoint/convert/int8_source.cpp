@@ -37,7 +37,8 @@ const StoredDType& stored_int8() {
   return *stored;
 }
 
-// What compressed-tensors writes for 8-bit weights by channel and activations by token.
+// The quantization_config of compressed-tensors for 8-bit weights by channel and activations by
+// token.
 json int8_scheme(std::vector<std::string> ignored, const std::string& layer_class) {
   const json common = {{"num_bits", 8}, {"type", "int"}, {"symmetric", true}};
   json weights = common;

@@ -73,7 +73,7 @@ ScaledBy kind_of_scales(const FileTensor& weight, const FileTensor& scales) {
        describe_shape(shape));
 }
 
-// What both decoders share: the integers, and the scale of an element.
+// The base of both decoders: reads the integers, and has the scales.
 class Int8Elements : public WeightDecoder {
  protected:
   Int8Elements(FileTensor weight, FileTensor scales, ScaledBy by, std::string name, DType dtype,

@@ -91,7 +91,7 @@ class TokenRows {
   TokenRows(const TableText& table, const Tokenizer& tokenizer, int workers, const TokenOutput& out)
       : table_(table), tokenizer_(tokenizer), workers_(workers), out_(out) {}
 
-  // What to read of a file.
+  // Returns the names of the columns to read of a file.
   std::vector<std::string> choose(const ArrowSchema& schema, const TableFile& file) {
     begin_file(file);
     conversation_.reset();

@@ -22,7 +22,7 @@ struct ConversationColumns {
 inline constexpr const char* tools_column = "tools";
 inline constexpr const char* variables_column = "chat_template_kwargs";
 
-// What a row says: messages for a chat template, or a prompt and a completion that are texts.
+// The contents of a row: messages for a chat template, or a prompt and a completion as texts.
 struct ConversationRow {
   tokenizers::Conversation conversation;  // messages is null: the texts
   std::size_t prompt_messages = 0;        // of a prompt and completion that are messages

@@ -68,7 +68,7 @@ TEST_F(SaveStateFolder, ASecondModelIsRefusedByName) {
     }
     EXPECT_TRUE(has(refusal("hf"), each.second));
     EXPECT_FALSE(fs::exists(folder_.path() / "out"));
-    // What the message names as the way out works.
+    // The way out that the message names works.
     EXPECT_EQ(tensors_of(*formats::recognise(path() / each.second).open(path() / each.second)),
               tensors_of(*formats::recognise(path() / each.model).open(path() / each.model)));
   }

@@ -14,7 +14,7 @@ namespace tessera::tokenizers::jinja {
 class Object;
 class Value;
 
-// What was missing. Printed it is empty, and any other use of it is an error.
+// A value that is missing. It prints as an empty text, and any other use of it is an error.
 struct Undefined {
   std::shared_ptr<const std::string> problem;  // null: "a value is undefined"
 };
