@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "support/free_port.h"
 #include "tests/cli/program_testing.h"
 
 namespace tessera::launcher {
@@ -43,10 +44,9 @@ bool port_is_free(int port) {
 class Hosts {
  public:
   Hosts() {
-    static int count = 0;
     do {
-      port_ = 21000 + (::getpid() * 37 + 2 * count++) % 20000;
-    } while (!port_is_free(port_) || !port_is_free(port_ + 1));
+      port_ = testing::free_port();
+    } while (!port_is_free(port_ + 1));
   }
 
   void start(int node, Words words, const std::string& script, const std::string& key = the_key,
@@ -71,7 +71,7 @@ class Hosts {
         [&] { return launchers_[0]->out() == words && launchers_[1]->out() == words; });
   }
 
-  void expect_codes(const std::vector<int>& codes, std::chrono::milliseconds limit = seconds(20)) {
+  void expect_codes(const std::vector<int>& codes, std::chrono::milliseconds limit = seconds(60)) {
     for (std::size_t i = 0; i < codes.size(); ++i) {
       EXPECT_EQ(launchers_[i]->wait(limit), codes[i]) << i << ": " << launchers_[i]->err();
     }
@@ -159,7 +159,7 @@ if os.environ["RANK"] == "0":
         listener.accept()[0].sendall(b"store")
     print("served")
 else:
-    for _ in range(200):
+    for _ in range(800):
         try:
             print(socket.create_connection((os.environ["MASTER_ADDR"], port)).recv(5).decode())
             break

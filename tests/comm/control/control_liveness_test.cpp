@@ -18,6 +18,7 @@
 #include "comm/control/bootstrap.h"
 #include "comm/watch/busy.h"
 #include "support/expect_parts.h"
+#include "support/free_port.h"
 #include "support/processes.h"
 
 namespace tessera::comm::control {
@@ -30,15 +31,6 @@ using testing::Outcome;
 using testing::Processes;
 
 constexpr std::chrono::milliseconds limit = 800ms;
-
-int port_of_test() {
-  static std::atomic<int> count{0};
-  int port = 0;
-  do {
-    port = 20000 + (static_cast<int>(getpid()) * 43 + count++ * 16) % 30000;
-  } while (!listen_on(port));
-  return port;
-}
 
 // Connects and calls fn with the group of all ranks.
 void join(int rank, int size, int port, const std::function<void(HubGroup&)>& fn) {
@@ -59,7 +51,7 @@ Call step_call(std::uint64_t step) {
 }
 
 void expect_a_stopped_rank_is_named(int stopped, const std::vector<const char*>& parts) {
-  const int port = port_of_test();
+  const int port = testing::free_port();
   Processes processes(3, [port](int rank, std::atomic<int>& progress) {
     join(rank, 3, port, [&](HubGroup& world) {
       for (std::uint64_t step = 1;; ++step) {
@@ -98,7 +90,7 @@ TEST(ControlLiveness, TheStoppedRankWithTheHubIsNamedByAllOthers) {
 
 // Each rank's failure, "" for none.
 std::vector<std::string> run_threads(int size, const std::function<void(HubGroup&)>& fn) {
-  const int port = port_of_test();
+  const int port = testing::free_port();
   std::vector<std::string> failures(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -169,7 +161,7 @@ TEST(ControlLiveness, RanksThatWaitForEachOthersDeviceAndMessagesAreNamed) {
 }
 
 TEST(ControlLiveness, ARankThatComputesOrReportsItsWaitIsNotBlamed) {
-  const int port = port_of_test();
+  const int port = testing::free_port();
   Processes processes(3, [port](int rank, std::atomic<int>&) {
     join(rank, 3, port, [](HubGroup& world) {
       (void)world.exchange(step_call(1), {});
@@ -189,7 +181,7 @@ TEST(ControlLiveness, ARankThatComputesOrReportsItsWaitIsNotBlamed) {
 }
 
 TEST(ControlLiveness, AJobThatIsStoppedAsAWholeContinues) {
-  const int port = port_of_test();
+  const int port = testing::free_port();
   Processes processes(2, [port](int rank, std::atomic<int>& progress) {
     join(rank, 2, port, [&](HubGroup& world) {
       for (std::uint64_t step = 1; step < 400; ++step) {
