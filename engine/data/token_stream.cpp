@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <random>
@@ -233,16 +234,22 @@ void TokenStreamWriter::write(const void* data, std::size_t bytes, std::int64_t 
 }
 
 void TokenStreamWriter::append(std::span<const std::int32_t> ids) {
+  const std::int64_t limit = vocabulary_ == 0 ? std::int64_t{1} << 31 : vocabulary_;
+  bool known = true;  // a loop without an end in its middle is computed by vectors
+  for (const std::int32_t id : ids) known &= id >= 0 && id < limit;
+  if (!known) {
+    const auto outside = std::find_if(ids.begin(), ids.end(),
+                                      [&](std::int32_t id) { return id < 0 || id >= limit; });
+    TESSERA_REQUIRE(known, "token {} outside a vocabulary of {}", *outside, vocabulary_);
+  }
   buffer_.resize(ids.size() * static_cast<std::size_t>(bytes_per_token_));
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    TESSERA_REQUIRE(ids[i] >= 0 && (vocabulary_ == 0 || ids[i] < vocabulary_),
-                    "token {} outside a vocabulary of {}", ids[i], vocabulary_);
-    if (bytes_per_token_ == 2) {
+  if (bytes_per_token_ == 2) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
       const auto id = static_cast<std::uint16_t>(ids[i]);
       std::memcpy(buffer_.data() + 2 * i, &id, 2);
-    } else {
-      std::memcpy(buffer_.data() + 4 * i, &ids[i], 4);
     }
+  } else if (!ids.empty()) {
+    std::memcpy(buffer_.data(), ids.data(), buffer_.size());
   }
   write(buffer_.data(), buffer_.size(),
         static_cast<std::int64_t>(stream_header_bytes) + tokens_ * bytes_per_token_);

@@ -27,6 +27,7 @@ namespace {
 constexpr const char* helper_script = R"python(
 import os, sys
 sys.path = [place for place in sys.path if place]
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise NumPy starts threads that spin
 try:
     import pyarrow
     import pyarrow.parquet

@@ -1,6 +1,7 @@
 // From rows to tokens.
 #include "tasks/columnar/table_corpus.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -213,15 +214,28 @@ class TokenRows {
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       TESSERA_CHECK(!column.values->has_null_items(i), ErrorCode::data,
                     "{}: an id of column {} is null", chunk.place(i), column.name);
-      for (const std::int64_t id : column.values->integers(i)) {
-        TESSERA_CHECK(id >= 0 && id < limit_, ErrorCode::data,
-                      "{}: token {} of column {} is outside a vocabulary of {}; give the tokenizer "
-                      "that made these ids",
-                      chunk.place(i), id, column.name, limit_);
-        row_ids_.push_back(static_cast<std::int32_t>(id));
+      const std::span<const std::int64_t> ids = column.values->integers(i);
+      require_known(ids, chunk, i);
+      const std::size_t before = row_ids_.size();
+      row_ids_.resize(before + ids.size());
+      for (std::size_t k = 0; k < ids.size(); ++k) {
+        row_ids_[before + k] = static_cast<std::int32_t>(ids[k]);
       }
     }
     writer_->append(row_ids_);
+  }
+
+  void require_known(std::span<const std::int64_t> ids, const TableChunk& chunk,
+                     std::int64_t row) const {
+    bool known = true;  // a loop without an end in its middle is computed by vectors
+    for (const std::int64_t id : ids) known &= id >= 0 && id < limit_;
+    if (known) return;
+    const auto outside = std::find_if(ids.begin(), ids.end(),
+                                      [&](std::int64_t id) { return id < 0 || id >= limit_; });
+    fail(ErrorCode::data,
+         "{}: token {} of column {} is outside a vocabulary of {}; give the tokenizer that made "
+         "these ids",
+         chunk.place(row), *outside, chunk.columns.front().name, limit_);
   }
 
   void take_texts(const TableChunk& chunk, const TableChunk::Column& column) {

@@ -128,12 +128,13 @@ void ArrowValues::read_integers(const ArrowBatch& batch, std::size_t buffer, int
                                 bool is_signed, std::int64_t first) {
   const auto take = [&]<class Number>(Number) {
     const auto numbers = numbers_of<Number>(batch, buffer, first, count_);
-    integers_.reserve(numbers.size());
-    for (const Number number : numbers) {
-      TESSERA_CHECK(std::in_range<std::int64_t>(number), ErrorCode::data,
-                    "{}: the whole number {} is too large", batch.what(), number);
-      integers_.push_back(static_cast<std::int64_t>(number));
+    if constexpr (std::is_same_v<Number, std::uint64_t>) {
+      for (const Number number : numbers) {
+        TESSERA_CHECK(std::in_range<std::int64_t>(number), ErrorCode::data,
+                      "{}: the whole number {} is too large", batch.what(), number);
+      }
     }
+    integers_.assign(numbers.begin(), numbers.end());
   };
   if (bits == 8) return is_signed ? take(std::int8_t{}) : take(std::uint8_t{});
   if (bits == 16) return is_signed ? take(std::int16_t{}) : take(std::uint16_t{});
