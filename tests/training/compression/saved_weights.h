@@ -56,8 +56,9 @@ inline void spoil_weights(const std::string& path, const std::string& ending) {
   file.read(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes);
   std::string header(header_bytes, ' ');
   file.read(header.data(), static_cast<std::streamsize>(header_bytes));
+  const nlohmann::json tensors = nlohmann::json::parse(header);
   std::size_t spoiled = 0;
-  for (const auto& [name, tensor] : nlohmann::json::parse(header).items()) {
+  for (const auto& [name, tensor] : tensors.items()) {
     if (!name.ends_with(ending)) continue;
     const auto begin = tensor.at("data_offsets").at(0).get<std::uint64_t>();
     const auto end = tensor.at("data_offsets").at(1).get<std::uint64_t>();
