@@ -23,6 +23,10 @@ struct NoteWriter {
         "data order starts again",
         event.folder, event.step);
   }
+  std::string operator()(const events::SettingsChanged& event) const {
+    return fmt::format("{} was trained with {}; this run goes on with {}", event.folder,
+                       event.before, event.now);
+  }
   std::string operator()(const events::StepSkipped& event) const {
     return "passed over " + event.reason;
   }
@@ -77,8 +81,9 @@ std::string note_of(const Spike& spike) {
   const auto number = [](float value) { return std::isnan(value) ? std::fabs(value) : value; };
   const std::string cause =
       spike.limit ? fmt::format("loss {:.4f} is above the limit {:.4f}", spike.loss, *spike.limit)
-                  : fmt::format("loss {} and gradient norm {} are not finite", number(spike.loss),
-                                number(spike.grad_norm));
+                  : fmt::format("loss {} and gradient norm {} are not finite{}{}",
+                                number(spike.loss), number(spike.grad_norm),
+                                spike.cause.empty() ? "" : ", because ", spike.cause);
   return spike.done == SpikeAction::rollback
              ? fmt::format("step {}: {}: back to step {}, without the data since then", spike.step,
                            cause, spike.to)

@@ -67,6 +67,7 @@ void OutputFiles::add_input(const fs::path& path) {
 }
 
 void OutputFiles::add_checked(const std::string& what, const fs::path& path) {
+  require_file_name(what, path);
   if (path.empty() || is_stream(path)) return;
   for (const fs::path& input : inputs_) {
     TESSERA_CHECK(!is_same_file(path, input), ErrorCode::usage,

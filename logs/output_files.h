@@ -21,9 +21,9 @@ class OutputFiles {
  public:
   // The command reads this file or folder.
   void add_input(const std::filesystem::path& path);
-  // The command writes this file. Throws Error(usage) if it is an input; Error(configuration) if
-  // it is another output, lies in the folder of a checkpoint, cannot be written, or exists with
-  // something else in it.
+  // The command writes this file. Throws Error(usage) if it is an input, or "-";
+  // Error(configuration) if it is another output, lies in the folder of a checkpoint, cannot be
+  // written, or exists with something else in it.
   void add(const std::string& what, const std::filesystem::path& path,
            const IsEarlierOutput& is_earlier_output);
   // The same for a file whose writer checks by itself what is in it and whether it can be written.

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/counted.h"
 #include "base/error.h"
@@ -156,6 +157,11 @@ class NextToken final : public ModelTask {
                             : loss_of(batch, context.device());
   }
 
+  [[nodiscard]] std::string after_loss(double value) override {
+    const Tensor taught = std::exchange(taught_, {});
+    return states_.fault_of_teacher(value, "the teacher's logits", taught);
+  }
+
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
     return fmt::format("{} x {}", samples, counted(options_.seq_len, "token"));
   }
@@ -262,10 +268,10 @@ class NextToken final : public ModelTask {
   // activations of the trained model.
   [[nodiscard]] Tensor loss_from_teacher(const Batch& batch, Device device) {
     const Tensor ids = ids_of(batch.inputs, batch, device);
-    const Tensor taught = states_.of_teacher([&] { return options_.teacher->logits(ids); });
+    taught_ = states_.of_teacher([&] { return options_.teacher->logits(ids); });
     const Tensor logits = states_.of_student([&] { return model_->forward(ids); });
     const Tensor targets = ids_of(batch.targets, batch, device);
-    return states_.add_to(distillation_loss(logits, taught, targets, options_.distillation),
+    return states_.add_to(distillation_loss(logits, taught_, targets, options_.distillation),
                           targets);
   }
 
@@ -274,6 +280,7 @@ class NextToken final : public ModelTask {
   std::unique_ptr<Samples> validation_;
   std::unique_ptr<models::LanguageModel> model_;
   TeacherStates states_;
+  Tensor taught_;  // the teacher's logits, until after_loss()
 };
 
 }  // namespace

@@ -172,12 +172,17 @@ class SentencePairsTask final : public ModelTask {
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
     const auto& batch = dynamic_cast<const SentenceBatch&>(prepared);
     const Device device = context.device();
-    const Tensor taught = states_.of_teacher([&] { return embeddings_of_teacher(batch, device); });
+    Tensor taught = states_.of_teacher([&] { return embeddings_of_teacher(batch, device); });
     const Tensor embeddings = states_.of_student(
         [&] { return encoder().forward(tokens_of(batch.sequences, *options_.tokenizer, device)); });
-    const bool learns = is_taught(options_.train[batch.data_set]);
-    return states_.add_to(
-        loss_of_embeddings(batch, embeddings, learns ? taught : Tensor(), context), {});
+    if (!is_taught(options_.train[batch.data_set])) taught = Tensor();
+    taught_ = taught;
+    return states_.add_to(loss_of_embeddings(batch, embeddings, taught, context), {});
+  }
+
+  [[nodiscard]] std::string after_loss(double value) override {
+    const Tensor taught = std::exchange(taught_, {});
+    return states_.fault_of_teacher(value, "the teacher's embeddings", taught);
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
@@ -359,6 +364,7 @@ class SentencePairsTask final : public ModelTask {
   std::int64_t length_ = 0;  // tokens of a text, at most
   TextTokens tokens_;
   TeacherStates states_;
+  Tensor taught_;  // the teacher's embeddings, until after_loss()
 };
 
 Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batch_size) {

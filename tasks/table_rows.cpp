@@ -5,6 +5,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/io/json.h"
+
 namespace tessera::tasks {
 namespace {
 
@@ -121,7 +123,13 @@ Fields split_row(std::string_view row, TableFormat format) {
 }
 
 Fields pick_json(std::string_view row, const std::vector<std::string>& keys) {
-  const nlohmann::json object = nlohmann::json::parse(row, nullptr, false);
+  nlohmann::json object;
+  try {
+    object = nlohmann::json::parse(row);
+  } catch (const nlohmann::json::parse_error& error) {
+    const std::string problem = checkpoint::lone_surrogate_problem(row, error.byte);
+    return {{}, problem.empty() ? "not a JSON object" : problem};
+  }
   if (!object.is_object()) return {{}, "not a JSON object"};
   Fields fields;
   for (const std::string& key : keys) {

@@ -76,6 +76,11 @@ class Task {
   // The mean loss of a batch, on the rank's device. Collective if the loss is. Of a batch with the
   // weight 0 it is finite.
   [[nodiscard]] virtual Tensor loss(const Prepared& batch, const Context& context) = 0;
+  // Follows each loss() with its value, before its backward: the task releases what it has kept of
+  // that batch to explain a value that is not finite. The cause if it is outside of the trained
+  // module, as the end of "the loss is not finite, because": "the teacher's logits are not". Not
+  // collective.
+  [[nodiscard]] virtual std::string after_loss(double /*value*/) { return {}; }
   // How a step's loss comes from the means of its batches (micro-batches of all ranks). true: it is
   // the mean over all that they are means of, each batch counts by its Prepared::weight, and loss
   // and gradient do not depend on how the samples are split. false: batches count equally, which is

@@ -18,6 +18,10 @@ struct Resumed {
   std::int64_t step = 0;
   bool has_data_position = true;  // false: another program saved it, so the data order starts again
 };
+// The run goes on with other settings than those that the step was trained with.
+struct SettingsChanged {
+  std::string folder, before, now;
+};
 // A newer step, or one that cannot be read.
 struct StepSkipped {
   std::string reason;
@@ -63,9 +67,10 @@ struct Exported {
 
 }  // namespace events
 
-using RunEvent = std::variant<events::Resumed, events::StepSkipped, events::OtherRun,
-                              events::Restarted, events::WeightsLoaded, events::LittleRoom,
-                              events::SaveBegun, events::Saved, events::Warning, events::Exported>;
+using RunEvent =
+    std::variant<events::Resumed, events::SettingsChanged, events::StepSkipped, events::OtherRun,
+                 events::Restarted, events::WeightsLoaded, events::LittleRoom, events::SaveBegun,
+                 events::Saved, events::Warning, events::Exported>;
 using RunEvents = std::vector<RunEvent>;  // in the order in which they happened
 
 }  // namespace tessera

@@ -95,6 +95,9 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, Weighed
   }
   check_loss(loss);
   const double value = loss.item();
+  if (std::string fault = task_->after_loss(value); loss_fault_.empty()) {
+    loss_fault_ = std::move(fault);
+  }
   // The ranks' gradients are averaged, and those of micro-batches are added.
   const double part =
       weighs ? static_cast<double>(next.prepared->weight) * weighed.part_of_one : 1.0 / accumulated;
@@ -102,6 +105,14 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, Weighed
   (scaler_ ? scaler_->scale(loss) : loss).backward();
   order_->advance(data, next.batch);
   return {weighs ? value * part : value / accumulated, next.prepared->tokens};
+}
+
+std::string Trainer::find_fault() {
+  const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
+  for (std::string& fault : context_.communicator().exchange(loss_fault_, tag)) {
+    if (!fault.empty()) return std::move(fault);
+  }
+  return {};
 }
 
 void Trainer::run_forwards(tasks::DataPosition data, std::int64_t batches) {
@@ -119,6 +130,7 @@ void Trainer::run_forwards(tasks::DataPosition data, std::int64_t batches) {
     begin_batch(
         {static_cast<std::uint64_t>(data.batches), batch.first + offset, options_.batch_size});
     (void)task_->loss(*prepared, context_);
+    (void)task_->after_loss(0);
     order_->advance(data, batch);
   }
   module.train();

@@ -56,12 +56,18 @@ struct CheckpointOptions {
   std::set<std::string> left_out = {};  // files that steps do not have
 };
 
+// A step that a run can go on from.
+struct CheckedStep {
+  // If it lacks tensors that the run has, the names that it has: the others get the initial
+  // weights.
+  std::optional<checkpoint::StateNames> names = {};
+  std::optional<events::SettingsChanged> changed = {};
+};
+
 // Checks of a step that a run is to go on from.
 struct StepChecks {
-  // Collective. Refuses a step, or the newest step of a folder, before it is loaded. If it lacks
-  // tensors that the run has, returns the names that it has: the others get the initial weights.
-  std::function<std::optional<checkpoint::StateNames>(const ShardedModel&, const std::string& path)>
-      before_load = {};
+  // Collective. Refuses a step, or the newest step of a folder, before it is loaded.
+  std::function<CheckedStep(const ShardedModel&, const std::string& path)> before_load = {};
   std::function<void(const Scalars& scalars, const std::string& folder)> after_load = {};
 };
 

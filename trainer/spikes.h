@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct Spike {
   std::optional<double> limit = std::nullopt;
   float loss = 0;
   float grad_norm = 0;
+  std::string cause = {};                // of a loss that is not finite, where the task knows it
   SpikeAction done = SpikeAction::skip;  // skip, or rollback
   std::int64_t to = 0;                   // rollback: the step that the run went on from
   [[nodiscard]] std::int64_t goes_on_after() const {

@@ -150,6 +150,7 @@ std::optional<StepMetrics> Trainer::take_step() {
   const double waited_before = batches_ ? batches_->waited_seconds() : 0;
   tasks::DataPosition data = position_.data;
   MicroBatch mine;
+  loss_fault_.clear();
   WeighedBatches weighed;
   if (task_->weighs_batches()) weighed = take_weighed_batches(data);
   for (std::int64_t micro = 0; micro < accumulated; ++micro) {
@@ -252,9 +253,11 @@ void Trainer::keep_last_step() {
 // have the same loss and norm. A loss scale that was too large costs a step; what happens after
 // other values that are not finite, and after a high loss, is in TrainerOptions::spikes.
 bool Trainer::may_update(StepMetrics& metrics, double norm) {
+  const std::string fault = std::isfinite(metrics.loss) ? std::string() : find_fault();
   // No scale helps against a loss that is not finite itself.
   const bool is_scaled =
-      scaler_ && (options_.spikes.action == SpikeAction::stop || std::isfinite(metrics.loss));
+      scaler_ && fault.empty() &&
+      (options_.spikes.action == SpikeAction::stop || std::isfinite(metrics.loss));
   bool overflow = false;
   try {
     overflow = is_scaled && !scaler_->update(norm);
@@ -265,7 +268,10 @@ bool Trainer::may_update(StepMetrics& metrics, double norm) {
   if (scaler_) metrics.skipped_steps = scaler_->state().skipped_steps;
   if (overflow) return false;
   metrics.spike = spikes_.judge(position_.steps + 1, metrics.loss, metrics.grad_norm);
-  if (metrics.spike) decide(*metrics.spike);
+  if (metrics.spike) {
+    metrics.spike->cause = fault;
+    decide(*metrics.spike);
+  }
   return !metrics.spike;
 }
 
@@ -283,11 +289,12 @@ void Trainer::end_by(const Spike& spike, int times) {
                 "spike_sigma, or resume from the last checkpoint",
                 spike.step, spike.loss, static_cast<float>(*spike.limit),
                 options_.spikes.sigma.value_or(0), so_far, options_.names.learning_rate);
-  fail(ErrorCode::numeric,
-       "step {}: loss {} and gradient norm {} are not finite{}; lower {}, or resume from the "
-       "last checkpoint",
-       spike.step, unsigned_nan(spike.loss), unsigned_nan(spike.grad_norm), so_far,
-       options_.names.learning_rate);
+  const std::string cause = spike.cause.empty()
+                                ? fmt::format("; lower {}, or resume from the last checkpoint",
+                                              options_.names.learning_rate)
+                                : ", because " + spike.cause;
+  fail(ErrorCode::numeric, "step {}: loss {} and gradient norm {} are not finite{}{}", spike.step,
+       unsigned_nan(spike.loss), unsigned_nan(spike.grad_norm), so_far, cause);
 }
 
 // Resident memory of the process; on a GPU the memory that it has taken from the arena: pools with

@@ -138,8 +138,8 @@ class Trainer {
   void on_main(std::string_view option, const std::function<void()>& work) const;
   void check_is_folder() const;
   void load_initial_weights();
-  // Collective: StepChecks::before_load.
-  void check_step(const std::string& path);
+  // Collective: StepChecks::before_load. What has changed is an event of the resume.
+  std::optional<events::SettingsChanged> check_step(const std::string& path);
   // The bytes that a save writes: tensors alone. The small files beside them do not matter.
   struct SaveBytes {
     std::uint64_t model = 0, optimizer = 0;
@@ -199,6 +199,8 @@ class Trainer {
   // Before an error that all ranks throw: drops the gradients, so that the last step may be saved.
   void keep_last_step();
   bool may_update(StepMetrics& metrics, double norm);
+  // Collective. What made the step's loss not finite, on the first rank that knows it.
+  [[nodiscard]] std::string find_fault();
   // Throws if the run has to end.
   void decide(const Spike& spike);
   // `times`: so many spikes without a better step, or a newer checkpoint.
@@ -219,6 +221,7 @@ class Trainer {
   std::optional<LossScaler> scaler_;  // fp16
   SpikeWatch spikes_;
   std::shared_ptr<Pruner> pruner_;  // null if the run prunes nothing
+  std::string loss_fault_;          // of this rank's batches in this step: Task::after_loss()
   int rollbacks_ = 0;               // to rolled_back_to_
   std::string rolled_back_to_;
   optim::Schedule schedule_;

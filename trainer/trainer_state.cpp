@@ -67,12 +67,14 @@ bool Trainer::resume_restarted(int restart, RunEvents& events) {
   return found;
 }
 
-void Trainer::check_step(const std::string& path) {
-  if (!options_.checks.before_load) return;
-  if (auto names = options_.checks.before_load(*sharded_, path)) {
-    names_to_load_ = std::move(*names);
+std::optional<events::SettingsChanged> Trainer::check_step(const std::string& path) {
+  if (!options_.checks.before_load) return std::nullopt;
+  CheckedStep checked = options_.checks.before_load(*sharded_, path);
+  if (checked.names) {
+    names_to_load_ = std::move(*checked.names);
     load_initial_weights();
   }
+  return std::move(checked.changed);
 }
 
 LoadOptions Trainer::load_options() const {
@@ -85,7 +87,8 @@ LoadOptions Trainer::load_options() const {
 std::optional<std::string> Trainer::resume_newest(const std::string& dir,
                                                   const checkpoint::CheckpointQuery& search,
                                                   RunEvents& events) {
-  if (search.launch.empty()) check_step(dir);
+  std::optional<events::SettingsChanged> changed;
+  if (search.launch.empty()) changed = check_step(dir);
   const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, load_options(), search);
   if (!loaded) return std::nullopt;
   const checkpoint::FoundCheckpoint& found = loaded->found;
@@ -93,6 +96,7 @@ std::optional<std::string> Trainer::resume_newest(const std::string& dir,
     events.push_back(events::StepSkipped{reason});
   }
   events.push_back(take_position(loaded->scalars, found.path));
+  if (changed) events.push_back(*std::move(changed));
   const std::string launch = std::move(line_.launch);
   line_ = found.line;
   line_.launch = launch;
@@ -113,9 +117,10 @@ void Trainer::resume_from(const std::string& path, RunEvents& events) {
     return std::string(one ? "step" : "");
   });
   if (messages.front() == "step") {
-    check_step(path);
+    std::optional<events::SettingsChanged> changed = check_step(path);
     events.push_back(
         take_position(load(context_, path, *sharded_, *optimizer_, load_options()).scalars, path));
+    if (changed) events.push_back(*std::move(changed));
     start_line(path, events);
     return;
   }

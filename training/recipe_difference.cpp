@@ -134,20 +134,32 @@ void compare_optimizers(const SavedRecipe& saved, const Json& own, Comparison& c
   }
 }
 
-// Otherwise weights that were pruned would be trained again.
+// The keys of train.prune, with the values that absent ones have; null without a method.
+Json pruning_of(const Json& recipe) {
+  const auto given = [&](const std::string& key) { return value_at(recipe, "train.prune." + key); };
+  if (given("method").is_null()) return nullptr;
+  const PruningOptions defaults;
+  Json all{{"method", given("method")}, {"sparsity", defaults.sparsity},
+           {"begin", defaults.begin},   {"every", defaults.every},
+           {"modules", nullptr},        {"calibration_batches", defaults.calibration_batches}};
+  for (auto& [key, value] : all.items()) {
+    if (const Json own = given(key); !own.is_null()) value = own;
+  }
+  all["end"] = given("end").is_null() ? all["begin"] : given("end");
+  return all;
+}
+
 void compare_pruning(const SavedRecipe& saved, const Json& own, Comparison& comparison) {
-  const std::string key = "train.prune.method";
-  const Json there = value_at(saved.recipe, key), here = value_at(own, key);
-  if (there.is_null()) return;
-  if (here.is_null()) return comparison.compare(key, there, here);
-  // Zeros stay zero from `begin` on, in the layers that are pruned.
-  const auto begin = [](const Json& recipe) {
-    const Json given = value_at(recipe, "train.prune.begin");
-    return given.is_null() ? Json(PruningOptions{}.begin) : given;
+  const Json there = pruning_of(saved.recipe), here = pruning_of(own);
+  if (there.is_null() || saved.steps < there["begin"]) return;  // nothing is chosen yet
+  const auto compare = [&](const std::string& key) {
+    comparison.compare("train.prune." + key, there[key], here.is_null() ? Json() : here[key]);
   };
-  comparison.compare("train.prune.begin", begin(saved.recipe), begin(own));
-  const std::string modules = "train.prune.modules";
-  comparison.compare(modules, value_at(saved.recipe, modules), value_at(own, modules));
+  compare("method");
+  if (here.is_null()) return;
+  compare("begin");
+  compare("modules");
+  if (here["sparsity"] < there["sparsity"]) compare("sparsity");
 }
 
 }  // namespace
@@ -157,6 +169,7 @@ std::string describe_step(const std::string& path, bool with_pooler) {
     const std::filesystem::path step = newest_step(path);
     if (step.empty()) return {};
     const nlohmann::json read{{"step", step.string()},
+                              {"steps", checkpoint::read_manifest(step).step},
                               {"pooler", with_pooler && step_has_pooler(step)},
                               {"recipe", read_json_or_null(step / "recipe.json")},
                               {"config", read_json_or_null(step / "config.json")}};
@@ -170,7 +183,7 @@ std::string describe_step(const std::string& path, bool with_pooler) {
 SavedRecipe parse_step_description(const std::string& description) {
   const Json read = Json::parse(description);
   return {read.at("recipe"), read.at("config"), read.at("step").get<std::string>(),
-          read.at("pooler").get<bool>()};
+          read.at("pooler").get<bool>(), read.at("steps").get<std::int64_t>()};
 }
 
 std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, const Recipe& recipe,
@@ -185,18 +198,49 @@ std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, con
   return comparison.differences;
 }
 
-void require_same_training(const std::vector<RecipeDifference>& differences,
-                           const std::string& step) {
-  if (differences.empty()) return;
+std::vector<RecipeDifference> pruning_changes(const SavedRecipe& saved, const Recipe& recipe) {
+  const Json there = pruning_of(saved.recipe), here = pruning_of(to_json(recipe));
+  Comparison comparison;
+  if (!here.is_null()) {
+    const auto ends = [&](const Json& pruning) { return saved.steps >= pruning["end"]; };
+    const bool has_all = !there.is_null() && ends(there) && there["sparsity"] == here["sparsity"];
+    TESSERA_CHECK(!ends(here) || has_all, ErrorCode::configuration,
+                  "{}: train.prune.end {} is not after the {} steps of {}: no more weights would "
+                  "be set to zero, and train.prune.sparsity {} is not reached there; set a later "
+                  "train.prune.end",
+                  where(recipe, "train.prune.end"), here["end"].dump(), saved.steps, saved.step,
+                  here["sparsity"].dump());
+  }
+  if (!saved.recipe.is_object()) return {};
+  const std::string place = "train.prune.";
+  if (there.is_null() || here.is_null()) {
+    const auto method = [](const Json& pruning) {
+      return pruning.is_null() ? Json() : pruning["method"];
+    };
+    comparison.compare(place + "method", method(there), method(here));
+    return comparison.differences;
+  }
+  for (const auto& [key, value] : there.items()) comparison.compare(place + key, value, here[key]);
+  return comparison.differences;
+}
+
+std::pair<std::string, std::string> texts_of(const std::vector<RecipeDifference>& differences) {
   std::vector<std::string> there, here;
   for (const RecipeDifference& difference : differences) {
     there.push_back(fmt::format("{} {}", difference.key, difference.saved));
     here.push_back(fmt::format("{} {}", difference.key, difference.own));
   }
+  return {fmt::format("{}", fmt::join(there, ", ")), fmt::format("{}", fmt::join(here, ", "))};
+}
+
+void require_same_training(const std::vector<RecipeDifference>& differences,
+                           const std::string& step) {
+  if (differences.empty()) return;
+  const auto [there, here] = texts_of(differences);
   fail(ErrorCode::configuration,
        "{} was trained with {}, and this run has {}; set the values of that step, or begin anew in "
        "another checkpoint.dir",
-       step, fmt::join(there, ", "), fmt::join(here, ", "));
+       step, there, here);
 }
 
 }  // namespace tessera::training

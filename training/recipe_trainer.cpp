@@ -12,6 +12,7 @@
 #include "checkpoint/save/export.h"
 #include "engine/nn/lora.h"
 #include "engine/nn/name_pattern.h"
+#include "engine/nn/output_head.h"
 #include "engine/random.h"
 #include "models/load/adapter.h"
 #include "models/mixture_of_experts.h"
@@ -99,10 +100,6 @@ optim::Schedule make_schedule(const TrainRecipe& train) {
           .cycles = train.lr_cycles.value_or(1)};
 }
 
-bool is_head(const std::string& layer) {
-  return layer == "lm_head" || layer.ends_with(".lm_head");
-}
-
 std::optional<PruningOptions> pruning_options(const Recipe& recipe, nn::Module& module) {
   const PruneRecipe& prune = recipe.train.prune;
   if (!prune.method) return std::nullopt;
@@ -122,7 +119,7 @@ std::optional<PruningOptions> pruning_options(const Recipe& recipe, nn::Module& 
                 where(recipe, "train.prune.method"), key);
   for (const auto& [name, part] : module.named_modules()) {
     const auto* layer = dynamic_cast<const nn::LinearImpl*>(part);
-    if (layer == nullptr || !(wanted ? wanted->matches(name) : !is_head(name))) continue;
+    if (layer == nullptr || !(wanted ? wanted->matches(name) : !nn::is_output_head(name))) continue;
     if (!layer->stored_weight().requires_grad()) continue;  // frozen, as ignored modules are
     options.weights.push_back({name + ".weight", layer->layout() == WeightLayout::in_out});
   }
@@ -213,10 +210,10 @@ CheckpointOptions checkpoint_options(const SharedRun& run) {
   return options;
 }
 
-// Refuses a step with the recipe's keys that differ. If the step lacks the pooler that the run
-// keeps (older versions did not keep it), the pooler is that of model.pretrained.
-std::optional<checkpoint::StateNames> check_step(const RecipeRun& run, const ShardedModel& model,
-                                                 const std::string& path) {
+// Refuses a step with the recipe's keys that differ, or says which ones do. If the step lacks the
+// pooler that the run keeps (older versions did not keep it), the pooler is that of
+// model.pretrained.
+CheckedStep check_step(const RecipeRun& run, const ShardedModel& model, const std::string& path) {
   const auto parameters = model.sharded_parameters();
   const bool keeps_pooler =
       !run.adapter && std::any_of(parameters.begin(), parameters.end(), [](const auto& parameter) {
@@ -225,15 +222,21 @@ std::optional<checkpoint::StateNames> check_step(const RecipeRun& run, const Sha
   const auto messages = checkpoint::run_on_all_ranks(
       run.context.communicator(), "reading the recipe of a step",
       [&] { return run.context.is_main() ? describe_step(path, keeps_pooler) : std::string(); });
-  if (messages.front().empty()) return std::nullopt;
+  if (messages.front().empty()) return {};
   const SavedRecipe saved = parse_step_description(messages.front());
   require_same_training(decisive_differences(saved, run.recipe,
                                              run.task->model().config(run.recipe.checkpoint.dtype)),
                         saved.step);
-  if (!keeps_pooler || saved.has_pooler) return std::nullopt;
-  return [](const std::string& name, bool /*trained*/) {
+  CheckedStep checked;
+  if (const auto differences = pruning_changes(saved, run.recipe); !differences.empty()) {
+    const auto [there, here] = texts_of(differences);
+    checked.changed = {saved.step, there, here};
+  }
+  if (!keeps_pooler || saved.has_pooler) return checked;
+  checked.names = [](const std::string& name, bool /*trained*/) {
     return name.starts_with("pooler.") ? std::string() : name;
   };
+  return checked;
 }
 
 void check_adapter(const RecipeRun& run, const Scalars& scalars, const std::string& folder) {

@@ -17,6 +17,7 @@
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
 #include "checkpoint/safetensors/safetensors.h"
+#include "engine/nn/output_head.h"
 #include "kernels/registry.h"
 
 namespace tessera::checkpoint {
@@ -143,7 +144,7 @@ class Int8Source final : public formats::Source {
     const bool is_matrix = given.shape.size() == 2 && given.stored->dtype &&
                            is_floating(*given.stored->dtype) && given.name.ends_with(weight_ending);
     const std::string module = name.substr(0, name.rfind('.'));
-    if (!layer || !is_matrix || module.ends_with("lm_head") || given.shape[0] == 0 ||
+    if (!layer || !is_matrix || nn::is_output_head(module) || given.shape[0] == 0 ||
         given.shape[1] == 0) {
       if (is_matrix) ignored.push_back(module);
       contents_.tensors.push_back(given);

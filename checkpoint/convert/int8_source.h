@@ -12,8 +12,8 @@
 namespace tessera::checkpoint {
 
 // `layers` is the result of ConvertOptions::lies_in_out for this model: its linear layers. The head
-// ("lm_head") stays as it is. A weight `X.weight` becomes I8 of the same shape, and gets
-// `X.weight_scale`, F32: [out, 1], or [1, out] where the weight lies as [in, out] (GPT-2). The
+// (engine/nn/output_head.h) stays as it is. A weight `X.weight` becomes I8 of the same shape, and
+// gets `X.weight_scale`, F32: [out, 1], or [1, out] where the weight lies as [in, out] (GPT-2). The
 // scale of an output is its largest magnitude / 127 (1 if that is 0), its integers are round(w /
 // scale), halves to even. config.json gets a quantization_config. Moments are left behind.
 //

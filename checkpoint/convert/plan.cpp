@@ -154,8 +154,8 @@ class Planner {
         "found no weights to convert{}",
         state > 0 ? fmt::format(", but {} of optimizer state", counted(state, "tensor")) : "");
     TESSERA_CHECK(weights_only || given_.unread_state.empty(), ErrorCode::checkpoint,
-                  "{} would be lost: it holds the state of an optimizer that is not read, because "
-                  "its parameters have no names, because it is not the only optimizer, or because "
+                  "{} would be lost: the state of an optimizer there is not read, because its "
+                  "parameters have no names, because it is not the only optimizer, or because "
                   "it has another form than the weights; --weights-only leaves it out, and to keep "
                   "it save one optimizer with the model, with names: by get_state_dict of "
                   "torch.distributed.checkpoint.state_dict, by FSDP, or by Megatron's "

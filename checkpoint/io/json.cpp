@@ -2,6 +2,9 @@
 #include "checkpoint/io/json.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
 #include <utility>
 #include <vector>
 
@@ -36,11 +39,14 @@ class StrictBuilder final : public json::json_sax_t {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool parse_error(std::size_t byte, const std::string& token, const json::exception&) override {
+    stopped_at_ = byte;
     return refuse(
         fmt::format("not valid JSON at byte {}{}{}", byte, token.empty() ? "" : ", near ", token));
   }
 
   [[nodiscard]] const std::string& problem() const { return problem_; }
+  // The byte at which text is not valid JSON; 0 for other problems.
+  [[nodiscard]] std::size_t stopped_at() const { return stopped_at_; }
   json take() { return std::move(root_); }
 
  private:
@@ -79,7 +85,16 @@ class StrictBuilder final : public json::json_sax_t {
   std::vector<json*> open_;  // the containers around the next value; parents do not move meanwhile
   std::string key_;
   std::string problem_;
+  std::size_t stopped_at_ = 0;
 };
+
+// The number of an escape \uXXXX at the beginning; 0 for other text.
+unsigned escaped_unit(std::string_view text) {
+  if (text.size() < 6 || !text.starts_with("\\u")) return 0;
+  unsigned unit = 0;
+  const auto read = std::from_chars(text.data() + 2, text.data() + 6, unit, 16);
+  return read.ptr == text.data() + 6 ? unit : 0;
+}
 
 }  // namespace
 
@@ -91,14 +106,36 @@ std::string json_text_problem(std::string_view text) {
   return {};
 }
 
+std::string lone_surrogate_problem(std::string_view text, std::size_t stopped_at) {
+  text = text.substr(0, std::min(text.size(), stopped_at));
+  for (std::size_t at = text.find('\\'); at < text.size(); at = text.find('\\', at)) {
+    const unsigned unit = escaped_unit(text.substr(at));
+    const bool high = unit >= 0xd800 && unit < 0xdc00;
+    const bool low = unit >= 0xdc00 && unit < 0xe000;
+    const unsigned next = high ? escaped_unit(text.substr(at + 6)) : 0;
+    const bool pair = next >= 0xdc00 && next < 0xe000;
+    if (low || (high && !pair)) {
+      return fmt::format(
+          "the escape {} at byte {} is half of a pair of surrogates, not a character; write "
+          "the whole one, or \\ufffd",
+          text.substr(at, 6), at + 1);
+    }
+    at += pair ? 12 : 2;
+  }
+  return {};
+}
+
 json parse_json(std::string_view text, const std::string& source) {
   const std::string text_problem = json_text_problem(text);
   TESSERA_CHECK(text_problem.empty(), ErrorCode::checkpoint, "'{}' {}; it is damaged", source,
                 text_problem);
   StrictBuilder builder;
   const bool parsed = json::sax_parse(text, &builder);
-  TESSERA_CHECK(parsed, ErrorCode::checkpoint, "'{}': {}; the file is damaged", source,
-                builder.problem());
+  if (!parsed) {
+    const std::string half = lone_surrogate_problem(text, builder.stopped_at());
+    TESSERA_CHECK(half.empty(), ErrorCode::checkpoint, "'{}': {}", source, half);
+    fail(ErrorCode::checkpoint, "'{}': {}; the file is damaged", source, builder.problem());
+  }
   return builder.take();
 }
 

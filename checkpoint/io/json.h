@@ -28,6 +28,11 @@ std::string text_member(const nlohmann::json& object, const char* key);
 // none.
 std::string json_text_problem(std::string_view text);
 
+// The problem with text that the parser does not read beyond byte `stopped_at`, if it is half of a
+// surrogate pair in a \uXXXX; empty: another one. Python's json keeps such halves, and no tokenizer
+// can read the text.
+std::string lone_surrogate_problem(std::string_view text, std::size_t stopped_at);
+
 // A number without a fraction that a T can hold; anything else is an Error(checkpoint). nlohmann's
 // own get() cuts fractions off and wraps around.
 template <class T>

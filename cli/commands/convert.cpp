@@ -43,6 +43,8 @@ struct ConvertCommand {
   bool weights_only = false, merge = false, verify = false, force = false;
 
   [[nodiscard]] int run() const {
+    TESSERA_CHECK(target != "-", ErrorCode::usage,
+                  "-: no checkpoint is written to standard output; ./- is a path of this name");
     ConvertOptions options = convert_options();
     const JsonReport output(json, "tessera-convert", outputs_apart_from());
     options.stop = was_interrupted;

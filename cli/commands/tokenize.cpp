@@ -138,6 +138,7 @@ struct TokenizeCommand {
   [[nodiscard]] tasks::TokenOutput token_output() const {
     if (shard.empty()) return {out};
     const TokenShard place = parse_token_shard(shard);
+    require_file_name("--out " + out, out);
     std::error_code problem;
     fs::create_directories(out, problem);
     TESSERA_CHECK(!problem, full_disk_or(problem.value(), ErrorCode::configuration),

@@ -12,12 +12,12 @@
 #include "base/error.h"
 #include "engine/device/memory_kind.h"
 #include "engine/nn/name_pattern.h"
+#include "engine/nn/output_head.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::string_view all_linear = "all-linear";
-constexpr std::string_view output_head = "lm_head";
 
 struct NamedLinear {
   std::string name;
@@ -50,7 +50,7 @@ std::string names_to_choose_from(const std::vector<NamedLinear>& layers) {
 
 std::function<bool(const std::string&)> meant_by_pattern(const std::string& pattern) {
   if (pattern == all_linear) {
-    return [](const std::string& layer) { return !is_name_or_its_end(layer, output_head); };
+    return [](const std::string& layer) { return !nn::is_output_head(layer); };
   }
   return [expression = NamePattern(pattern, "LoRA:")](const std::string& layer) {
     return expression.matches(layer);

@@ -20,7 +20,8 @@ struct LoraOptions {
   // Selects a layer by its name ("layers.0.q_proj") or by the end of its name after a dot
   // ("q_proj").
   std::vector<std::string> target_modules = {};
-  // Alternative: a regular expression for the whole name, or "all-linear": all except lm_head.
+  // Alternative: a regular expression for the whole name, or "all-linear": all but the head
+  // (engine/nn/output_head.h).
   std::string target_pattern = {};
 
   [[nodiscard]] double scaling() const;

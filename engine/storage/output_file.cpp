@@ -136,6 +136,14 @@ void write_stream(const std::string& what, const fs::path& path, std::string_vie
 
 }  // namespace
 
+void require_file_name(const std::string& what, const fs::path& path) {
+  TESSERA_CHECK(
+      path != "-", ErrorCode::usage,
+      "{}: this option takes the name of a file: /dev/stdout for standard output, ./- for "
+      "a file called -",
+      what);
+}
+
 fs::path written_path(const fs::path& path) {
   fs::path target = path;
   for (int link = 0; !is_stream_name(path); ++link) {

@@ -9,6 +9,9 @@ namespace tessera {
 
 // Messages name the file as `what`: the option or key and the path, as in "--json plan.json".
 
+// Throws Error(usage) for "-", which other programs take for standard output. A command prints its
+// text there.
+void require_file_name(const std::string& what, const std::filesystem::path& path);
 // Throws Error(configuration) if write_output() could not write. Changes nothing.
 void check_output(const std::string& what, const std::filesystem::path& path);
 // Replaces an existing file by a rename; if the path is a link, its target. An existing file keeps

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "checkpoint/load/int8.h"
 #include "engine/nn/layers.h"
+#include "engine/nn/output_head.h"
 #include "engine/ops/int8_linear.h"
 
 namespace tessera::models {
@@ -21,7 +22,7 @@ std::size_t keep_int8_layers(Model& model, const std::string& folder, Device dev
   std::size_t kept = 0;
   for (const auto& [name, module] : model.named_modules()) {
     auto* const layer = dynamic_cast<nn::LinearImpl*>(module);
-    if (layer == nullptr || name.ends_with("lm_head")) continue;
+    if (layer == nullptr || nn::is_output_head(name)) continue;
     const std::vector<std::string> aliases = names.aliases(name + ".weight");
     const Tensor weight = layer->stored_weight();
     const auto sizes = weight.shape().sizes();

@@ -3,12 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "base/text/nearest.h"
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
 #include "tasks/losses/counted_rows.h"
+#include "tasks/losses/finite_values.h"
 
 namespace tessera::tasks {
 namespace {
@@ -179,9 +182,24 @@ Tensor TeacherStates::add_to(const Tensor& loss, const Tensor& targets) {
     const Tensor taught = reshape(teacher_->outputs[i], student_->outputs[i].shape());
     const Tensor part = teacher_state_loss(student_->outputs[i], taught, targets, pairs_[i].loss);
     total = total + part * pairs_[i].weight;
-    student_->outputs[i] = teacher_->outputs[i] = Tensor();
+    student_->outputs[i] = Tensor();
   }
   return total;
+}
+
+std::string TeacherStates::fault_of_teacher(double value, const std::string& name,
+                                            const Tensor& result) {
+  std::vector<std::pair<std::string, Tensor>> taught{{name, result}};
+  for (std::size_t i = 0; i < pairs_.size(); ++i) {
+    taught.emplace_back(fmt::format("the outputs of the teacher's {}", teacher_->names[i]),
+                        std::exchange(teacher_->outputs[i], {}));
+  }
+  if (std::isfinite(value)) return {};
+  for (const auto& [what, tensor] : taught) {
+    if (!tensor.defined() || all_finite(tensor)) continue;
+    return fmt::format("{} are not (look at its weights, or compute in a wider dtype)", what);
+  }
+  return {};
 }
 
 }  // namespace tessera::tasks

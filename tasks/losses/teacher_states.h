@@ -61,9 +61,13 @@ class TeacherStates {
   // them.
   void rest();
   // loss + the sum of weight * teacher_state_loss() of all pairs, in their order; then drops the
-  // outputs. Without pairs `loss` itself. `targets`: as above. Throws Error(configuration) if a
-  // module was not called, or if two outputs have different shapes.
+  // trained model's outputs. Without pairs `loss` itself. `targets`: as above. Throws
+  // Error(configuration) if a module was not called, or if two outputs have different shapes.
   [[nodiscard]] Tensor add_to(const Tensor& loss, const Tensor& targets);
+  // Task::after_loss() of a task with a teacher. Drops the teacher's outputs. `result`: that of its
+  // forward, called `name` in messages, or undefined if nothing was learned from it.
+  [[nodiscard]] std::string fault_of_teacher(double value, const std::string& name,
+                                             const Tensor& result);
 
  private:
   struct Watched {

@@ -149,7 +149,9 @@ def test_the_perplexity_is_that_of_the_reference_quantiser(tessera, trained, lla
     if type_name in TYPES:
         assert ours == pytest.approx(theirs, rel=1e-6)
     # Eight other seeds: 0.94 to 1.23 times the reference's with q4_k, 0.55 to 0.96 times with q6_k; q4_0 is at twice
-    # the divergence of q4_k on average. Our squared error is not above the reference's: see test_gguf.py.
+    # the divergence of q4_k on average. Our squared error is not above the reference's: see test_gguf.py. A search that
+    # weighs errors by the root mean square of a group plus the element's magnitude, as the reference does, had 1.01
+    # (q4_k) and 1.07 times (q6_k) the divergence of the unweighed one over seven seeds, so errors count equally.
     assert 0 < our_divergence <= 1.35 * their_divergence
     # The loss may differ by chance between two quantisers of equal error, in both directions.
     assert abs(ours - exact) <= 1.1 * abs(theirs - exact) + 0.01

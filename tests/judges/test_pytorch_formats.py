@@ -216,6 +216,33 @@ def test_files_from_before_pytorch_1_6(tessera, tmp_path, protocol):
     assert found["hidden.again"].data_ptr() == found["hidden.weight"].data_ptr()
 
 
+def test_moments_without_names_are_kept_or_refused(tessera, tmp_path):
+    """optimizer.state_dict() beside the model's weights: its parameters have numbers. Integers are no parameters, and the
+    running means of a norm could be some."""
+    class WithMeans(Net):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+    for model, certain in ((Net(), True), (WithMeans(), False)):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "both.pt")
+        if certain:
+            tessera.run("convert", tmp_path / "both.pt", tmp_path / "out.pt", "--to", "torch")
+            state = torch.load(tmp_path / "out.pt", weights_only=True)["optimizer"]["state"]
+            moments = optimizer.state_dict()["state"]
+            for number, (name, _) in enumerate(model.named_parameters()):
+                assert torch.equal(state[name]["exp_avg"], moments[number]["exp_avg"]), name
+            continue
+        with pytest.raises(AssertionError, match="would be lost.*--weights-only"):
+            tessera.run("convert", tmp_path / "both.pt", tmp_path / "lost", "--to", "full")
+        assert not (tmp_path / "lost").exists()
+        tessera.run("convert", tmp_path / "both.pt", tmp_path / "alone", "--to", "full", "--weights-only")
+
+
 @pytest.mark.parametrize("files", ["one", "two"])
 def test_safetensors_of_ranks_are_joined(tessera, tmp_path, files):
     from safetensors.torch import load_file

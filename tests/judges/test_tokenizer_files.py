@@ -96,6 +96,25 @@ def test_a_pattern_of_the_configuration(tessera, ranks, known_lines):
     assert_equal_ids(ids(tessera, "own", some), theirs.encode_batch(some, allowed_special="all"), some)
 
 
+def test_an_empty_token(tessera, ranks, known_lines, monkeypatch):
+    """openai-whisper's multilingual.tiktoken has the line `= 50256`."""
+    load = pytest.importorskip("tiktoken.load")
+    tiktoken = pytest.importorskip("tiktoken")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    pattern, empty = FIXTURES.QWEN2, len(ranks)
+    path = tessera.folder / "own/multilingual.tiktoken"
+    write_ranks(path, ranks)
+    path.write_bytes(path.read_bytes() + b"= %d\n" % empty)
+    theirs = tiktoken.Encoding(name="own", pat_str=pattern, mergeable_ranks=load.load_tiktoken_bpe(str(path)),
+                               special_tokens={"<|end|>": empty + 1})
+    (tessera.folder / "own/tokenizer_config.json").write_text(json.dumps({
+        "pattern": pattern, "added_tokens_decoder": {str(empty + 1): {"content": "<|end|>", "special": True}}}),
+        encoding="utf-8")
+    some = known_lines[:2000] + ["", "=", "a<|end|>"]
+    assert theirs.decode_single_token_bytes(empty) == b""
+    assert_equal_ids(ids(tessera, "own", some), theirs.encode_batch(some, allowed_special="all"), some)
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_tekken(tessera, ranks, known_lines, listed):
     tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")

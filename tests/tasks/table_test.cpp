@@ -123,6 +123,9 @@ TEST(Table, ErrorsHaveFileAndLine) {
             "a.jsonl:2: no a");
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n[1]\n", {.columns = {"a"}}),
             "a.jsonl:2: not a JSON object");
+  EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n{\"a\": \"\\ud800\"}\n", {.columns = {"a"}}),
+            "a.jsonl:2: the escape \\ud800 at byte 8 is half of a pair of surrogates, not a "
+            "character; write the whole one, or \\ufffd");
   EXPECT_EQ(file.refusal("a.tsv", "", two), "data file a.tsv has no row");
   EXPECT_EQ(file.refusal("a.tsv", "a\t0\n", {.columns = {"0"}}),
             "data file a.tsv: columns are counted from 1, not 0");

@@ -98,6 +98,30 @@ TEST(VocabularyFiles, TiktokenHasTheIdsOfItsTokenizerJson) {
   }
 }
 
+// openai-whisper's files have it.
+TEST(VocabularyFiles, AnEmptyTokenOfTiktokenHasAnId) {
+  const Ranked ranked = ranked_fixture("llama3.json");
+  const ScratchFolder folder;
+  const auto loaded = [&](const std::string& more) {
+    folder.write("own.tiktoken", lines_of(ranked) + more);
+    folder.write(
+        "tokenizer_config.json",
+        json{{"pattern", ranked.pattern}, {"added_tokens_decoder", ranked.special}}.dump());
+    return load_tokenizer(folder.path());
+  };
+  const auto without = loaded("");
+  const auto id = static_cast<std::int32_t>(without->vocabulary_size());
+  const auto with = loaded(fmt::format("= {}\n", id));
+  EXPECT_EQ(with->vocabulary_size(), id + 1);
+  const std::int32_t alone[] = {id};
+  EXPECT_EQ(with->decode(alone), "");
+  for (const std::string& line : plain_lines())
+    EXPECT_EQ(with->encode(line), without->encode(line));
+  EXPECT_TRUE(says(
+      refusal_of([&] { (void)loaded(fmt::format("= {}\n== {}\n", id, id + 1)); }, ErrorCode::data),
+      "the token '' occurs twice"));
+}
+
 TEST(VocabularyFiles, AFileNamedModelMayBeTiktokens) {
   const Ranked ranked = ranked_fixture("llama3.json");
   const ScratchFolder folder;

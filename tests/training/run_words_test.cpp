@@ -164,6 +164,44 @@ TEST(RecipeDifferences, AreInKeysThatDecideTheTensorsAndTheModel) {
             Keys{"model.lora.target_modules [\"c_attn\"] none"});
 }
 
+// The keys of train.prune that may differ, and those that may not, after so many steps.
+std::pair<Keys, Keys> pruning_differences(const std::string& saved, const std::string& own,
+                                          std::int64_t steps) {
+  const std::string train = "train: {steps: 50, prune: {method: ";
+  const Recipe before = recipe_of(train + saved + "}}"), now = recipe_of(train + own + "}}");
+  const nlohmann::json config = now.model.config;
+  const SavedRecipe step{to_json(before), config, "step", false, steps};
+  const auto texts = [](const std::vector<RecipeDifference>& differences) {
+    Keys keys;
+    for (const RecipeDifference& one : differences)
+      keys.push_back(one.key + " " + one.saved + " " + one.own);
+    return keys;
+  };
+  const auto decisive = decisive_differences(step, now, config);
+  return {decisive.empty() ? texts(pruning_changes(step, now)) : Keys(), texts(decisive)};
+}
+
+TEST(RecipeDifferences, InPruningDecideFromItsBeginOn) {
+  const std::string saved = "global, begin: 10, end: 20";
+  const auto expect = [&](const std::string& own, std::int64_t steps, const Keys& accepted,
+                          const Keys& refused) {
+    const auto found = pruning_differences(saved, own, steps);
+    EXPECT_EQ(found.first, accepted) << own << steps;
+    EXPECT_EQ(found.second, refused) << own << steps;
+  };
+  expect("global, begin: 10, end: 20, sparsity: 0.5, every: 100", 15, {}, {});
+  expect("global, begin: 10, end: 30, every: 5", 15,
+         {"train.prune.end 20 30", "train.prune.every 100 5"}, {});
+  expect("global, begin: 10, end: 20, sparsity: 0.4", 15, {}, {"train.prune.sparsity 0.5 0.4"});
+  expect("wanda, begin: 10, end: 20", 15, {}, {"train.prune.method global wanda"});
+  expect("wanda, begin: 12, end: 20, sparsity: 0.4", 9,
+         {"train.prune.begin 10 12", "train.prune.method global wanda",
+          "train.prune.sparsity 0.5 0.4"},
+         {});
+  EXPECT_THROW(pruning_differences(saved, "global, begin: 10, end: 15", 15), Error);
+  EXPECT_THROW(pruning_differences(saved, "global, begin: 10, end: 20, sparsity: 0.6", 20), Error);
+}
+
 TEST(RecipeDifferences, AreNotInKeysThatMayChange) {
   EXPECT_EQ(keys_that_differ("model: {dropout: 0.1, initializer_range: 0.1}\n"
                              "train: {lr: 1.0e-4, steps: 5, weight_decay: 0}\n"

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <optional>
 
 #include "base/error.h"
 #include "tokenizers/files/files.h"
@@ -69,6 +70,15 @@ constexpr std::array<KnownVocabulary, 5> known_vocabularies{{
     {"qwen", qwen_pattern, special_of_qwen},
 }};
 
+// As Python's decoder reads it. Padding alone is an empty token, which no text contains: the files
+// of openai-whisper have one, "= 50256".
+std::optional<std::string> token_in(std::string_view base64) {
+  const bool is_padding = !base64.empty() && base64.find_first_not_of('=') == base64.npos;
+  if (is_padding) return std::string();
+  auto token = from_base64(base64);
+  return token && !token->empty() ? token : std::nullopt;
+}
+
 std::map<std::string, std::int32_t> read_ranks(const std::string& contents,
                                                const std::string& source) {
   std::map<std::string, std::int32_t> ranks;
@@ -81,13 +91,13 @@ std::map<std::string, std::int32_t> read_ranks(const std::string& contents,
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty()) continue;
     const std::size_t blank = std::min(line.find(' '), line.size());
-    const auto token = from_base64(line.substr(0, blank));
+    const auto token = token_in(line.substr(0, blank));
     const std::string_view digits = line.substr(std::min(blank + 1, line.size()));
     std::int32_t rank = -1;
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
     TESSERA_CHECK(
-        token && !token->empty() && parsed.ec == std::errc() &&
-            parsed.ptr == digits.data() + digits.size() && rank >= 0 && rank < largest_vocabulary,
+        token && parsed.ec == std::errc() && parsed.ptr == digits.data() + digits.size() &&
+            rank >= 0 && rank < largest_vocabulary,
         ErrorCode::data, "{}: line {} ('{}') is not a token in base64, a blank and a rank", source,
         number, shown(line));
     TESSERA_CHECK(ranks.emplace(*token, rank).second, ErrorCode::data,

@@ -159,8 +159,11 @@ class Namer {
       }
     }
     if (!names.empty() || groups_.size() > 1) return names;
-    for (const StateTensor* tensor : parameters_)
+    for (const StateTensor* tensor : parameters_) {
+      // Integers are buffers, as num_batches_tracked: no optimizer steps them.
+      if (tensor->stored->dtype && !is_floating(*tensor->stored->dtype)) continue;
       names.push_back(parameter_name(tensor->path.back()));
+    }
     return names;
   }
 
@@ -199,9 +202,10 @@ class Namer {
         states.begin(), states.end(), [](const auto& state) { return is_digits(state.parameter); });
     if (numbered && all_numbered && !name_by_number(states)) {
       note(
-          "left out: the optimizer's state, whose parameters have numbers for names, and the model "
+          "not read: the optimizer's state, whose parameters have numbers for names, and the model "
           "beside it does not tell which is which; save it with get_optimizer_state_dict or "
           "FSDP.optim_state_dict to keep it");
+      out_.contents.unread_state = "the optimizer's state in " + source_;
       return;
     }
     StepCounts steps;

@@ -35,6 +35,7 @@ std::optional<std::string> ask_terminal(const std::string& question) {
 
 void write_config(const std::string& path, const std::string& text, bool replaces) {
   (void)training::parse_accelerate_config(text, path);  // the text must be readable
+  require_file_name("--config-file " + path, path);
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replaces ? O_TRUNC : O_EXCL);
   const comm::FileDescriptor file(replaces ? open_output(path, flags)
                                            : ::open(path.c_str(), flags, 0666));

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "checkpoint/io/removal.h"
+#include "engine/storage/output_file.h"
 
 namespace tessera::cli {
 namespace {
@@ -52,6 +53,7 @@ std::string safetensors_header(std::int64_t rows, std::int64_t dimension) {
 }  // namespace
 
 void EmbeddingFile::check_name(const std::filesystem::path& path) {
+  require_file_name("--out " + path.string(), path);
   TESSERA_CHECK(is_npy(path) || path.extension() == ".safetensors", ErrorCode::usage,
                 "--out {}: the name must end in .npy or .safetensors", path.string());
 }

@@ -18,9 +18,10 @@ using nlohmann::json;
 
 class Items {
  public:
-  Items& tensor(StatePath path, std::vector<std::int64_t> shape = {2, 3}) {
+  Items& tensor(StatePath path, std::vector<std::int64_t> shape = {2, 3},
+                DType dtype = DType::float32) {
     items_.tensors.push_back(
-        {std::move(path), &stored_dtype(DType::float32), std::move(shape), next_++, ""});
+        {std::move(path), &stored_dtype(dtype), std::move(shape), next_++, ""});
     return *this;
   }
   Items& same_memory(StatePath path, const std::string& memory) {
@@ -248,6 +249,9 @@ TEST(StateNames, NumbersBecomeNamesOnlyWhereItIsCertain) {
                          .value({"optimizer", "param_groups"}, swapped)
                          .name()),
             (Names{"model/a", "model/b", "optimizer/b.exp_avg", "optimizer/a.exp_avg"}));
+  EXPECT_EQ(
+      names_of(numbered().tensor({"model", "seen"}, {1}, DType::int64).name()),
+      (Names{"model/a", "model/b", "model/seen", "optimizer/a.exp_avg", "optimizer/b.exp_avg"}));
   // Two groups without names; a buffer among the tensors; other shapes.
   const json two = {{{"params", {0}}}, {{"params", {1}}}};
   for (const NamedState& state :
@@ -256,7 +260,10 @@ TEST(StateNames, NumbersBecomeNamesOnlyWhereItIsCertain) {
         numbered().tensor({"optimizer", "state", "1", "exp_avg_sq"}, {5}).name()}) {
     EXPECT_EQ(state.contents.tensors.back().part, Part::model);
     EXPECT_TRUE(has(all_notes(state), "numbers for names"));
+    // As in a file beside the weights: no conversion loses it without a word.
+    EXPECT_TRUE(has(state.contents.unread_state, "the optimizer's state in "));
   }
+  EXPECT_EQ(numbered().name().contents.unread_state, "");
 }
 
 }  // namespace

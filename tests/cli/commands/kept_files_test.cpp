@@ -105,6 +105,46 @@ TEST_F(KeptFiles, AFileOfAnotherKindIsNotReplaced) {
   EXPECT_FALSE(fs::exists(path("converted")));
 }
 
+// It would be a file of that name, where other programs write to standard output.
+TEST_F(KeptFiles, ADashIsNoFile) {
+  const std::string message =
+      " -: this option takes the name of a file: /dev/stdout for standard "
+      "output, ./- for a file called -";
+  const std::vector<Command> commands = {
+      plan("--json"),
+      plan("--html"),
+      {"plan", "--calibrate"},
+      tokenize(false),
+      tokenize(true),
+      {"tokenize", path("short.txt"), "--tokenizer", "bytes", "--shard", "1/2", "--out"},
+      {"inspect", path("out"), "--json"},
+      {"verify", path("out"), "--json"},
+      {"diff", path("model"), path("model"), "--json"},
+      {"convert", path("out"), path("converted"), "--to", "hf", "--json"},
+      {"bench", path("recipe.yaml"), "--json"},
+      {"bench", path("recipe.yaml"), "--html"},
+      {"config", "default", "--config-file"},
+      generate(),
+      evaluate(),
+      encode()};
+  for (const Command& command : commands) {
+    const Ended ended = with_output(command, "-");
+    EXPECT_EQ(ended.code, 2) << command.front() << ended.err;
+    EXPECT_NE(ended.err.find(command.back() + message), std::string::npos)
+        << command.front() << ended.err;
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+    EXPECT_EQ(ended.out, "");
+  }
+  const Ended converted = run_program({"convert", path("out"), "-", "--to", "hf"});
+  EXPECT_EQ(converted.code, 2) << converted.err;
+  EXPECT_NE(converted.err.find("no checkpoint is written to standard output"), std::string::npos);
+  EXPECT_FALSE(fs::exists("-"));
+  EXPECT_FALSE(fs::exists(path("converted")));
+  const Ended streamed = run_program({"inspect", path("out"), "--json", "/dev/stdout"});
+  EXPECT_EQ(streamed.code, 0) << streamed.err;
+  EXPECT_NE(streamed.out.find("\"report\""), std::string::npos) << streamed.out;
+}
+
 TEST_F(KeptFiles, ARunReplacesNeitherItsRecipeNorItsData) {
   for (const std::string file : {"recipe.yaml", "text.txt"}) {
     for (const char* key : {"log.memory", "log.summary", "log.trace", "log.jsonl", "log.csv"}) {

@@ -81,7 +81,6 @@ TEST(JsonLines, BadLinesAreNamed) {
   folder.expect_refusal(good + "{\"text\": \"cut o", "line 2': not valid JSON at byte 16");
   folder.expect_refusal(good + good + "{\"text\": \"\xc3\"}\n" + good, "line 3': not valid JSON");
   folder.expect_refusal(good + std::string("{\"text\": \"\0\"}\n", 14), "line 2'");
-  folder.expect_refusal(good + "{\"text\": \"\\ud800\"}\n", "line 2': not valid JSON");
   folder.expect_refusal("\n" + good, "line 1: an empty line");
   folder.expect_refusal("{\"a\": 1, \"txt\": \"\"}", "line 1: no column text; the line has a, txt");
   folder.expect_refusal("{}", "line 1: no column text; the line has none");
@@ -91,6 +90,26 @@ TEST(JsonLines, BadLinesAreNamed) {
   folder.expect_refusal("\"text\"\n", "line 1: string, and not a JSON object");
   folder.expect_refusal(std::string(1000, '['), "line 1'");
   folder.expect_refusal("", "gives no tokens");
+}
+
+// Python's json keeps them; the file is not damaged.
+TEST(JsonLines, HalvesOfSurrogatePairsAreNamed) {
+  const LinesFolder folder;
+  const std::string problem =
+      " is half of a pair of surrogates, not a character; write the "
+      "whole one, or \\ufffd";
+  const auto line = [](const std::string& text) { return "{\"text\": \"" + text + "\"}\n"; };
+  const std::string good = line(R"(\ud83d\ude00 \\ud800 \ufffd)");
+  EXPECT_EQ(folder.texts_of(good), "\U0001f600 \\ud800 \ufffd\n");
+  for (const char* escape : {R"(\ud800)", R"(\uDFFF)", R"(\udc00)"}) {
+    for (const char* rest : {"", "a", R"(\u0041)", R"(\n)", R"(\ud83d\ude00)"}) {
+      folder.expect_refusal(good + line(std::string(R"(\\ )") + escape + rest),
+                            std::string("line 2': the escape ") + escape + " at byte 14" + problem);
+    }
+  }
+  // The first problem counts.
+  folder.expect_refusal(line("\xff \\ud800"), "line 1': not valid JSON");
+  folder.expect_refusal("{text: \"\\ud800\"}", "line 1': not valid JSON");
 }
 
 TEST(JsonLines, ALineHasABound) {

@@ -99,12 +99,24 @@ TEST(ChatStatements, MistakesNameTheirLine) {
   EXPECT_NE(render_error("{{ f(*x) }}").find("arguments with '*' are not supported"),
             std::string::npos);
   EXPECT_NE(render_error("{% do x %}").find("do is not supported"), std::string::npos);
-  EXPECT_NE(render_error("\n{{ raise_exception('No system\nrole') }}")
-                .find("line 2: the template refuses the conversation: No system\\nrole"),
-            std::string::npos);
   EXPECT_NE(render_error("{{ 'a").find("a text has no end"), std::string::npos);
   EXPECT_NE(render_error("\xff").find("not UTF-8"), std::string::npos);
   EXPECT_NE(render_error("{% set n = namespace(_x=1) %}").find("underscore"), std::string::npos);
+}
+
+TEST(ChatStatements, ARefusalIsPrintedAsItsAuthorWroteIt) {
+  const auto refusal = [](const std::string& text) {
+    return render_error("\n{{ raise_exception('" + text + "') }}");
+  };
+  const std::string start = "template, line 2: the template refuses the conversation: ";
+  const std::string alternate =
+      "Les rôles doivent alterner : 用户/助手/用户/助手, and so on and so on…";
+  EXPECT_EQ(refusal(alternate), start + alternate);
+  EXPECT_EQ(refusal("No\nsystem\x1b[2J"), start + "No\\x0asystem\\x1b[2J");
+  std::string most, more;
+  for (int i = 0; i < 333; ++i) most += "中";
+  for (int i = 0; i < 400; ++i) more += "中";
+  EXPECT_EQ(refusal(more), start + most + "...");
 }
 
 // Each of them would take minutes or gigabytes, or the stack.

@@ -1,5 +1,6 @@
 // Runs that learn from a teacher: the same bits under every strategy, resumed ones, the plan of
 // their memory, and folders that cannot teach.
+#include "tests/training/compression/saved_weights.h"
 #include "tests/training/strategies_testing.h"
 
 #include "engine/tensor.h"
@@ -132,6 +133,34 @@ TEST(DistilledRun, RefusesFoldersThatCannotTeach) {
   refuse({{"train.teacher", teacher}, {"train.distill_temperature", "0"}}, 3, "above 0");
   fs::create_directory(folder.path("empty"));
   refuse({{"train.teacher", folder.path("empty")}}, 5, "no config.json there");
+}
+
+// The learning rate is not to blame. In fp16 the loss scale is not, either.
+TEST(DistilledRun, NamesATeacherWhoseLogitsAreNotFinite) {
+  const TrainingFolder folder;
+  const std::string teacher = folder.path("exported");
+  train(1, folder.small() + Settings{{"train.steps", "1"}, {"checkpoint.export", teacher}});
+  testing::spoil_weights(teacher + "/model.safetensors", "ln_f.weight");
+  const Settings common = folder.small() + Settings{{"train.teacher", teacher}};
+  const std::string cause =
+      ", because the teacher's logits are not (look at its weights, or "
+      "compute in a wider dtype)";
+  for (const char* precision : {"no", "fp16"}) {
+    const Ended ended = run_program(
+        launched(2, train_arguments(common + Settings{{"sharding.mixed_precision", precision}})));
+    EXPECT_EQ(ended.code, 8) << ended.err;
+    EXPECT_NE(ended.err.find("step 1: loss nan and gradient norm nan are not finite" + cause),
+              std::string::npos)
+        << precision << ended.err;
+    EXPECT_EQ(ended.err.find("train.lr"), std::string::npos) << ended.err;
+  }
+  const Ended skipping = train(1, common + Settings{{"train.on_spike", "skip"}});
+  EXPECT_NE(skipping.err.find("are not finite" + cause + ": the step is skipped"),
+            std::string::npos)
+      << skipping.err;
+  const Ended alone = run_program(train_arguments(
+      folder.small() + Settings{{"train.lr", "1e30"}, {"train.warmup_steps", "0"}}));
+  EXPECT_NE(alone.err.find("are not finite; lower train.lr"), std::string::npos) << alone.err;
 }
 
 // A pretrained folder's own configuration counts as the recipe's.

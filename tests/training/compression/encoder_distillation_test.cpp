@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "tests/training/compression/saved_weights.h"
 #include "tests/training/sentence_testing.h"
 #include "tests/training/strategies_testing.h"
 
@@ -154,6 +155,29 @@ TEST(DistilledEncoder, MemoryIsAsPlanned) {
     EXPECT_LE(taught.at("measured").at("total").get<double>(),
               1.02 * taught.at("planned").at("total").get<double>());
   }
+}
+
+TEST(DistilledEncoder, NamesATeacherWhoseEmbeddingsAreNotFinite) {
+  const TaughtFolder folder;
+  const std::string teacher = folder.path("exported");
+  train_sentences(1,
+                  folder.small() + Settings{{"train.steps", "1"}, {"checkpoint.export", teacher}});
+  testing::spoil_weights(teacher + "/model.safetensors", "layer.0.output.LayerNorm.weight");
+  const auto error_of = [&](const Settings& more) {
+    const Ended ended = run_program(testing::train_arguments(
+        folder.small() + more + Settings{{"train.teacher", teacher}}, testing::sentence_recipe()));
+    EXPECT_EQ(ended.code, 8) << ended.err;
+    return ended.err;
+  };
+  const std::string embeddings = error_of(folder.taught("mse"));
+  EXPECT_NE(embeddings.find(", because the teacher's embeddings are not ("), std::string::npos)
+      << embeddings;
+  // Nothing learns its embeddings.
+  const std::string states = error_of(
+      {{"train.teacher_states", "[{student: encoder.layer.0, teacher: encoder.layer.0}]"}});
+  EXPECT_NE(states.find(", because the outputs of the teacher's encoder.layer.0 are not ("),
+            std::string::npos)
+      << states;
 }
 
 TEST(DistilledEncoder, RefusesWhatCannotTeach) {

@@ -1,6 +1,7 @@
 // Pruned runs: as many zeros as asked for, the same ones under every strategy, kept over steps,
 // checkpoints and worlds.
 #include "tests/training/compression/saved_weights.h"
+#include "tests/training/sentence_testing.h"
 #include "tests/training/strategies_testing.h"
 
 #include <cmath>
@@ -202,7 +203,54 @@ TEST(PrunedRun, ARunThatWouldTrainPrunedWeightsDoesNotGoOn) {
          "train.prune.begin 1, and this run has train.prune.begin 4");
   refuse(method + Settings{{"train.prune.modules", ".*c_fc"}},
          "train.prune.modules none, and this run has train.prune.modules .*c_fc");
-  train(1, common + Settings{{"train.steps", "3"}, {"train.prune.begin", "1"}} + method);
+  refuse({{"train.prune.method", "per_layer"}},
+         "train.prune.method global, and this run has train.prune.method per_layer");
+  refuse(method + Settings{{"train.prune.sparsity", "0.4"}},
+         "train.prune.sparsity 0.5, and this run has train.prune.sparsity 0.4");
+  refuse(method + Settings{{"train.prune.sparsity", "0.7"}},
+         "train.prune.end 1 is not after the 2 steps of " + folder.path("run/step-2") +
+             ": no more weights would be set to zero, and train.prune.sparsity 0.7 is not reached");
+  const Ended same =
+      train(1, common + Settings{{"train.steps", "3"}, {"train.prune.begin", "1"}} + method);
+  EXPECT_EQ(same.err.find("was trained with"), std::string::npos) << same.err;
+}
+
+TEST(PrunedRun, ARunThatPrunesMoreSaysSo) {
+  const TrainingFolder folder;
+  const std::string dir = folder.path("run");
+  const Settings common =
+      folder.small() +
+      Settings{{"checkpoint.dir", dir}, {"train.prune.method", "global"}, {"train.steps", "2"}};
+  train(1, common);
+  const Ended more = train(1, common + Settings{{"train.steps", "4"},
+                                                {"train.prune.sparsity", "0.75"},
+                                                {"train.prune.end", "4"},
+                                                {"checkpoint.every", "4"}});
+  EXPECT_NE(more.err.find(dir + "/step-2 was trained with train.prune.end 1, train.prune.sparsity "
+                                "0.5; this run goes on with train.prune.end 4, "
+                                "train.prune.sparsity 0.75"),
+            std::string::npos)
+      << more.err;
+  const auto [zeros, elements] = zeros_in(dir + "/step-4");
+  EXPECT_EQ(zeros, elements / 4 * 3);
+}
+
+// Without the message it would prune nothing.
+TEST(PrunedRun, BeginsInARunThatWasNotPrunedOnlyIfStepsAreLeft) {
+  const TrainingFolder folder;
+  const Settings common =
+      folder.small() + Settings{{"checkpoint.dir", folder.path("run")}, {"train.steps", "2"}};
+  train(1, common);
+  const Settings method = {{"train.steps", "4"}, {"train.prune.method", "global"}};
+  const Ended late = run_program(train_arguments(common + method));
+  EXPECT_EQ(late.code, 3) << late.err;
+  EXPECT_NE(late.err.find("train.prune.end 1 is not after the 2 steps of"), std::string::npos)
+      << late.err;
+  const Ended begins = train(1, common + method + Settings{{"train.prune.begin", "3"}});
+  EXPECT_NE(begins.err.find("was trained with train.prune.method none; this run goes on with "
+                            "train.prune.method global"),
+            std::string::npos)
+      << begins.err;
 }
 
 TEST(PrunedRun, MemoryIsThePlan) {
@@ -237,6 +285,27 @@ TEST(PrunedRun, FrozenLayersAreLeftAlone) {
     }
   }
   EXPECT_EQ(zeros, elements / 2);
+}
+
+// As the head of a language model.
+TEST(PrunedRun, TheHeadOfClassesIsNotPruned) {
+  const testing::SentenceFolder folder;
+  const std::string dir = folder.path("run");
+  testing::train_sentences(1, folder.small() + Settings{{"data.train", folder.classes()},
+                                                        {"train.prune.method", "per_layer"},
+                                                        {"checkpoint.dir", dir}});
+  std::size_t heads = 0, pruned = 0;
+  for (const auto& [name, weight] : weights_in(dir + "/step-4")) {
+    if (weight.shape.size() != 2) continue;
+    if (name.starts_with("classifier.")) {
+      EXPECT_EQ(zeros_of(weight), 0u) << name;
+      ++heads;
+    } else if (zeros_of(weight) == weight.values.size() / 2) {
+      ++pruned;
+    }
+  }
+  EXPECT_EQ(heads, 1u);
+  EXPECT_GE(pruned, 6u);
 }
 
 constexpr const char* with_experts =

@@ -1,7 +1,9 @@
 // Objects with attributes and calls: loops, namespaces, and the functions that every template has.
 #include <ctime>
 #include <optional>
+#include <string_view>
 
+#include "base/text/printable.h"
 #include "tokenizers/chat/jinja/builtins.h"
 #include "tokenizers/chat/jinja/loop.h"
 #include "tokenizers/text/json_fields.h"
@@ -148,10 +150,19 @@ Value make_joiner(Interpreter& interpreter, Arguments arguments) {
                   });
 }
 
+// What the author of the template has to say, in any script. Only its end may be lost.
+std::string reason_of_template(std::string_view text) {
+  constexpr std::size_t longest = 1000;
+  if (text.size() <= longest) return printable(text);
+  std::size_t end = longest;
+  while ((static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // within a character
+  return printable(text.substr(0, end)) + "...";
+}
+
 Value raise_exception(Interpreter& interpreter, Arguments arguments) {
   const Parameters given(interpreter, std::move(arguments), {"message"});
   interpreter.refuse("the template refuses the conversation: {}",
-                     shown(interpreter.text_of(given.required(0))));
+                     reason_of_template(interpreter.text_of(given.required(0))));
 }
 
 Value format_time(Interpreter& interpreter, Arguments arguments, std::int64_t now) {
