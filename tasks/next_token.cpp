@@ -266,11 +266,10 @@ std::unique_ptr<models::LanguageModel> make_trained_model(const LanguageModelOpt
     model = models::make_language_model(options.model, options.model_source);
     if (options.adapt) options.adapt(*model);
   }
-  TESSERA_CHECK(model->vocabulary() >= options.tokenizer->vocabulary_size(),
-                ErrorCode::configuration,
-                "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
-                options.source, model->vocabulary(), options.tokenizer->vocabulary_size(),
-                options.tokenizer->name());
+  TESSERA_CHECK(
+      model->vocabulary() >= options.tokenizer->vocabulary_size(), ErrorCode::configuration,
+      "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}", options.source,
+      model->vocabulary(), options.tokenizer->vocabulary_size(), options.tokenizer->name());
   TESSERA_CHECK(options.seq_len <= model->positions(), ErrorCode::configuration,
                 "{}: model.seq_len {} is more than the {} positions of the model",
                 options.seq_len_place, options.seq_len, model->positions());

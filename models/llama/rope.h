@@ -14,7 +14,7 @@ namespace tessera::models {
 struct RopeTables {
   Tensor cosine;
   Tensor sine;
-  // Of rows of several texts: AttentionOptions::document_starts. The tables then have a row for
+  // For rows of several texts: AttentionOptions::document_starts. The tables then have a row for
   // each token of the batch, in its order.
   Tensor document_starts = {};
 };

@@ -20,8 +20,8 @@ namespace tessera::tasks {
 // one that counts, and the number of rows. Safe to use from several threads.
 class ConversationCorpus {
  public:
-  // Error(data) with file and row: a row that is no conversation, that the chat template refuses,
-  // or whose answers are not found; no row at all. `loss_on: all` needs no answers.
+  // Error(data) with file and row: a row that is not a conversation, that the chat template
+  // refuses, or whose answers are not found; no row at all. `loss_on: all` needs no answers.
   ConversationCorpus(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on);
 
   [[nodiscard]] std::int64_t rows() const { return static_cast<std::int64_t>(firsts_.size()); }

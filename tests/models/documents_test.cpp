@@ -119,7 +119,10 @@ TEST(Documents, OfGpt2AreTextsByThemselves) {
                               {"n_positions", 16},
                               {"n_embd", 16},
                               {"n_layer", 2},
-                              {"n_head", 4}});
+                              {"n_head", 4},
+                              {"resid_pdrop", 0.0},
+                              {"embd_pdrop", 0.0},
+                              {"attn_pdrop", 0.0}});
 }
 
 TEST(Documents, OfLlamaAndItsFamiliesAreTextsByThemselves) {
@@ -137,10 +140,11 @@ TEST(Documents, OfLlamaAndItsFamiliesAreTextsByThemselves) {
 // What is computed again in backward sees the same documents.
 TEST(Documents, OfRecomputedLayersHaveTheSameGradients) {
   for (const bool of_llama : {false, true}) {
-    const json config = of_llama
-                            ? decoder("llama")
-                            : json{{"model_type", "gpt2"}, {"vocab_size", 11}, {"n_positions", 16},
-                                   {"n_embd", 16},         {"n_layer", 2},     {"n_head", 4}};
+    const json config =
+        of_llama ? decoder("llama")
+                 : json{{"model_type", "gpt2"}, {"vocab_size", 11},  {"n_positions", 16},
+                        {"n_embd", 16},         {"n_layer", 2},      {"n_head", 4},
+                        {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0}, {"attn_pdrop", 0.0}};
     const testing::OneThread one_thread;
     manual_seed(5);
     const auto model = models::make_language_model(config);

@@ -65,7 +65,8 @@ class PipelineTokenizer final : public Tokenizer {
   // before it.
   template <class Took>
   std::vector<std::int32_t> encode_parts(std::string_view text, const Took& took) const;
-  // A place in a part that is no added token, in bytes from its beginning; `ids` are the part's.
+  // A place in a part that is not an added token, in bytes from its beginning; `ids` are the
+  // part's.
   [[nodiscard]] CutTokens::Cut cut_of(std::string_view part, std::size_t place,
                                       std::span<const std::int32_t> ids) const;
   [[nodiscard]] std::string_view token_text(std::int32_t id) const;

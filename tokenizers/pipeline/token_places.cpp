@@ -34,13 +34,13 @@ std::vector<std::string> spellings(std::string_view token) {
   if (auto bytes = byte_alphabet().read(token)) found.push_back(std::move(*bytes));
   if (const auto byte = byte_of(token)) found.emplace_back(1, *byte);
   if (token.find(space_mark) != std::string_view::npos) {
-    std::string spaced(token);
-    for (std::size_t at = 0; (at = spaced.find(space_mark, at)) != std::string::npos; ++at) {
-      spaced.replace(at, space_mark.size(), " ");
+    std::string& spaced = found.emplace_back();
+    for (std::size_t at = 0; at < token.size();) {
+      const bool marked = token.substr(at).starts_with(space_mark);
+      spaced += marked ? ' ' : token[at];
+      at += marked ? space_mark.size() : 1;
     }
-    found.push_back(std::move(spaced));
   }
-  if (token.starts_with("##")) found.emplace_back(token.substr(2));
   return found;
 }
 

@@ -1,5 +1,5 @@
 // The conversations of files as tokens: those of JSON lines and Arrow are the same, they are
-// encoded once, and what is no conversation is refused with its row.
+// encoded once, and what is not a conversation is refused with its row.
 #include "tasks/columnar/conversation_corpus.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ class ConversationCorpusTest : public ::testing::Test {
 TEST_F(ConversationCorpusTest, RowsAreFoundByNumber) {
   const ConversationCorpus corpus(lines(R"({"messages": [{"role": "user", "content": "a"}]})"
                                         "\n"
-                                        R"({"messages": [{"role": "user", "content": "b"},
-                                            {"role": "assistant", "content": "cd"}]})"
+                                        R"({"messages": [{"role": "user", "content": "b"}, )"
+                                        R"({"role": "assistant", "content": "cd"}]})"
                                         "\n"
                                         R"({"prompt": "x", "completion": "y"})"
                                         "\n"),

@@ -38,8 +38,11 @@ std::vector<PromptLengths> pairs_of_lengths() {
 
 nlohmann::json small_model(bool of_llama) {
   if (!of_llama) {
-    return {{"model_type", "gpt2"}, {"vocab_size", 256}, {"n_positions", 32},       {"n_embd", 32},
-            {"n_layer", 2},         {"n_head", 4},       {"initializer_range", 0.1}};
+    return {{"model_type", "gpt2"}, {"vocab_size", 256},
+            {"n_positions", 32},    {"n_embd", 32},
+            {"n_layer", 2},         {"n_head", 4},
+            {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0},
+            {"attn_pdrop", 0.0},    {"initializer_range", 0.1}};
   }
   return {{"model_type", "llama"},    {"vocab_size", 256},
           {"hidden_size", 32},        {"intermediate_size", 48},

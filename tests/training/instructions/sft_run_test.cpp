@@ -100,7 +100,9 @@ TEST_F(SftRun, SaysWhatItDidWithTheDataAndNeedsThePlannedMemory) {
     EXPECT_GT(data.at("tokens_cut_off"), 0);
     EXPECT_EQ(data.contains("packed_rows"), packing);
     const json memory = json::parse(read_text(folder_.path("m.json")));
-    if (packing) EXPECT_EQ(memory.at("planned"), memory.at("measured"));
+    if (packing) {
+      EXPECT_EQ(memory.at("planned"), memory.at("measured"));
+    }
     std::filesystem::remove(folder_.path("m.json"));
     std::filesystem::remove(folder_.path("s.json"));
   }
