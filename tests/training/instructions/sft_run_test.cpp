@@ -166,7 +166,7 @@ TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
   expect_refused(good + Settings{{"data.tokenizer", "bytes"}}, 3, "chat template");
   expect_refused(good + Settings{{"train.task", "next_token"}}, 3, "data.packing is for");
   expect_refused(good + Settings{{"data.packing", "false"}, {"data.loss_on", "users"}}, 3,
-                 "answers or all");
+                 "must be one of answers | all");
   expect_refused(good + Settings{{"train.teacher", folder_.path("tokenizer")}}, 3,
                  "train.teacher is for");
   expect_refused(with_data(R"({"messages": []})"
