@@ -10,8 +10,9 @@ import pytest
 import torch
 from chat_conversations import conversations
 from conftest import PROGRAM
+from models import MAKERS
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 FOLDER = pathlib.Path(__file__).parent / "chat_templates"
 COUNT = 120
@@ -238,15 +239,13 @@ def curve_of_torch(model, steps, rate):
 
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_losses_and_gradient_norms_are_torchs(tessera, packing, ranks):
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_losses_and_gradient_norms_are_torchs(tessera, name, packing, ranks):
     tokenizer = tokenizer_of("gpt2_like", MARKED["chatml"])
     rows = [row for row in texts() if len(row["messages"]) < 8][:24]
     made = [(ids[:257], mask[:257]) for ids, mask in masks_of(tessera, tokenizer, rows)]
     made = [(ids, mask) for ids, mask in made if any(mask[1:])]
-    torch.manual_seed(1)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64,
-                                         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                         max_position_embeddings=256, initializer_range=0.1))
+    model = MAKERS[name](vocabulary=len(tokenizer), positions=256)
     model.save_pretrained(tessera.folder / "start")
     recipe = f"""
 model: {{pretrained: start, seq_len: 256}}
