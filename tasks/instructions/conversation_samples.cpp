@@ -67,11 +67,11 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const ConversationCorpu
     counts_.cut_tokens += cut;
     counts_.places += sizes.back();
   }
-  TESSERA_CHECK(
-      !kept.empty(), ErrorCode::data,
-      "data file {}: none of {} has a token in the loss within the first {} (model.seq_len "
-      "and the last target): an answer of the assistant, or a completion",
-      corpus_->path(), counted(corpus_->rows(), "conversation"), options_.seq_len + 1);
+  TESSERA_CHECK(!kept.empty(), ErrorCode::data,
+                "data file {}: none of {} has a token in the loss within the first {}; raise "
+                "model.seq_len, or give conversations with answers of the assistant",
+                corpus_->path(), counted(corpus_->rows(), "conversation"),
+                counted(options_.seq_len + 1, "token"));
   begins_ = {0};
   if (!options_.packing) {
     rows_ = std::move(kept);
