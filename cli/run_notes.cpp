@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/counted.h"
@@ -88,6 +89,15 @@ std::string note_of(const Spike& spike) {
              ? fmt::format("step {}: {}: back to step {}, without the data since then", spike.step,
                            cause, spike.to)
              : fmt::format("step {}: {}: the step is skipped", spike.step, cause);
+}
+
+std::string describe_data(const tasks::Task& task) {
+  std::string text;
+  for (auto [name, count] : task.data_counts()) {
+    std::replace(name.begin(), name.end(), '_', ' ');
+    text += fmt::format("{}{} {}", text.empty() ? "data: " : ", ", name, count);
+  }
+  return text;
 }
 
 std::string describe(const Trainer& training, const training::Recipe& recipe) {

@@ -236,6 +236,7 @@ std::string RunSummary::json(const Trainer& training, const std::vector<Report>&
       {"lost", lost_of(reports)},
       {"spikes", spikes_json(spikes_)},
       {"timeline", timeline_json(timeline, training.recorder().units())}};
+  for (const auto& [name, count] : training.task().data_counts()) summary["data"][name] = count;
   return summary.dump(1) + "\n";
 }
 

@@ -9,6 +9,13 @@
 
 namespace tessera::models {
 
+// Several texts in each row of a batch, one behind the other: no text sees another one, and the
+// positions of each begin at 0.
+struct Documents {
+  Tensor starts = {};     // AttentionOptions::document_starts; undefined: each row is one text
+  Tensor positions = {};  // int32 [batch, length]: of each token in its text
+};
+
 class LanguageModel : public Model {
  public:
   // ids [batch, length], int32 or int64 -> logits [batch, length, vocabulary] in the parameters'
@@ -19,6 +26,9 @@ class LanguageModel : public Model {
   virtual Tensor loss(const Tensor& ids, const Tensor& targets) {
     return cross_entropy(forward(ids), targets);
   }
+  // The same for rows of several texts. The documents' tensors are on the parameters' device.
+  virtual Tensor packed_loss(const Tensor& ids, const Tensor& targets,
+                             const Documents& documents) = 0;
 
   // A cache for one sequence of up to `capacity` tokens.
   [[nodiscard]] virtual KeyValueCache make_cache(std::int64_t capacity) const = 0;

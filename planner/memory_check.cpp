@@ -101,7 +101,7 @@ const Json* shortest(const std::vector<Json>& reports, std::uint64_t need) {
 MemoryNeed memory_need(const training::Recipe& recipe, DeviceType device,
                        const RankMemory& planned) {
   MemoryNeed need;
-  need.at_least = recipe.train.task == training::TaskKind::sentence_pairs;
+  need.at_least = training::batches_vary(recipe);
   constexpr MemoryKind kinds[] = {MemoryKind::parameters,  MemoryKind::gradients,
                                   MemoryKind::optimizer,   MemoryKind::communication,
                                   MemoryKind::activations, MemoryKind::other};

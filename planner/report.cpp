@@ -179,7 +179,7 @@ bool something_fits(const PlanReport& report) {
 // The micro-batch of a rank, as text.
 std::string batch_text(const training::Recipe& recipe, int ranks) {
   const std::int64_t samples = training::batch_size_per_rank(recipe, ranks);
-  if (recipe.train.task == training::TaskKind::sentence_pairs) return counted(samples, "pair");
+  if (!training::predicts_tokens(recipe)) return counted(samples, "pair");
   return fmt::format("{} x {}", samples, counted(recipe.model.seq_len, "token"));
 }
 

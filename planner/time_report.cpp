@@ -169,7 +169,7 @@ void set_time(TimedRow& timed, const training::Recipe& recipe, const Cluster& cl
   const auto batches = static_cast<double>(recipe.train.gradient_accumulation_steps);
   timed.samples = static_cast<double>(training::batch_size_per_rank(recipe, timed.world.ranks)) *
                   timed.world.ranks * batches;
-  if (recipe.train.task != training::TaskKind::sentence_pairs) {
+  if (training::predicts_tokens(recipe)) {
     timed.tokens = timed.samples * static_cast<double>(recipe.model.seq_len);
   }
   try {

@@ -32,10 +32,6 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device d
 
 using Corpora = std::vector<std::shared_ptr<const Corpus>>;
 
-bool is_json_lines(const std::string& path) {
-  return path.ends_with(".jsonl") || path.ends_with(".ndjson") || path.ends_with(".json");
-}
-
 Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer, const std::string& folder) {
   const std::vector<std::string> names = expand_files(data.files);
   if (const auto shards = find_token_shards(names); !shards.empty()) {
@@ -47,11 +43,8 @@ Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer, const std
   if (auto tables = find_table_files(data.files)) {
     return {open_table_corpus({std::move(*tables), data.columns, folder}, tokenizer)};
   }
-  if (!data.columns.empty() && std::all_of(names.begin(), names.end(), is_json_lines)) {
-    TableText lines{{}, data.columns, folder};
-    for (const std::string& path : names)
-      lines.files.push_back({path, TableFileKind::json_lines, {}});
-    return {open_table_corpus(lines, tokenizer)};
+  if (auto lines = find_json_lines(names); lines && !data.columns.empty()) {
+    return {open_table_corpus({std::move(*lines), data.columns, folder}, tokenizer)};
   }
   Corpora corpora;
   for (const std::string& path : names) {
@@ -97,25 +90,13 @@ class NextToken final : public ModelTask {
   explicit NextToken(const NextTokenOptions& options) : options_(options) {
     if (options_.reads_data) open_data();
     if (options_.takes_vocabulary) options_.model["vocab_size"] = vocabulary_of_data();
-    {
-      const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
-      model_ = models::make_language_model(options_.model, options_.model_source);
-      if (options_.adapt) options_.adapt(*model_);
-    }
-    TESSERA_CHECK(model_->vocabulary() >= options_.tokenizer->vocabulary_size(),
-                  ErrorCode::configuration,
-                  "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
-                  options_.source, model_->vocabulary(), options_.tokenizer->vocabulary_size(),
-                  options_.tokenizer->name());
+    model_ = make_trained_model(options_);
     for (const Samples& samples : samples_) {
       samples.corpus().require_vocabulary(model_->vocabulary(), options_.pretrained);
     }
     if (validation_) {
       validation_->corpus().require_vocabulary(model_->vocabulary(), options_.pretrained);
     }
-    TESSERA_CHECK(options_.seq_len <= model_->positions(), ErrorCode::configuration,
-                  "{}: model.seq_len {} is more than the {} positions of the model",
-                  options_.seq_len_place, options_.seq_len, model_->positions());
     if (!options_.teacher) return;
     states_ = {options_.teacher_states, *model_, options_.teacher->module(), options_.states_place};
   }
@@ -284,6 +265,23 @@ class NextToken final : public ModelTask {
 };
 
 }  // namespace
+
+std::unique_ptr<models::LanguageModel> make_trained_model(const LanguageModelOptions& options) {
+  std::unique_ptr<models::LanguageModel> model;
+  {
+    const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
+    model = models::make_language_model(options.model, options.model_source);
+    if (options.adapt) options.adapt(*model);
+  }
+  TESSERA_CHECK(
+      model->vocabulary() >= options.tokenizer->vocabulary_size(), ErrorCode::configuration,
+      "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}", options.source,
+      model->vocabulary(), options.tokenizer->vocabulary_size(), options.tokenizer->name());
+  TESSERA_CHECK(options.seq_len <= model->positions(), ErrorCode::configuration,
+                "{}: model.seq_len {} is more than the {} positions of the model",
+                options.seq_len_place, options.seq_len, model->positions());
+  return model;
+}
 
 std::unique_ptr<ModelTask> make_next_token_task(const NextTokenOptions& options) {
   return std::make_unique<NextToken>(options);

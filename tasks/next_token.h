@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/data/tokenizer.h"
+#include "models/language_model.h"
 #include "tasks/losses/distillation.h"
 #include "tasks/losses/teacher_states.h"
 #include "tasks/task.h"
@@ -42,13 +43,11 @@ struct TextData {
   std::vector<std::string> columns = {};
 };
 
-struct NextTokenOptions {
+// What the tasks of a language model have in common.
+struct LanguageModelOptions {
   std::vector<TextData> train;
   std::optional<TextData> valid;  // one data set
   std::shared_ptr<const Tokenizer> tokenizer;
-  // The settings name the tokenizer. Without that, `bytes` takes files of ids of any tokenizer, of
-  // one in all files.
-  bool tokenizer_is_given = false;
   std::string tokenizer_folder = {};  // with a chat template; empty: there is none
   std::int64_t seq_len = 0;
   bool shuffle = true;
@@ -59,13 +58,24 @@ struct NextTokenOptions {
   nlohmann::json model;  // Hugging Face's config.json
   bool pretrained = false;
   std::function<void(models::Model&)> adapt = {};  // further changes to the built model, on `meta`
-  std::shared_ptr<Teacher> teacher = {};           // null: the loss is the cross-entropy
-  DistillationOptions distillation = {};           // with a teacher
-  std::vector<StatePair> teacher_states = {};      // with a teacher: compared beside the logits
   bool takes_vocabulary = false;                   // `model` has no vocab_size: the data's is used
   std::string model_source;                        // and where it came from
   // The place of the run's settings and their keys, for messages.
-  std::string source, train_place, valid_place, seq_len_place, states_place;
+  std::string source, train_place, valid_place, seq_len_place;
+};
+
+// The model on `meta`, on the thread's default device with the thread's seed. Error(configuration)
+// if it does not fit the tokenizer or seq_len.
+std::unique_ptr<models::LanguageModel> make_trained_model(const LanguageModelOptions& options);
+
+struct NextTokenOptions : LanguageModelOptions {
+  // The settings name the tokenizer. Without that, `bytes` takes files of ids of any tokenizer, of
+  // one in all files.
+  bool tokenizer_is_given = false;
+  std::shared_ptr<Teacher> teacher = {};       // null: the loss is the cross-entropy
+  DistillationOptions distillation = {};       // with a teacher
+  std::vector<StatePair> teacher_states = {};  // with a teacher: compared beside the logits
+  std::string states_place = {};               // for messages
 };
 
 // Reads data first: errors in a file are reported before a model is built, on the thread's default

@@ -93,6 +93,11 @@ class Task {
     return std::to_string(samples);
   }
 
+  // What the user should know of the training data, for the run's summary: counts by name.
+  [[nodiscard]] virtual std::vector<std::pair<std::string, std::int64_t>> data_counts() const {
+    return {};
+  }
+
   // Collective: the numbers are those of all ranks together. Empty without data for it.
   [[nodiscard]] virtual bool evaluates() const { return false; }
   [[nodiscard]] virtual Evaluation evaluate(const Context& /*context*/,

@@ -12,6 +12,7 @@
 #include "models/mixture_of_experts.h"
 #include "models/registry/registry.h"
 #include "models/sentence_encoder/sentence_encoder.h"
+#include "tasks/instructions/sft.h"
 #include "tasks/next_token.h"
 #include "tasks/sentence_pairs.h"
 #include "tokenizers/load.h"
@@ -168,14 +169,11 @@ std::unique_ptr<tasks::ModelTask> sentence_pairs_task(
   return tasks::make_sentence_pairs_task(options);
 }
 
-std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned,
-                                                  std::shared_ptr<tasks::Teacher> teacher) {
-  tasks::NextTokenOptions options;
+void set_options(const Recipe& recipe, bool planned, tasks::LanguageModelOptions& options) {
   options.reads_data = !planned;
   for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(text_data(set));
   if (!recipe.data.valid.empty()) options.valid = text_data(recipe.data.valid.front());
   options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
-  options.tokenizer_is_given = recipe.data.tokenizer.has_value();
   options.tokenizer_folder = tokenizer_name(recipe);
   options.seq_len = recipe.model.seq_len;
   options.shuffle = recipe.data.shuffle;
@@ -186,6 +184,17 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
   options.takes_vocabulary = !options.pretrained && !recipe.given.contains("model.vocab_size");
   options.model_source = recipe.model.pretrained.value_or(recipe.source);
   options.adapt = [&recipe](models::Model& model) { adapt(recipe, model); };
+  options.source = recipe.source;
+  options.train_place = where(recipe, "data.train");
+  options.valid_place = where(recipe, "data.valid");
+  options.seq_len_place = where(recipe, "model.seq_len");
+}
+
+std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned,
+                                                  std::shared_ptr<tasks::Teacher> teacher) {
+  tasks::NextTokenOptions options;
+  set_options(recipe, planned, options);
+  options.tokenizer_is_given = recipe.data.tokenizer.has_value();
   options.teacher = std::move(teacher);
   const tasks::DistillationOptions usual;
   options.distillation = {
@@ -193,11 +202,15 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
       .weight = recipe.train.distill_weight.value_or(usual.weight)};
   options.teacher_states = recipe.train.teacher_states;
   options.states_place = place_of_states(recipe);
-  options.source = recipe.source;
-  options.train_place = where(recipe, "data.train");
-  options.valid_place = where(recipe, "data.valid");
-  options.seq_len_place = where(recipe, "model.seq_len");
   return tasks::make_next_token_task(options);
+}
+
+std::unique_ptr<tasks::ModelTask> sft_task(const Recipe& recipe, bool planned) {
+  tasks::SftOptions options;
+  set_options(recipe, planned, options);
+  options.packing = recipe.data.packing;
+  options.loss_on = recipe.data.loss_on;
+  return tasks::make_sft_task(options);
 }
 
 }  // namespace
@@ -214,6 +227,8 @@ std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned,
   switch (recipe.train.task) {
     case TaskKind::next_token:
       return next_token_task(recipe, planned, teachers.of_logits);
+    case TaskKind::sft:
+      return sft_task(recipe, planned);
     case TaskKind::sentence_pairs:
       return sentence_pairs_task(recipe, planned, teachers.of_embeddings);
   }

@@ -224,7 +224,7 @@ ModelWork model_work(const training::Recipe& recipe) {
   ModelWork work;
   const nlohmann::json config = training::model_configuration(recipe);
   work.architecture = config.value("model_type", std::string("unknown"));
-  const bool language_model = recipe.train.task == training::TaskKind::next_token;
+  const bool language_model = training::predicts_tokens(recipe);
   work.causal = language_model;
   if (language_model) work.tokens_per_sample = recipe.model.seq_len;
   work.layers = first_of(config, {"n_layer", "num_hidden_layers"}, 0);

@@ -16,6 +16,19 @@ std::vector<std::int32_t> Tokenizer::encode_sequence(std::string_view text,
   return ids;
 }
 
+CutTokens Tokenizer::encode_cut(std::string_view /*text*/,
+                                std::span<const std::size_t> /*places*/) const {
+  fail(ErrorCode::configuration, "tokenizer {} does not say where in a text its tokens are",
+       name());
+}
+
+CutTokens ByteTokenizer::encode_cut(std::string_view text,
+                                    std::span<const std::size_t> places) const {
+  CutTokens tokens{encode(text), {}};
+  for (const std::size_t place : places) tokens.cuts.push_back({place, place});
+  return tokens;
+}
+
 std::vector<std::int32_t> ByteTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> ids(text.size());
   for (std::size_t i = 0; i < text.size(); ++i) ids[i] = static_cast<unsigned char>(text[i]);

@@ -11,6 +11,16 @@
 
 namespace tessera {
 
+// The tokens of a text that is cut in places.
+struct CutTokens {
+  struct Cut {
+    std::size_t ended = 0;  // the tokens that end before the place or at it
+    std::size_t begun = 0;  // those that begin before it: one more if it is inside a token
+  };
+  std::vector<std::int32_t> ids;
+  std::vector<Cut> cuts;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -21,6 +31,11 @@ class Tokenizer {
   // The text's tokens, without special tokens around them. Accepts any bytes: tokenizers that work
   // on characters read invalid UTF-8 as its replacement character.
   [[nodiscard]] virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  // The same ids, and how many of them lie before each of these places in the text, in bytes,
+  // ascending. Error(data) if the tokenizer changes the text so that its tokens have no place in
+  // it.
+  [[nodiscard]] virtual CutTokens encode_cut(std::string_view text,
+                                             std::span<const std::size_t> places) const;
   // The input of a sentence model: the tokens with the special tokens of the tokenizer's template
   // around them ([CLS] .. [SEP], <s> .. </s>). The text is cut so that all together are at most
   // max_length tokens (0: no limit).
@@ -43,6 +58,8 @@ class ByteTokenizer final : public Tokenizer {
   [[nodiscard]] std::int64_t vocabulary_size() const override { return 256; }
   [[nodiscard]] std::uint64_t fingerprint() const override { return byte_tokenizer_fingerprint; }
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const override;
+  [[nodiscard]] CutTokens encode_cut(std::string_view text,
+                                     std::span<const std::size_t> places) const override;
   [[nodiscard]] std::string decode(std::span<const std::int32_t> ids) const override;
 };
 

@@ -36,8 +36,9 @@ GPT2AttentionImpl::GPT2AttentionImpl(const Gpt2Config& config, std::int64_t laye
   resid_dropout_ = register_module("resid_dropout", nn::Dropout(config.resid_pdrop));
 }
 
-Tensor GPT2AttentionImpl::forward(const Tensor& x) const {
+Tensor GPT2AttentionImpl::forward(const Tensor& x, const Documents& documents) const {
   AttentionOptions options = options_;
+  options.document_starts = documents.starts;
   options.dropout = is_training() ? dropout_ : 0.0;
   return resid_dropout_(c_proj_(packed_attention(c_attn_(x), options)));
 }
@@ -85,8 +86,8 @@ GPT2BlockImpl::GPT2BlockImpl(const Gpt2Config& config, std::int64_t layer) {
   mlp_ = register_module("mlp", GPT2MLP(config));
 }
 
-Tensor GPT2BlockImpl::forward(const Tensor& x) const {
-  const auto [stream, normalised] = ln_2_(attn_(ln_1_(x)), x);
+Tensor GPT2BlockImpl::forward(const Tensor& x, const Documents& documents) const {
+  const auto [stream, normalised] = ln_2_(attn_(ln_1_(x), documents), x);
   return stream + mlp_(normalised);
 }
 
@@ -113,15 +114,18 @@ GPT2ModelImpl::GPT2ModelImpl(const Gpt2Config& config) : positions_(config.n_pos
   ln_f_ = register_module("ln_f", nn::LayerNorm(config.n_embd, config.layer_norm_epsilon));
 }
 
-Tensor GPT2ModelImpl::forward(const Tensor& ids) const {
+Tensor GPT2ModelImpl::forward(const Tensor& ids, const Documents& documents) const {
   TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
                   "GPT-2 takes ids of shape [batch, at most {}], given {}", positions_,
                   ids.shape().to_string());
-  std::vector<std::int32_t> places(static_cast<std::size_t>(ids.size(1)));
-  std::iota(places.begin(), places.end(), 0);
-  const Tensor positions = Tensor::from(places, {ids.size(1)}).to(wpe_->stored_weight().device());
+  Tensor positions = documents.positions;
+  if (!positions.defined()) {
+    std::vector<std::int32_t> places(static_cast<std::size_t>(ids.size(1)));
+    std::iota(places.begin(), places.end(), 0);
+    positions = Tensor::from(places, {ids.size(1)}).to(wpe_->stored_weight().device());
+  }
   Tensor x = drop_(wte_(ids) + wpe_(positions));
-  for (const GPT2Block& block : *h_) x = block(x);
+  for (const GPT2Block& block : *h_) x = block(x, documents);
   return ln_f_(x);
 }
 
@@ -154,7 +158,12 @@ Tensor GPT2LMHeadModel::forward(const Tensor& ids) {
 }
 
 Tensor GPT2LMHeadModel::loss(const Tensor& ids, const Tensor& targets) {
-  return loss_of_head(transformer_(ids), lm_head_, transformer_->token_table(), targets);
+  return packed_loss(ids, targets, {});
+}
+
+Tensor GPT2LMHeadModel::packed_loss(const Tensor& ids, const Tensor& targets,
+                                    const Documents& documents) {
+  return loss_of_head(transformer_(ids, documents), lm_head_, transformer_->token_table(), targets);
 }
 
 KeyValueCache GPT2LMHeadModel::make_cache(std::int64_t capacity) const {

@@ -19,7 +19,7 @@ namespace tessera::models {
 class GPT2AttentionImpl : public nn::Module {
  public:
   GPT2AttentionImpl(const Gpt2Config& config, std::int64_t layer);
-  Tensor forward(const Tensor& x) const;
+  Tensor forward(const Tensor& x, const Documents& documents = {}) const;
   Tensor decode(const Tensor& x, std::int64_t layer, const DecodingBatch& batch) const;
 
  private:
@@ -48,7 +48,7 @@ TESSERA_MODULE(GPT2MLP);
 class GPT2BlockImpl : public nn::Module {
  public:
   GPT2BlockImpl(const Gpt2Config& config, std::int64_t layer);
-  Tensor forward(const Tensor& x) const;
+  Tensor forward(const Tensor& x, const Documents& documents = {}) const;
   Tensor decode(const Tensor& x, std::int64_t layer, const DecodingBatch& batch) const;
 
  private:
@@ -62,7 +62,8 @@ TESSERA_MODULE(GPT2Block);
 class GPT2ModelImpl : public nn::Module {
  public:
   explicit GPT2ModelImpl(const Gpt2Config& config);
-  Tensor forward(const Tensor& ids) const;          // the last norm's output
+  // The last norm's output.
+  Tensor forward(const Tensor& ids, const Documents& documents = {}) const;
   Tensor decode(const DecodingBatch& batch) const;  // the same for each sequence's last token
   [[nodiscard]] const nn::Embedding& token_table() const { return wte_; }
 
@@ -80,6 +81,7 @@ class GPT2LMHeadModel : public LanguageModel {
   explicit GPT2LMHeadModel(Gpt2Config config);
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
+  Tensor packed_loss(const Tensor& ids, const Tensor& targets, const Documents& documents) override;
   [[nodiscard]] KeyValueCache make_cache(std::int64_t capacity) const override;
   Tensor decode(const DecodingBatch& batch) override;
 

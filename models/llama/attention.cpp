@@ -59,6 +59,10 @@ Tensor LlamaAttentionImpl::normalised(const nn::RmsNorm& norm, const Tensor& x) 
 Tensor LlamaAttentionImpl::rotated(const Tensor& x, std::int64_t heads, const RopeTables& rope,
                                    std::int64_t first) const {
   if (!has_positions_) return x;
+  if (rope.document_starts.defined() && x.size(0) > 1) {
+    const Tensor row = reshape(x, {1, x.size(0) * x.size(1), x.size(2)});
+    return reshape(rotated(row, heads, rope, first), x.shape());
+  }
   const std::int64_t turned = 2 * rope.cosine.size(1);
   if (turned == head_dim_) return rotary(x, heads, rope.cosine, rope.sine, first);
   const std::vector<Tensor> parts =
@@ -71,6 +75,7 @@ Tensor LlamaAttentionImpl::rotated(const Tensor& x, std::int64_t heads, const Ro
 Tensor LlamaAttentionImpl::forward(const Tensor& x, const RopeTables& rope) const {
   AttentionOptions options = options_;
   options.dropout = is_training() ? dropout_ : 0.0;
+  options.document_starts = rope.document_starts;
   Projected projected =
       project(x, [](const nn::Linear& layer, const Tensor& input) { return layer(input); });
   // The rotation reads nothing of its input in backward, which ends here.

@@ -26,7 +26,7 @@ class LlamaAttentionImpl : public nn::Module {
   template <class Apply>
   Projected project(const Tensor& x, const Apply& apply) const;
   Tensor normalised(const nn::RmsNorm& norm, const Tensor& x) const;
-  // x [batch, T, heads * head_dim] at positions first + t.
+  // x [batch, T, heads * head_dim] at positions first + t, or at those of the batch's tables.
   Tensor rotated(const Tensor& x, std::int64_t heads, const RopeTables& rope,
                  std::int64_t first = 0) const;
 

@@ -32,17 +32,18 @@ Tensor LlamaModelImpl::embed(const Tensor& ids) const {
   return embed_tokens_(ids);
 }
 
-Tensor LlamaModelImpl::forward(const Tensor& ids) {
+Tensor LlamaModelImpl::forward(const Tensor& ids, const Documents& documents) {
   Tensor x = embed(ids);
-  const RopeTables& rope = rope_for(ids.size(1), x.device());
+  const RopeTables rope = rope_of(ids, documents, x.device());
   for (const DecoderLayer& layer : *layers_) x = layer(x, rope);
   return norm_(x);
 }
 
-std::pair<Tensor, Tensor> LlamaModelImpl::forward(const Tensor& ids, const Tensor& routing) {
+std::pair<Tensor, Tensor> LlamaModelImpl::forward(const Tensor& ids, const Documents& documents,
+                                                  const Tensor& routing) {
   Tensor x = embed(ids);
   Tensor added = routing;
-  const RopeTables& rope = rope_for(ids.size(1), x.device());
+  const RopeTables rope = rope_of(ids, documents, x.device());
   for (const DecoderLayer& layer : *layers_) std::tie(x, added) = layer(x, rope, added);
   return {norm_(x), added};
 }
@@ -71,6 +72,13 @@ const RopeTables& LlamaModelImpl::rope_for(std::int64_t length, Device device) {
   return rope_;
 }
 
+RopeTables LlamaModelImpl::rope_of(const Tensor& ids, const Documents& documents, Device device) {
+  const RopeTables& tables = rope_for(ids.size(1), device);
+  if (!documents.starts.defined()) return tables;
+  const Tensor positions = reshape(documents.positions, {ids.elements()});
+  return {embedding(positions, tables.cosine), embedding(positions, tables.sine), documents.starts};
+}
+
 LlamaForCausalLM::LlamaForCausalLM(LlamaConfig config) : config_(std::move(config)) {
   model_ = register_module("model", LlamaModel(config_));
   if (!config_.tie_word_embeddings) {
@@ -89,11 +97,16 @@ Tensor LlamaForCausalLM::forward(const Tensor& ids) {
 }
 
 Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
+  return packed_loss(ids, targets, {});
+}
+
+Tensor LlamaForCausalLM::packed_loss(const Tensor& ids, const Tensor& targets,
+                                     const Documents& documents) {
   const ExpertsConfig& experts = config_.experts;
   if (!experts.output_router_logits)
-    return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
+    return loss_of_head(model_(ids, documents), lm_head_, model_->token_table(), targets);
   const Device device = model_->token_table()->stored_weight().device();
-  const auto [x, routing] = model_(ids, no_routing(experts.num_experts, device));
+  const auto [x, routing] = model_(ids, documents, no_routing(experts.num_experts, device));
   const Tensor loss = loss_of_head(x, lm_head_, model_->token_table(), targets);
   const Tensor balance = load_balance_loss(routing, ids.elements() * config_.layers_with_experts());
   return loss + cast(balance * experts.router_aux_loss_coef, loss.dtype());

@@ -20,15 +20,19 @@ namespace tessera::models {
 class LlamaModelImpl : public nn::Module {
  public:
   explicit LlamaModelImpl(const LlamaConfig& config);
-  Tensor forward(const Tensor& ids);  // the last norm's output
+  // The last norm's output.
+  Tensor forward(const Tensor& ids, const Documents& documents = {});
   // The same, and `routing` with the mixtures of experts of all layers added (no_routing()).
-  std::pair<Tensor, Tensor> forward(const Tensor& ids, const Tensor& routing);
+  std::pair<Tensor, Tensor> forward(const Tensor& ids, const Documents& documents,
+                                    const Tensor& routing);
   Tensor decode(const DecodingBatch& batch);  // the same for each sequence's last token
   [[nodiscard]] const nn::Embedding& token_table() const { return embed_tokens_; }
 
  private:
   Tensor embed(const Tensor& ids) const;
   const RopeTables& rope_for(std::int64_t length, Device device);
+  // The tables for the batch's tokens.
+  RopeTables rope_of(const Tensor& ids, const Documents& documents, Device device);
 
   std::int64_t positions_;
   std::vector<float> frequencies_;
@@ -45,6 +49,7 @@ class LlamaForCausalLM : public LanguageModel {
   explicit LlamaForCausalLM(LlamaConfig config);
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
+  Tensor packed_loss(const Tensor& ids, const Tensor& targets, const Documents& documents) override;
   [[nodiscard]] KeyValueCache make_cache(std::int64_t capacity) const override;
   Tensor decode(const DecodingBatch& batch) override;
 

@@ -14,6 +14,9 @@ namespace tessera::models {
 struct RopeTables {
   Tensor cosine;
   Tensor sine;
+  // For rows of several texts: AttentionOptions::document_starts. The tables then have a row for
+  // each token of the batch, in its order.
+  Tensor document_starts = {};
 };
 
 // The angle of pair i between one position and the next; `dim` elements of a head are rotated.

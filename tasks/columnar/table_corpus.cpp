@@ -73,19 +73,6 @@ std::string usual_column(const ArrowSchema& schema, const TableFile& file) {
   return fitting.front();
 }
 
-// Stands for the tokenizer of ids that come without its name.
-class UnknownTokenizer final : public Tokenizer {
- public:
-  [[nodiscard]] std::string_view name() const override { return ""; }
-  [[nodiscard]] std::int64_t vocabulary_size() const override { return 0; }
-  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view) const override {
-    misuse("an unknown tokenizer encodes nothing");
-  }
-  [[nodiscard]] std::string decode(std::span<const std::int32_t>) const override {
-    misuse("an unknown tokenizer decodes nothing");
-  }
-};
-
 // Takes rows and appends their tokens to a stream.
 class TokenRows {
  public:

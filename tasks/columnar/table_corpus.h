@@ -3,15 +3,31 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/data/corpus.h"
 #include "engine/data/tokenizer.h"
 #include "tasks/columnar/table_files.h"
 #include "tasks/columnar/text_appender.h"
 
 namespace tessera::tasks {
+
+// Stands for the tokenizer of ids that come without its name.
+class UnknownTokenizer final : public Tokenizer {
+ public:
+  [[nodiscard]] std::string_view name() const override { return ""; }
+  [[nodiscard]] std::int64_t vocabulary_size() const override { return 0; }
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view) const override {
+    misuse("an unknown tokenizer encodes nothing");
+  }
+  [[nodiscard]] std::string decode(std::span<const std::int32_t>) const override {
+    misuse("an unknown tokenizer decodes nothing");
+  }
+};
 
 // The rows of a column, in the order of files and rows. A text is encoded by itself, and behind it
 // comes the tokenizer's token that ends a text, or, if it has none, a newline, which belongs to the

@@ -234,4 +234,14 @@ std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::st
   return files;
 }
 
+std::optional<std::vector<TableFile>> find_json_lines(const std::vector<std::string>& paths) {
+  std::vector<TableFile> files;
+  for (const std::string& path : paths) {
+    const auto ends_so = [&](const char* ending) { return path.ends_with(ending); };
+    if (!ends_so(".jsonl") && !ends_so(".ndjson") && !ends_so(".json")) return std::nullopt;
+    files.push_back({path, TableFileKind::json_lines, {}});
+  }
+  return files;
+}
+
 }  // namespace tessera::tasks

@@ -1,6 +1,7 @@
 // A row of a data set as a conversation.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -17,6 +18,9 @@ struct ConversationColumns {
   std::string messages;
   std::string completion = {};  // not empty: `messages` is the prompt
 };
+
+// Which tokens of a conversation count in the loss.
+enum class LossOn : std::uint8_t { answers, all };
 
 // Columns that are taken along where a row has them.
 inline constexpr const char* tools_column = "tools";

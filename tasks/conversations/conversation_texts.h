@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "engine/data/tokenizer.h"
 #include "tasks/conversations/conversation.h"
 #include "tokenizers/chat/template_files.h"
 
@@ -15,6 +18,8 @@ namespace tessera::tasks {
 struct ConversationText {
   std::string text;
   bool needs_end = false;
+  // Its answers, from answered_text(): the bytes [begin, end) of each, ascending.
+  std::vector<std::pair<std::size_t, std::size_t>> answers = {};
 };
 
 // The text of each row: messages by the chat template of a tokenizer's folder, which is loaded when
@@ -29,12 +34,32 @@ class ConversationTexts {
   // Error(data) that begins with `place` if the template refuses the row; Error(configuration)
   // without a template.
   [[nodiscard]] ConversationText text(const ConversationRow& row, const std::string& place);
+  // The same with its answers. Of a prompt and a completion: the text behind the prompt and the
+  // generation prompt. Of messages: what the template has in {% generation %} blocks. In a template
+  // without these: for each message of the assistant the text behind that of the messages before it
+  // and the generation prompt, up to the end of the text of the messages up to it; Error(data) if
+  // these texts are not beginnings of the whole one, and if the assistant speaks first.
+  [[nodiscard]] ConversationText answered_text(const ConversationRow& row,
+                                               const std::string& place);
 
  private:
+  struct Renderer;
+  [[nodiscard]] const tokenizers::ChatTemplate& template_of(const ConversationRow& row,
+                                                            const std::string& place);
+
   std::string tokenizer_;
   std::int64_t now_;
   std::optional<tokenizers::ChatTemplates> templates_;
 };
+
+// The tokens of a conversation, and which of them count in the loss.
+struct ConversationTokens {
+  std::vector<std::int32_t> ids;
+  std::vector<bool> counts;
+};
+// A token counts if one of its bytes is an answer's, and so does the token behind the last answer
+// that ends a text. Error(data) if the tokenizer changes the text so that the places are not known.
+ConversationTokens tokens_of_answers(const ConversationText& text, const Tokenizer& tokenizer);
 
 // Stands for the templates of a tokenizer's folder in the name of what is made with them; 0 if it
 // has none that can be read.

@@ -24,7 +24,7 @@ ROOMS = {
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "chat/values", "chat/jinja",
                    "chat", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
-    "tasks": ("losses", "columnar/arrow", "conversations", "columnar", "."),
+    "tasks": ("losses", "columnar/arrow", "conversations", "columnar", ".", "instructions"),
     "trainer": ("pruning", "."),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),

@@ -1,4 +1,5 @@
-// Does not keep offsets: training needs only ids, and offsets would take most of the time.
+// Does not keep offsets: most training needs only ids, and offsets would take most of the time.
+// token_places.cpp finds the places that encode_cut() asks for.
 #include "tokenizers/pipeline/pipeline.h"
 
 #include <algorithm>
@@ -79,22 +80,53 @@ std::unique_ptr<PipelineTokenizer::Workplace> PipelineTokenizer::take_workplace(
   return std::make_unique<Workplace>(parts_);
 }
 
-std::vector<std::int32_t> PipelineTokenizer::encode(std::string_view text) const {
+template <class Took>
+std::vector<std::int32_t> PipelineTokenizer::encode_parts(std::string_view text,
+                                                          const Took& took) const {
   std::vector<std::int32_t> ids;
   std::unique_ptr<Workplace> place = take_workplace();  // lost if an exception is thrown
   place->words.set_output(ids);
   place->parts.clear();
   parts_.added.cut_text(as_utf8(text, place->valid), place->parts);
   for (const TextPart& part : place->parts) {
+    const std::size_t before = ids.size();
     if (part.id) {
       ids.push_back(*part.id);
     } else {
       encode_part(part, *place, ids);
     }
+    took(part, std::span(std::as_const(ids)).subspan(before), before);
   }
   const std::lock_guard lock(mutex_);
   free_.push_back(std::move(place));
   return ids;
+}
+
+std::vector<std::int32_t> PipelineTokenizer::encode(std::string_view text) const {
+  return encode_parts(text, [](const TextPart&, std::span<const std::int32_t>, std::size_t) {});
+}
+
+CutTokens PipelineTokenizer::encode_cut(std::string_view text,
+                                        std::span<const std::size_t> places) const {
+  std::string copy;
+  TESSERA_CHECK(as_utf8(text, copy).data() == text.data(), ErrorCode::data,
+                "the text is not UTF-8");
+  CutTokens tokens;
+  tokens.cuts.resize(places.size());
+  tokens.ids = encode_parts(
+      text, [&](const TextPart& part, std::span<const std::int32_t> ids, std::size_t before) {
+        for (std::size_t i = 0; i < places.size(); ++i) {
+          CutTokens::Cut& cut = tokens.cuts[i];
+          if (places[i] >= part.begin + part.text.size()) {
+            cut = {before + ids.size(), before + ids.size()};
+          } else if (places[i] > part.begin) {
+            const CutTokens::Cut inner =
+                part.id ? CutTokens::Cut{0, 1} : cut_of(part.text, places[i] - part.begin, ids);
+            cut = {before + inner.ended, before + inner.begun};
+          }
+        }
+      });
+  return tokens;
 }
 
 void PipelineTokenizer::encode_part(const TextPart& part, Workplace& place,

@@ -45,6 +45,8 @@ class PipelineTokenizer final : public Tokenizer {
   [[nodiscard]] std::uint64_t fingerprint() const override { return parts_.fingerprint; }
   [[nodiscard]] std::int64_t vocabulary_size() const override { return vocabulary_size_; }
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const override;
+  [[nodiscard]] CutTokens encode_cut(std::string_view text,
+                                     std::span<const std::size_t> places) const override;
   [[nodiscard]] std::vector<std::int32_t> encode_sequence(std::string_view text,
                                                           std::int64_t max_length) const override;
   [[nodiscard]] std::int32_t padding_id() const override;
@@ -59,6 +61,15 @@ class PipelineTokenizer final : public Tokenizer {
   struct Workplace;
   std::unique_ptr<Workplace> take_workplace() const;
   void encode_part(const TextPart& part, Workplace& place, std::vector<std::int32_t>& ids) const;
+  // Encodes all parts of the text; took(part, first) is called after each, with the number of ids
+  // before it.
+  template <class Took>
+  std::vector<std::int32_t> encode_parts(std::string_view text, const Took& took) const;
+  // A place in a part that is not an added token, in bytes from its beginning; `ids` are the
+  // part's.
+  [[nodiscard]] CutTokens::Cut cut_of(std::string_view part, std::size_t place,
+                                      std::span<const std::int32_t> ids) const;
+  [[nodiscard]] std::string_view token_text(std::int32_t id) const;
 
   PipelineParts parts_;
   std::int64_t vocabulary_size_ = 0;

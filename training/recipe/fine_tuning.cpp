@@ -132,7 +132,7 @@ void validate_fine_tuning(const Recipe& recipe) {
             factor.alpha);
   validate_groups(recipe);
   const bool rounds = recipe.model.quantize_aware != WeightRounding::none;
-  check_key(!rounds || recipe.train.task == TaskKind::next_token, recipe, "model.quantize_aware",
+  check_key(!rounds || predicts_tokens(recipe), recipe, "model.quantize_aware",
             "is for language models, which GGUF files hold");
   check_key(!rounds || !trains_adapters(recipe), recipe, "model.quantize_aware",
             "rounds weights that are trained, and under an adapter they are frozen");

@@ -19,6 +19,7 @@ constexpr std::string_view precision = "bf16, fp16 or no";
 constexpr std::string_view zero_stages =
     "ZeRO's stage 1 is SHARD_OPTIMIZER, 2 is SHARD_GRAD_OP, 3 is FULL_SHARD";
 
+constexpr std::string_view of_answers = "answers, of assistants and completions, or all";
 constexpr std::string_view wsd_decays =
     "wsd_linear, wsd_cosine and wsd_1_sqrt are its decays, and train.lr_decay_start is where they "
     "begin";
@@ -57,6 +58,10 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "grad_accum_steps", "train.gradient_accumulation_steps"},
     {"key", "accumulate_grad_batches", "train.gradient_accumulation_steps"},
     {"key", "accumulation_steps", "train.gradient_accumulation_steps"},
+    {"key", "sample_packing", "data.packing"},
+    {"key", "assistant_only_loss", "data.loss_on", of_answers},
+    {"key", "completion_only_loss", "data.loss_on", of_answers},
+    {"key", "train_on_inputs", "data.loss_on", of_answers},
     {"key", "seq_length", "model.seq_len"},
     {"key", "sequence_length", "model.seq_len"},
     {"key", "max_seq_length", "model.seq_len"},

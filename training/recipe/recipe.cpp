@@ -261,7 +261,7 @@ void apply_configuration(const OuterSettings& outer, bool assumed,
 // is.
 bool is_folders(const RecipeKey& key, const Recipe& recipe) {
   if (!recipe.model.pretrained || recipe.given.contains(key.name)) return false;
-  if (key.name == "model.seq_len") return recipe.train.task != TaskKind::next_token;
+  if (key.name == "model.seq_len") return !predicts_tokens(recipe);
   return key.name == "model.architecture" || key.name == "model.dropout";
 }
 

@@ -21,6 +21,7 @@
 #include "sharding/context/loss_scaler.h"
 #include "sharding/policy/options.h"
 #include "tasks/batch_order.h"
+#include "tasks/conversations/conversation.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
 #include "trainer/pruning/options.h"
@@ -30,7 +31,7 @@
 namespace tessera::training {
 
 enum class OptimizerKind : std::uint8_t { adamw, lion, sgd };
-enum class TaskKind : std::uint8_t { next_token, sentence_pairs };
+enum class TaskKind : std::uint8_t { next_token, sft, sentence_pairs };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 using ShardingStrategy = tessera::Strategy;
 enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
@@ -110,6 +111,8 @@ struct DataRecipe {
   bool drop_last = false;
   tasks::Mix mix = tasks::Mix::by_size;
   bool group_by_length = false;
+  bool packing = false;
+  tasks::LossOn loss_on = tasks::LossOn::answers;
 };
 
 // Weights are pruned if method is given.
@@ -264,6 +267,14 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
                     const std::vector<std::string>& overrides,
                     const OuterSettings* outer = nullptr);
 
+// The model predicts the next token; otherwise it encodes sentences.
+inline bool predicts_tokens(const Recipe& recipe) {
+  return recipe.train.task != TaskKind::sentence_pairs;
+}
+// Batches have different lengths, so that a plan is for the longest.
+inline bool batches_vary(const Recipe& recipe) {
+  return !predicts_tokens(recipe) || (recipe.train.task == TaskKind::sft && !recipe.data.packing);
+}
 // True if adapters are trained in place of the model.
 bool trains_adapters(const Recipe& recipe);
 // The adapters that model.lora describes. Those of model.adapter are in its folder.

@@ -59,6 +59,15 @@ std::vector<RecipeKey> data_keys() {
       key(TESSERA_KEY(data, group_by_length),
           "`sentence_pairs`: samples of similar length share a batch (1024 of the order are sorted "
           "at a time), so that there is less padding."),
+      key(TESSERA_KEY(data, packing),
+          "`sft`: several conversations share a row of `model.seq_len` tokens, without attention "
+          "from one to another, and positions begin anew in each. Otherwise each has a row, padded "
+          "to the longest of its micro-batch. The loss is the same."),
+      choice(TESSERA_KEY(data, loss_on),
+             std::vector<Choice<tasks::LossOn>>{{"answers", tasks::LossOn::answers},
+                                                {"all", tasks::LossOn::all}},
+             "`sft`: the tokens in the loss: those of the assistant's messages or of the "
+             "completion, or all."),
   };
 }
 
@@ -72,11 +81,12 @@ std::vector<Choice<optim::ScheduleKind>> schedule_choices() {
 
 std::vector<RecipeKey> train_keys() {
   return {
-      choice(
-          TESSERA_KEY(train, task),
-          std::vector<Choice<TaskKind>>{{"next_token", TaskKind::next_token},
-                                        {"sentence_pairs", TaskKind::sentence_pairs}},
-          "The task: the next token of a text, or embeddings of sentences (sentence-encoders.md)."),
+      choice(TESSERA_KEY(train, task),
+             std::vector<Choice<TaskKind>>{{"next_token", TaskKind::next_token},
+                                           {"sft", TaskKind::sft},
+                                           {"sentence_pairs", TaskKind::sentence_pairs}},
+             "The task: the next token of a text, the answers in conversations (data.md), or "
+             "embeddings of sentences (sentence-encoders.md)."),
       key(TESSERA_KEY(train, steps), "Optimizer steps.", at_least(0)),
       choice(TESSERA_KEY(train, optimizer),
              std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},

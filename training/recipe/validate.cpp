@@ -32,7 +32,7 @@ void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std
   const auto check_set = [&](bool holds, std::string_view text) {
     TESSERA_CHECK(holds, ErrorCode::configuration, "{}: {}: {}", set.where, key, text);
   };
-  if (recipe.train.task == TaskKind::next_token) {
+  if (predicts_tokens(recipe)) {
     check_set(set.columns.size() <= 2 && set.loss == SentenceLoss::none &&
                   set.evaluator == SentenceEvaluator::none && set.labels.empty() &&
                   set.format == tasks::TableFormat::automatic && !set.header && !set.num_labels &&
@@ -70,6 +70,10 @@ void validate_data(const Recipe& recipe) {
             recipe.data.valid.size());
   for (const DataSetRecipe& set : recipe.data.train) validate_data_set(recipe, set, "data.train");
   for (const DataSetRecipe& set : recipe.data.valid) validate_data_set(recipe, set, "data.valid");
+  const bool tunes = recipe.train.task == TaskKind::sft;
+  check_key(!recipe.data.packing || tunes, recipe, "data.packing", "is for train.task: sft");
+  check_key(recipe.data.loss_on == tasks::LossOn::answers || tunes, recipe, "data.loss_on",
+            "is for train.task: sft");
   check_key(!recipe.data.group_by_length || recipe.train.task == TaskKind::sentence_pairs, recipe,
             "data.group_by_length", "is for train.task: sentence_pairs");
 }
@@ -86,7 +90,7 @@ void validate_model(const Recipe& recipe) {
   check_key(!reads_bytes || vocabulary.second >= bytes, recipe, vocabulary.first,
             "{} is less than the {} tokens of data.tokenizer: bytes", vocabulary.second, bytes);
   const bool encodes = architecture.kind == models::ModelKind::text_encoder;
-  const bool pairs = recipe.train.task == TaskKind::sentence_pairs;
+  const bool pairs = !predicts_tokens(recipe);
   check_key(
       encodes == pairs, recipe, "model.architecture", "{} {}", recipe.model.architecture,
       pairs ? "predicts the next token; train.task: sentence_pairs needs an encoder: bert, mpnet"

@@ -68,11 +68,14 @@ class LoadedLanguageModel {
 
   [[nodiscard]] models::LanguageModel& model() const { return *model_; }
   [[nodiscard]] const Tokenizer& tokenizer() const { return *tokenizer_; }
+  // With its chat template.
+  [[nodiscard]] const std::string& tokenizer_folder() const { return tokenizer_folder_; }
 
  private:
   std::unique_ptr<models::LanguageModel> model_;
   std::optional<ShardedModel> sharded_;
   std::shared_ptr<const Tokenizer> tokenizer_;
+  std::string tokenizer_folder_;
 };
 
 }  // namespace tessera::cli

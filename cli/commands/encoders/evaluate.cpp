@@ -23,6 +23,7 @@
 #include "logs/progress.h"
 #include "planner/sweep.h"
 #include "tasks/evaluators.h"
+#include "tasks/instructions/sft.h"
 #include "tasks/sentence_losses.h"
 #include "tasks/sentence_table.h"
 #include "training/device.h"
@@ -35,7 +36,8 @@ constexpr std::size_t pair_columns = 3;
 constexpr const char* evaluation_format = "tessera-evaluation";
 
 const std::vector<std::string>& task_names() {
-  static const std::vector<std::string> names = {"similarity", "accuracy", "triplet", "perplexity"};
+  static const std::vector<std::string> names = {"similarity", "accuracy", "triplet", "perplexity",
+                                                 "sft"};
   return names;
 }
 
@@ -102,6 +104,8 @@ struct EvaluateCommand {
   [[nodiscard]] Result accuracy(const Context& context) const;
   [[nodiscard]] Result triplets(const Context& context) const;
   [[nodiscard]] Result perplexity(const Context& context) const;
+  [[nodiscard]] Result answers(const Context& context) const;
+  [[nodiscard]] std::int64_t length_of(const models::LanguageModel& model) const;
   [[nodiscard]] tasks::SentenceTable open_table(tasks::SentenceEvaluator evaluator,
                                                 std::int64_t classes = 0) const;
   [[nodiscard]] EncoderChoices choices() const {
@@ -169,15 +173,40 @@ EvaluateCommand::Result EvaluateCommand::triplets(const Context& context) const 
   return {scores, static_cast<std::int64_t>(triplets.size())};
 }
 
+// The tokens of a sequence.
+std::int64_t EvaluateCommand::length_of(const models::LanguageModel& model) const {
+  const std::int64_t length = seq_len > 0 ? seq_len : model.positions();
+  TESSERA_CHECK(length <= model.positions(), ErrorCode::usage,
+                "--seq-len {}: the model has {} positions", length, model.positions());
+  return length;
+}
+
+EvaluateCommand::Result EvaluateCommand::answers(const Context& context) const {
+  TESSERA_CHECK(columns.size() <= 2, ErrorCode::usage,
+                "--columns {}: --task sft takes one column of messages, or two of a prompt and a "
+                "completion",
+                fmt::join(columns, ","));
+  const LoadedLanguageModel model(folder, context, choices());
+  const tasks::ConversationSamples samples(
+      tasks::open_conversations({data, columns}, model.tokenizer(), model.tokenizer_folder(),
+                                tasks::LossOn::answers),
+      {.seq_len = length_of(model.model()),
+       .shuffle = false,
+       .padding_id = model.tokenizer().padding_id()});
+  EvaluationProgress progress(context, samples.counts().places);
+  const auto scores = tasks::evaluate_conversations(
+      model.model(), samples, samples.samples_per_epoch(), batch_size, context,
+      [&](const tasks::ConversationBatch& batch) { progress.add(batch.tokens); });
+  return {scores, samples.samples_per_epoch()};
+}
+
 EvaluateCommand::Result EvaluateCommand::perplexity(const Context& context) const {
   TESSERA_CHECK(data.size() == 1 && columns.empty(), ErrorCode::usage,
                 "--task perplexity takes one file of text or tokens as --data, and no --columns");
   const LoadedLanguageModel model(folder, context, choices());
   const Corpus corpus(data.front(), model.tokenizer());
   corpus.require_vocabulary(model.model().vocabulary(), true);
-  const std::int64_t length = seq_len > 0 ? seq_len : model.model().positions();
-  TESSERA_CHECK(length <= model.model().positions(), ErrorCode::usage,
-                "--seq-len {}: the model has {} positions", length, model.model().positions());
+  const std::int64_t length = length_of(model.model());
   const auto read = [&](std::int64_t first, std::span<std::int32_t> out) {
     corpus.read(first, out);
   };
@@ -197,6 +226,7 @@ EvaluateCommand::Result EvaluateCommand::evaluate(const Context& context) const 
   if (task == "similarity") return similarity(context);
   if (task == "accuracy") return accuracy(context);
   if (task == "triplet") return triplets(context);
+  if (task == "sft") return answers(context);
   return perplexity(context);
 }
 
@@ -245,26 +275,27 @@ Command describe_evaluate() {
       .arguments =
           {{.name = "folder",
             .target = &command->folder,
-            .help = "A sentence encoder's folder; for perplexity a language model's; a run's "
-                    "steps; or an adapter's",
+            .help = "A sentence encoder's folder; for perplexity and sft a language model's; a "
+                    "run's steps; or an adapter's",
             .type = "FOLDER",
             .required = true},
            base_argument(command->base),
            {.name = "--data",
             .target = &command->data,
-            .help = "CSV, TSV or JSON lines; for perplexity a text. May be repeated, and may be a "
-                    "pattern",
+            .help = "CSV, TSV or JSON lines; for perplexity a text; for sft conversations in JSON "
+                    "lines, Parquet or Arrow. May be repeated, and may be a pattern",
             .type = "FILE"},
            {.name = "--columns",
             .target = &command->columns,
             .help = "The columns of two texts and their label (triplet: of three texts), by number "
-                    "from 1 or by name, as in 6,7,5",
+                    "from 1 or by name, as in 6,7,5; for sft that of messages, or those of prompt "
+                    "and completion",
             .type = "COLUMNS",
             .separator = ','},
            {.name = "--task",
             .target = &command->task,
             .help = "The task",
-            .type = "similarity|accuracy|triplet|perplexity",
+            .type = "similarity|accuracy|triplet|perplexity|sft",
             .shows_default = true},
            {.name = "--labels",
             .target = &command->labels,
@@ -287,7 +318,7 @@ Command describe_evaluate() {
             .least = 1},
            {.name = "--seq-len",
             .target = &command->seq_len,
-            .help = "Tokens of a sequence for perplexity; 0: the most that the model takes",
+            .help = "Tokens of a sequence for perplexity and sft; 0: the most that the model takes",
             .shows_default = true,
             .least = 0},
            {.name = "--sharding-strategy",

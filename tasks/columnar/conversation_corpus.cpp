@@ -1,0 +1,194 @@
+// From rows to numbers, and back.
+#include "tasks/columnar/conversation_corpus.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/data/permutation.h"
+#include "engine/data/text_reader.h"
+#include "engine/data/token_stream.h"
+#include "engine/data/tokenize_text.h"
+#include "tasks/columnar/json_rows.h"
+#include "tasks/columnar/table_reader.h"
+
+namespace tessera::tasks {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Takes rows and appends their numbers to a stream.
+class ConversationNumbers {
+ public:
+  ConversationNumbers(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on,
+                      const std::filesystem::path& path)
+      : table_(table),
+        tokenizer_(tokenizer),
+        loss_on_(loss_on),
+        writer_(path, UnknownTokenizer(), TextStamp{}) {}
+
+  void begin_file(const TableFile& file) {
+    texts_.emplace(table_.tokenizer, stamp_of_text(file.path).modified_ns / 1'000'000'000);
+  }
+
+  // Returns the names of the columns to read of a file.
+  std::vector<std::string> choose(const ArrowSchema& schema, const TableFile& file) {
+    begin_file(file);
+    std::vector<std::string> names;
+    for (const ArrowField& field : schema.fields) names.push_back(field.name);
+    columns_ = conversation_columns(names, table_.columns, "data file " + file.path);
+    std::vector<std::string> chosen = {columns_.messages};
+    if (!columns_.completion.empty()) chosen.push_back(columns_.completion);
+    for (const char* const more : {tools_column, variables_column}) {
+      const auto found = find_column(schema.fields, more);
+      if (found && !has_only_nulls(*found->field)) chosen.emplace_back(more);
+    }
+    return chosen;
+  }
+
+  void take(const TableChunk& chunk) {
+    for (std::int64_t i = 0; i < chunk.rows; ++i) {
+      ordered_json row = ordered_json::object();
+      for (const TableChunk::Column& column : chunk.columns) row[column.name] = column.json(i);
+      add(row, columns_, chunk.place(i));
+    }
+  }
+
+  void take_line(std::string_view line, const std::string& place) {
+    const ordered_json row = json_row(line, place);
+    std::vector<std::string> names;
+    for (const auto& item : row.items()) names.push_back(item.key());
+    add(row, conversation_columns(names, table_.columns, place), place);
+  }
+
+  void finish() {
+    TESSERA_CHECK(!table_of_rows_.empty(), ErrorCode::data, "data file {} has no conversations",
+                  table_.files.front().path);
+    table_of_rows_.push_back(static_cast<std::int32_t>(table_of_rows_.size() / 2));
+    writer_.append(table_of_rows_);
+    writer_.finish();
+  }
+
+ private:
+  void add(const ordered_json& row, const ConversationColumns& columns, const std::string& place) {
+    const ConversationTokens tokens = tokens_of(conversation_of(row, columns, place), place);
+    numbers_.clear();
+    std::int32_t first = 0;
+    for (std::size_t i = 0; i < tokens.ids.size(); ++i) {
+      const bool counts = tokens.counts[i];
+      if (counts && i > 0 && first == 0) first = static_cast<std::int32_t>(i);
+      numbers_.push_back(2 * tokens.ids[i] + (counts ? 1 : 0));
+    }
+    writer_.append(numbers_);
+    table_of_rows_.push_back(static_cast<std::int32_t>(tokens.ids.size()));
+    table_of_rows_.push_back(first);
+  }
+
+  ConversationTokens tokens_of(const ConversationRow& row, const std::string& place) {
+    if (loss_on_ == LossOn::answers) {
+      const ConversationText text = texts_->answered_text(row, place);
+      try {
+        return tokens_of_answers(text, tokenizer_);
+      } catch (const Error& problem) {
+        throw Error(problem.code(), place + ": " + problem.what());
+      }
+    }
+    ConversationText text = texts_->text(row, place);
+    const auto end = text.needs_end ? tokenizer_.end_of_text() : std::nullopt;
+    if (text.needs_end && !end) text.text += '\n';
+    ConversationTokens tokens{tokenizer_.encode(text.text), {}};
+    if (end) tokens.ids.push_back(*end);
+    tokens.counts.assign(tokens.ids.size(), true);
+    return tokens;
+  }
+
+  const TableText& table_;
+  const Tokenizer& tokenizer_;
+  LossOn loss_on_;
+  ConversationColumns columns_;  // of the file that is read
+  std::optional<ConversationTexts> texts_;
+  std::vector<std::int32_t> numbers_;
+  std::vector<std::int32_t> table_of_rows_;
+  TokenStreamWriter writer_;
+};
+
+void write_numbers(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on,
+                   const std::filesystem::path& path) {
+  ConversationNumbers numbers(table, tokenizer, loss_on, path);
+  if (table.files.front().kind == TableFileKind::json_lines) {
+    for (const TableFile& file : table.files) {
+      numbers.begin_file(file);
+      TextReader reader(file.path);
+      for_each_line(reader, [&](std::string_view line, const std::string& place) {
+        numbers.take_line(line, place);
+      });
+    }
+  } else {
+    read_table(
+        table.files,
+        [&](const ArrowSchema& schema, const TableFile& file) {
+          return numbers.choose(schema, file);
+        },
+        [&](const TableChunk& chunk) { numbers.take(chunk); });
+  }
+  numbers.finish();
+}
+
+std::unique_ptr<DerivedFile> make_numbers(const TableText& table, const Tokenizer& tokenizer,
+                                          LossOn loss_on) {
+  const std::int64_t end_of_text = tokenizer.end_of_text().value_or(-1);
+  std::uint64_t purpose = mix(tokenizer.fingerprint(), static_cast<std::uint64_t>(end_of_text));
+  purpose = mix(purpose, templates_fingerprint(table.tokenizer));
+  purpose = mix_text(purpose, loss_on == LossOn::answers ? "answers" : "all");
+  for (const std::string& column : table.columns) purpose = mix_text(purpose, column);
+  return std::make_unique<DerivedFile>(
+      table.files, purpose, ".conversations",
+      [&](const std::filesystem::path& path) { write_numbers(table, tokenizer, loss_on, path); });
+}
+
+}  // namespace
+
+ConversationCorpus::ConversationCorpus(const TableText& table, const Tokenizer& tokenizer,
+                                       LossOn loss_on)
+    : path_(table.files.front().path),
+      file_(make_numbers(table, tokenizer, loss_on)),
+      numbers_(std::make_unique<Corpus>(file_->path(), ByteTokenizer())) {
+  const std::int64_t all = numbers_->tokens();
+  std::int32_t rows = 0;
+  numbers_->read(all - 1, std::span(&rows, 1));
+  const std::int64_t table_begin = all - 1 - 2 * static_cast<std::int64_t>(rows);
+  constexpr std::int64_t at_once = 1 << 16;
+  std::vector<std::int32_t> part;
+  ends_ = {0};
+  ends_.reserve(static_cast<std::size_t>(rows) + 1);
+  firsts_.reserve(static_cast<std::size_t>(rows));
+  for (std::int64_t row = 0; row < rows; row += at_once) {
+    part.resize(static_cast<std::size_t>(2 * std::min<std::int64_t>(at_once, rows - row)));
+    numbers_->read(table_begin + 2 * row, part);
+    for (std::size_t i = 0; i < part.size(); i += 2) {
+      ends_.push_back(ends_.back() + part[i]);
+      firsts_.push_back(part[i + 1]);
+    }
+  }
+  TESSERA_CHECK(ends_.back() == table_begin, ErrorCode::data,
+                "{}: the file is damaged; remove it, and it is made again", file_->path().string());
+}
+
+ConversationTokens ConversationCorpus::read(std::int64_t row, std::int64_t tokens) const {
+  ConversationTokens read;
+  read.ids.resize(static_cast<std::size_t>(tokens));
+  read.counts.resize(read.ids.size());
+  numbers_->read(ends_[static_cast<std::size_t>(row)], read.ids);
+  for (std::size_t i = 0; i < read.ids.size(); ++i) {
+    read.counts[i] = read.ids[i] % 2 != 0;
+    read.ids[i] /= 2;
+  }
+  return read;
+}
+
+}  // namespace tessera::tasks

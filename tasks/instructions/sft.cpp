@@ -1,0 +1,260 @@
+// Batches of conversations, and a language model's loss on their answers.
+#include "tasks/instructions/sft.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "comm/exchange_values.h"
+#include "engine/autograd.h"
+#include "engine/data/permutation.h"
+#include "engine/device/memory_kind.h"
+#include "tasks/columnar/table_files.h"
+
+namespace tessera::tasks {
+namespace {
+
+Tensor on_device(const std::vector<std::int32_t>& values, const ConversationBatch& batch,
+                 Device device) {
+  const MemoryScope kind(MemoryKind::other);
+  return Tensor::from(std::span<const std::int32_t>(values), {batch.samples, batch.length})
+      .to(device);
+}
+
+models::Documents documents_of(const ConversationBatch& batch, Device device) {
+  if (batch.starts.empty()) return {};
+  std::vector<std::int32_t> positions(batch.starts.size());
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    positions[i] =
+        static_cast<std::int32_t>(i % static_cast<std::size_t>(batch.length)) - batch.starts[i];
+  }
+  return {on_device(batch.starts, batch, device), on_device(positions, batch, device)};
+}
+
+class Sft final : public ModelTask {
+ public:
+  explicit Sft(const SftOptions& options) : options_(options) {
+    if (options_.reads_data) open_data();
+    if (options_.takes_vocabulary) {
+      options_.model["vocab_size"] = options_.tokenizer->vocabulary_size();
+    }
+    model_ = make_trained_model(options_);
+    if (!options_.reads_data) return;
+    check_vocabulary(options_.source + ": data.tokenizer", std::string(options_.tokenizer->name()),
+                     options_.tokenizer->vocabulary_size(), model_->vocabulary(),
+                     options_.pretrained);
+  }
+
+  [[nodiscard]] nn::Module& module() override { return *model_; }
+  [[nodiscard]] const models::Model& model() const override { return *model_; }
+  [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
+    return {{"config.json", model_->config(weights).dump(2) + "\n"}};
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
+    std::vector<std::int64_t> samples;
+    for (const ConversationSamples& one : samples_) samples.push_back(one.samples_per_epoch());
+    return samples;
+  }
+  [[nodiscard]] std::unique_ptr<Prepared> prepare(
+      std::size_t data_set, std::span<const std::int64_t> samples) const override {
+    return samples_[data_set].batch(samples);
+  }
+  [[nodiscard]] std::unique_ptr<Prepared> blank(std::int64_t samples) const override {
+    auto batch = std::make_unique<ConversationBatch>();
+    batch->samples = samples;
+    batch->length = options_.seq_len;
+    batch->tokens = batch->weight = samples * options_.seq_len;
+    batch->inputs.assign(static_cast<std::size_t>(batch->tokens), 0);
+    batch->targets = batch->inputs;
+    if (options_.packing) batch->starts = batch->inputs;
+    return batch;
+  }
+  [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
+    return conversation_loss(*model_, dynamic_cast<const ConversationBatch&>(prepared),
+                             context.device());
+  }
+  [[nodiscard]] bool weighs_batches() const override { return true; }
+  [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
+    if (options_.packing) {
+      return fmt::format("{} packed x {}", samples, counted(options_.seq_len, "token"));
+    }
+    return fmt::format("{} of at most {}", counted(samples, "conversation"),
+                       counted(options_.seq_len, "token"));
+  }
+  [[nodiscard]] std::vector<std::pair<std::string, std::int64_t>> data_counts() const override {
+    ConversationSamples::Counts all;
+    std::int64_t rows = 0;
+    for (const ConversationSamples& one : samples_) {
+      all.conversations += one.counts().conversations;
+      all.left_out += one.counts().left_out;
+      all.cut += one.counts().cut;
+      all.cut_tokens += one.counts().cut_tokens;
+      all.places += one.counts().places;
+      rows += one.samples_per_epoch();
+    }
+    std::vector<std::pair<std::string, std::int64_t>> counts = {
+        {"conversations", all.conversations},
+        {"left_out_without_loss", all.left_out},
+        {"cut_at_seq_len", all.cut},
+        {"tokens_cut_off", all.cut_tokens},
+        {"tokens", all.places}};
+    if (options_.packing) {
+      counts.emplace_back("packed_rows", rows);
+      counts.emplace_back("padding", rows * options_.seq_len - all.places);
+    }
+    return counts;
+  }
+
+  [[nodiscard]] bool evaluates() const override { return options_.valid.has_value(); }
+  [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
+    TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
+    const std::int64_t most = options_.eval_batches * context.world_size() * batch_size;
+    const Scores scores = evaluate_conversations(*model_, *validation_,
+                                                 std::min(most, validation_->samples_per_epoch()),
+                                                 batch_size, context);
+    return {{{"valid_loss", scores.front().second}}, false};
+  }
+
+  void remember_data(Scalars& scalars) const override {
+    scalars.set("conversations", fingerprint())
+        .set("seq_len", options_.seq_len)
+        .set("packing", options_.packing)
+        .set("seed", options_.seed)
+        .set("shuffle", options_.shuffle);
+  }
+  void check_data(const Scalars& scalars, const std::string& folder) const override {
+    TESSERA_CHECK(scalars.contains("conversations"), ErrorCode::checkpoint,
+                  "{}: the manifest has no position in conversations; it was not written by a run "
+                  "of train.task: sft",
+                  folder);
+    TESSERA_CHECK(
+        scalars.get<std::uint64_t>("conversations") == fingerprint(), ErrorCode::data,
+        "{}: the conversations are not those that the run in {} was trained on, so its place in "
+        "them is lost; give the old files, columns, chat template and data.loss_on, or start anew "
+        "from the weights with model.pretrained",
+        options_.train_place, folder);
+    TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == options_.seq_len &&
+                      scalars.get<bool>("packing", false) == options_.packing &&
+                      scalars.get<std::int64_t>("seed", 0) == options_.seed &&
+                      scalars.get<bool>("shuffle", false) == options_.shuffle,
+                  ErrorCode::configuration,
+                  "{}: the run there has model.seq_len {}, data.packing {}, train.seed {} and "
+                  "data.shuffle {}; with others the data order would be another",
+                  folder, scalars.get<std::int64_t>("seq_len", 0),
+                  scalars.get<bool>("packing", false), scalars.get<std::int64_t>("seed", 0),
+                  scalars.get<bool>("shuffle", false));
+  }
+
+ private:
+  [[nodiscard]] ConversationSamples open(const TextData& data, bool shuffle,
+                                         std::uint64_t seed) const {
+    return {
+        open_conversations(data, *options_.tokenizer, options_.tokenizer_folder, options_.loss_on),
+        {.seq_len = options_.seq_len,
+         .packing = options_.packing,
+         .shuffle = shuffle,
+         .seed = seed,
+         .padding_id = options_.tokenizer->padding_id()}};
+  }
+
+  void open_data() {
+    auto seed = static_cast<std::uint64_t>(options_.seed);
+    for (const TextData& data : options_.train) {
+      samples_.push_back(open(data, options_.shuffle, seed));
+      seed = mix(seed, samples_.size());  // each data set has an order of its own
+    }
+    if (options_.valid) {
+      validation_ = std::make_unique<ConversationSamples>(open(*options_.valid, false, seed));
+    }
+  }
+
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    std::uint64_t all = 0;
+    for (const ConversationSamples& one : samples_) all = mix(all, one.corpus().fingerprint());
+    return all;
+  }
+
+  SftOptions options_;
+  std::vector<ConversationSamples> samples_;  // of each data set
+  std::unique_ptr<ConversationSamples> validation_;
+  std::unique_ptr<models::LanguageModel> model_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelTask> make_sft_task(const SftOptions& options) {
+  return std::make_unique<Sft>(options);
+}
+
+std::shared_ptr<const ConversationCorpus> open_conversations(const TextData& data,
+                                                             const Tokenizer& tokenizer,
+                                                             const std::string& tokenizer_folder,
+                                                             LossOn loss_on) {
+  TableText table{{}, data.columns, tokenizer_folder};
+  if (auto tables = find_table_files(data.files)) {
+    table.files = std::move(*tables);
+  } else {
+    const std::vector<std::string> names = expand_files(data.files);
+    auto lines = find_json_lines(names);
+    TESSERA_CHECK(lines.has_value(), ErrorCode::data,
+                  "data file {}: conversations are in Parquet, Arrow or JSON lines (.jsonl)",
+                  fmt::join(names, ", "));
+    table.files = std::move(*lines);
+  }
+  return std::make_shared<ConversationCorpus>(table, tokenizer, loss_on);
+}
+
+Tensor conversation_loss(models::LanguageModel& model, const ConversationBatch& batch,
+                         Device device) {
+  const Tensor ids = on_device(batch.inputs, batch, device);
+  const Tensor targets = on_device(batch.targets, batch, device);
+  return model.packed_loss(ids, targets, documents_of(batch, device));
+}
+
+Scores evaluate_conversations(models::LanguageModel& model, const ConversationSamples& samples,
+                              std::int64_t count, std::int64_t batch_size, const Context& context,
+                              const std::function<void(const ConversationBatch&)>& took) {
+  TESSERA_REQUIRE(count > 0 && batch_size > 0, "an evaluation of {} samples in batches of {}",
+                  count, batch_size);
+  const std::int64_t batches = (count + batch_size - 1) / batch_size;
+  const std::int64_t ranks = context.world_size();
+  const NoGradGuard no_grad;
+  std::vector<double> mine;  // for each batch the sum of its losses, and their number
+  for (std::int64_t first = 0; first < batches; first += ranks) {
+    // A rank without a batch of its own repeats the last one so that the others do not wait.
+    const std::int64_t number = first + context.rank();
+    const std::int64_t begin = std::min(number, batches - 1) * batch_size;
+    std::vector<std::int64_t> numbers(
+        static_cast<std::size_t>(std::min(batch_size, count - begin)));
+    std::iota(numbers.begin(), numbers.end(), begin);
+    const auto batch = samples.batch(numbers);
+    const double value = conversation_loss(model, *batch, context.device()).item();
+    if (number >= batches) continue;
+    const auto weight = static_cast<double>(batch->weight);
+    mine.insert(mine.end(), {value * weight, weight});
+    if (took) took(*batch);
+  }
+  const auto parts = comm::exchange_arrays(context.communicator(), std::span(std::as_const(mine)),
+                                           comm::Tag{0, 0, comm::Phase::metrics});
+  double total = 0, weight = 0;
+  for (std::int64_t number = 0; number < batches; ++number) {
+    const std::vector<double>& from = parts[static_cast<std::size_t>(number % ranks)];
+    const auto place = static_cast<std::size_t>(2 * (number / ranks));
+    TESSERA_CHECK(place + 1 < from.size(), ErrorCode::rank_failed,
+                  "rank {} evaluated other conversations; give every rank the same data",
+                  number % ranks);
+    total += from[place];
+    weight += from[place + 1];
+  }
+  const double mean = total / weight;
+  return {{"loss", mean}, {"perplexity", std::exp(mean)}, {"tokens", weight}};
+}
+
+}  // namespace tessera::tasks

@@ -1,0 +1,218 @@
+// A step on conversations: loss and gradient are those of the sum over all tokens in the loss
+// divided by their number, for every split into ranks, micro-batches and packs.
+#include "tasks/instructions/sft.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "engine/random.h"
+#include "models/registry/registry.h"
+#include "support/one_thread.h"
+#include "tests/tasks/instructions/conversations_testing.h"
+#include "trainer/trainer.h"
+
+namespace tessera::tasks {
+namespace {
+
+constexpr std::int64_t row_length = 32;
+
+// 24 pairs of conversations that fill a row of 32 places exactly, with completions of any length.
+std::vector<PromptLengths> pairs_of_lengths() {
+  std::vector<PromptLengths> lengths;
+  for (int i = 0; i < 24; ++i) {
+    const int places = 4 + i % 12;
+    const int first = 1 + i * 7 % (places - 1);
+    lengths.push_back({places + 1 - first, first});
+    const int others = static_cast<int>(row_length) - places;
+    const int second = 1 + i * 11 % (others - 2);
+    lengths.push_back({others + 1 - second, second});
+  }
+  return lengths;
+}
+
+nlohmann::json small_model(bool of_llama) {
+  if (!of_llama) {
+    return {{"model_type", "gpt2"}, {"vocab_size", 256},
+            {"n_positions", 32},    {"n_embd", 32},
+            {"n_layer", 2},         {"n_head", 4},
+            {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0},
+            {"attn_pdrop", 0.0},    {"initializer_range", 0.1}};
+  }
+  return {{"model_type", "llama"},    {"vocab_size", 256},
+          {"hidden_size", 32},        {"intermediate_size", 48},
+          {"num_hidden_layers", 2},   {"num_attention_heads", 4},
+          {"num_key_value_heads", 2}, {"max_position_embeddings", 32},
+          {"initializer_range", 0.1}};
+}
+
+SftOptions small_options(const std::string& file, bool of_llama, bool packing) {
+  SftOptions options;
+  options.train = {{{file}, {}}};
+  options.tokenizer = make_tokenizer("bytes");
+  options.seq_len = row_length;
+  options.seed = 1;
+  options.model = small_model(of_llama);
+  options.packing = packing;
+  return options;
+}
+
+struct StepSplit {
+  int ranks = 1;
+  std::int64_t micro_batches = 1;
+  bool packing = false;
+  bool of_llama = false;
+  ShardingOptions sharding = {};
+};
+
+struct StepGradient {
+  double loss = 0;
+  std::map<std::string, std::vector<double>> gradient;
+};
+
+// All conversations at once, without a trainer: a row for each.
+StepGradient of_whole_batch(const std::string& file, bool of_llama) {
+  const testing::OneThread one_thread;
+  manual_seed(7);
+  const auto model = models::make_language_model(small_model(of_llama));
+  const ConversationSamples samples(
+      open_conversations({{file}, {}}, ByteTokenizer(), "", LossOn::answers),
+      {.seq_len = row_length, .shuffle = false});
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(samples.samples_per_epoch()));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const Tensor loss = conversation_loss(*model, *samples.batch(numbers), Device::cpu());
+  loss.backward();
+  StepGradient result{loss.item(), {}};
+  for (const nn::NamedParameter& parameter : model->named_parameters()) {
+    result.gradient[parameter.name] = parameter.tensor.grad().to_vector();
+  }
+  return result;
+}
+
+// The gradient is the step of SGD, with a rate that is a power of two and large enough that the
+// parameters' own rounding is small beside it.
+StepGradient of_step(const std::string& file, const StepSplit& split) {
+  constexpr double rate = 64;
+  StepGradient result;
+  std::mutex mutex;
+  launch(split.ranks, [&](Context& context) {
+    const testing::OneThread one_thread;
+    manual_seed(7);
+    TrainerOptions options;
+    const std::int64_t samples = split.packing ? 24 : 48;
+    options.batch_size = samples / split.ranks / split.micro_batches;
+    options.gradient_accumulation_steps = split.micro_batches;
+    options.max_grad_norm = 0;
+    options.sharding = split.sharding;
+    options.optimizer = optim::SgdOptions{.lr = rate};
+    Trainer trainer(make_sft_task(small_options(file, split.of_llama, split.packing)), context,
+                    options);
+    EXPECT_EQ(trainer.task().samples_per_epoch().front(), samples);
+    std::vector<std::vector<double>> before;
+    for (const ShardedParameter& part : trainer.model().sharded_parameters()) {
+      before.push_back(part.local.to_vector());
+    }
+    const float loss = trainer.step().value().loss;
+    const std::lock_guard lock(mutex);
+    result.loss = loss;
+    std::size_t index = 0;
+    for (const ShardedParameter& part : trainer.model().sharded_parameters()) {
+      std::vector<double>& whole = result.gradient[part.name];
+      whole.resize(static_cast<std::size_t>(part.shape.elements()));
+      const std::vector<double> after = part.local.to_vector();
+      for (std::size_t i = 0; i < after.size(); ++i) {
+        whole.at(static_cast<std::size_t>(part.first) + i) =
+            (before.at(index)[i] - after[i]) / rate;
+      }
+      ++index;
+    }
+  });
+  return result;
+}
+
+// The largest difference of the gradients, by the largest element of the expected one.
+double difference_of(const StepGradient& expected, const StepGradient& got) {
+  double largest = 0, difference = 0;
+  for (const auto& [name, values] : expected.gradient) {
+    const std::vector<double>& others = got.gradient.at(name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      largest = std::max(largest, std::fabs(values[i]));
+      difference = std::max(difference, std::fabs(values[i] - others.at(i)));
+    }
+  }
+  return difference / largest;
+}
+
+class SftSplit : public ::testing::Test {
+ protected:
+  SftSplit() { folder_.write("rows.jsonl", prompt_lines(pairs_of_lengths())); }
+  void expect_equal(const StepGradient& expected, const StepSplit& split) const {
+    const StepGradient got = of_step(folder_.path("rows.jsonl"), split);
+    const std::string what = std::to_string(split.ranks) + " ranks, " +
+                             std::to_string(split.micro_batches) + " micro-batches" +
+                             (split.packing ? ", packed" : "");
+    EXPECT_NEAR(got.loss, expected.loss, 1e-6 * expected.loss) << what;
+    EXPECT_LE(difference_of(expected, got), 1e-6) << what;
+  }
+  DataFolder folder_;
+};
+
+TEST_F(SftSplit, HasTheGradientOfTheWholeBatch) {
+  for (const bool of_llama : {false, true}) {
+    const StepGradient expected = of_whole_batch(folder_.path("rows.jsonl"), of_llama);
+    for (const int ranks : {1, 2, 3}) {
+      for (const std::int64_t micro_batches : {1, 2, 4}) {
+        for (const bool packing : {false, true}) {
+          expect_equal(expected, {ranks, micro_batches, packing, of_llama});
+        }
+      }
+    }
+    expect_equal(expected, {1, 48, false, of_llama});  // a conversation at a time
+    expect_equal(expected, {3, 8, true, of_llama});    // a row at a time
+  }
+}
+
+TEST_F(SftSplit, HasItUnderEveryStrategy) {
+  const StepGradient expected = of_whole_batch(folder_.path("rows.jsonl"), true);
+  for (const StrategyRow& row : strategy_table) {
+    StepSplit split{4, 2, true, true};
+    split.sharding.strategy = row.strategy;
+    split.sharding.group_size = 2;
+    expect_equal(expected, split);
+  }
+}
+
+// The loss of an evaluation is that of the whole set, also packed, on any ranks, with a last batch
+// that is not full.
+TEST_F(SftSplit, EvaluatesTheLossOfTheWholeSet) {
+  const double expected = of_whole_batch(folder_.path("rows.jsonl"), true).loss;
+  for (const bool packing : {false, true}) {
+    std::vector<double> losses;
+    for (const int ranks : {1, 2, 3}) {
+      std::mutex mutex;
+      launch(ranks, [&](Context& context) {
+        const testing::OneThread one_thread;
+        manual_seed(7);
+        SftOptions options = small_options(folder_.path("rows.jsonl"), true, packing);
+        options.valid = options.train.front();
+        options.eval_batches = 100;
+        TrainerOptions run;
+        run.batch_size = 5;
+        Trainer trainer(make_sft_task(options), context, run);
+        const double loss = trainer.evaluate().numbers.front().second;
+        const std::lock_guard lock(mutex);
+        losses.push_back(loss);
+      });
+    }
+    EXPECT_NEAR(losses.front(), expected, 1e-6 * expected);
+    for (const double loss : losses) EXPECT_EQ(loss, losses.front());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tasks

@@ -1,0 +1,186 @@
+// Runs of train.task: sft: the same bits under every strategy, memory as planned, resumes on other
+// worlds, evaluation by the same loss, and bad input.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/training/strategies_testing.h"
+
+namespace tessera::testing {
+namespace {
+
+using nlohmann::json;
+
+// A question and an answer of a few words, which depend on the number.
+std::string chat_line(int number) {
+  const std::string question = sample_text(static_cast<std::size_t>(8 + number * 7 % 30));
+  const std::string answer = sample_text(static_cast<std::size_t>(3 + number * 5 % 23));
+  return json{{"messages",
+               {{{"role", "user"}, {"content", question + std::to_string(number)}},
+                {{"role", "assistant"}, {"content", answer}}}}}
+             .dump() +
+         "\n";
+}
+
+class SftRun : public ::testing::Test {
+ protected:
+  SftRun() {
+    std::string lines;
+    for (int i = 0; i < 60; ++i) lines += chat_line(i);
+    folder_.write("chats.jsonl", lines);
+    // The model's tokens are bytes; their tokenizer's file is not needed beside the template.
+    std::filesystem::create_directories(folder_.path("tokenizer"));
+    folder_.write("tokenizer/chat_template.jinja",
+                  "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}\n{% endfor %}"
+                  "{% if add_generation_prompt %}<a>{% endif %}");
+    folder_.write("tokenizer/tokenizer.json", byte_tokenizer());
+  }
+
+  // Each byte is a token.
+  static std::string byte_tokenizer() {
+    json vocabulary;
+    for (int byte = 0; byte < 256; ++byte) {
+      const bool shown = (byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173);
+      static int next = 256;
+      if (byte == 0) next = 256;
+      const int code = shown ? byte : next++;
+      std::string letter;
+      if (code < 0x80) {
+        letter = std::string(1, static_cast<char>(code));
+      } else {
+        letter = {static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3F))};
+      }
+      vocabulary[letter] = byte;
+    }
+    return json{{"version", "1.0"},
+                {"added_tokens", json::array()},
+                {"normalizer", nullptr},
+                {"pre_tokenizer",
+                 {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+                {"decoder", {{"type", "ByteLevel"}}},
+                {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", json::array()}}}}
+        .dump();
+  }
+
+  [[nodiscard]] Settings small(bool packing) const {
+    return folder_.small() + Settings{{"train.task", "sft"},
+                                      {"data.train", folder_.path("chats.jsonl")},
+                                      {"data.tokenizer", folder_.path("tokenizer")},
+                                      {"data.packing", packing ? "true" : "false"}};
+  }
+  void expect_refused(const Settings& settings, int code, const std::string& problem) const {
+    const Ended ended = run_program(train_arguments(settings));
+    EXPECT_EQ(ended.code, code) << ended.err;
+    EXPECT_NE(ended.err.find(problem), std::string::npos) << ended.err;
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+  }
+  TrainingFolder folder_;
+};
+
+TEST_F(SftRun, HasTheSameBitsUnderEveryStrategy) {
+  for (const bool packing : {false, true}) {
+    expect_equal_bits(2, {1, 2}, small(packing) + Settings{{"model.n_layer", "1"}});
+  }
+}
+
+// Memory is as planned: what is packed to the byte, what is padded at most so much.
+TEST_F(SftRun, SaysWhatItDidWithTheDataAndNeedsThePlannedMemory) {
+  for (const bool packing : {false, true}) {
+    const Ended ended = train(2, small(packing) + Settings{{"log.memory", folder_.path("m.json")},
+                                                           {"log.summary", folder_.path("s.json")},
+                                                           {"model.seq_len", "48"}});
+    EXPECT_EQ(ended.err.find("warning"), std::string::npos) << ended.err;
+    EXPECT_NE(ended.err.find("data: conversations 60, left out without loss 0, cut at seq len "),
+              std::string::npos)
+        << ended.err;
+    const json data = json::parse(read_text(folder_.path("s.json"))).at("data");
+    EXPECT_EQ(data.at("conversations"), 60);
+    EXPECT_GT(data.at("tokens_cut_off"), 0);
+    EXPECT_EQ(data.contains("packed_rows"), packing);
+    const json memory = json::parse(read_text(folder_.path("m.json")));
+    if (packing) {
+      EXPECT_EQ(memory.at("planned"), memory.at("measured"));
+    }
+    std::filesystem::remove(folder_.path("m.json"));
+    std::filesystem::remove(folder_.path("s.json"));
+  }
+}
+
+TEST_F(SftRun, GoesOnWithTheSameConversationsOnAnotherWorld) {
+  for (const bool packing : {false, true}) {
+    const std::string name = packing ? "packed" : "padded";
+    const auto settings = [&](const std::string& run, int steps) {
+      return small(packing) + Settings{{"train.steps", std::to_string(steps)},
+                                       {"train.lr", "1e-3"},
+                                       {"data.batch_size", "6"},
+                                       {"data.split_batches", "true"},
+                                       {"checkpoint.dir", folder_.path(name + run)},
+                                       {"checkpoint.every", "4"},
+                                       {"log.jsonl", folder_.path(name + run + ".jsonl")}};
+    };
+    train(1, settings("one", 12));
+    train(2, settings("more", 4));
+    train(3, settings("more", 12));
+    expect_close(folder_.path(name + "more.jsonl"), folder_.path(name + "one.jsonl"), 1e-5);
+  }
+  const Ended other = run_program(
+      train_arguments(small(false) + Settings{{"train.steps", "20"},
+                                              {"checkpoint.dir", folder_.path("packedone")}}));
+  EXPECT_EQ(other.code, 3) << other.err;
+  EXPECT_NE(other.err.find("data.packing true"), std::string::npos) << other.err;
+}
+
+// `tessera evaluate` has the run's validation loss.
+TEST_F(SftRun, IsEvaluatedByTheSameLoss) {
+  std::string lines;
+  for (int i = 100; i < 111; ++i) lines += chat_line(i);
+  folder_.write("valid.jsonl", lines);
+  for (const bool packing : {false, true}) {
+    const std::string out = folder_.path(packing ? "packed" : "padded");
+    const std::string metrics = folder_.path("metrics.jsonl");
+    std::filesystem::remove(metrics);
+    train(2, small(packing) + Settings{{"data.valid", folder_.path("valid.jsonl")},
+                                       {"checkpoint.export", out},
+                                       {"log.jsonl", metrics}});
+    const double expected = metrics_in(metrics).back().at("valid_loss");
+    const Ended ended =
+        run_program({"evaluate", out, "--task", "sft", "--data", folder_.path("valid.jsonl"),
+                     "--seq-len", "64", "--batch-size", "4", "--json", folder_.path("e.json")});
+    ASSERT_EQ(ended.code, 0) << ended.err;
+    const json found = json::parse(read_text(folder_.path("e.json")));
+    EXPECT_NEAR(found.at("loss").get<double>(), expected, 1e-5 * expected);
+    EXPECT_EQ(found.at("samples"), 11);
+  }
+}
+
+TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
+  const Settings good = small(true);
+  const auto with_data = [&](const std::string& lines) {
+    folder_.write("bad.jsonl", lines);
+    return good + Settings{{"data.train", folder_.path("bad.jsonl")}};
+  };
+  expect_refused(good + Settings{{"data.train", folder_.path("text.txt")}}, 4,
+                 "conversations are in Parquet, Arrow or JSON lines");
+  expect_refused(good + Settings{{"data.tokenizer", "bytes"}}, 3, "chat template");
+  expect_refused(good + Settings{{"train.task", "next_token"}}, 3, "data.packing is for");
+  expect_refused(good + Settings{{"data.packing", "false"}, {"data.loss_on", "users"}}, 3,
+                 "must be one of answers | all");
+  expect_refused(good + Settings{{"train.teacher", folder_.path("tokenizer")}}, 3,
+                 "train.teacher is for");
+  expect_refused(with_data(R"({"messages": []})"
+                           "\n"),
+                 4, "line 1: column messages is an empty");
+  expect_refused(with_data(R"({"messages": [{"role": "user", "content": "a"}]})"
+                           "\n"),
+                 4, "none of 1 conversation has a token in the loss");
+  expect_refused(with_data(chat_line(1)) + Settings{{"model.seq_len", "4"}}, 4,
+                 "none of 1 conversation has a token in the loss within the first 5");
+  expect_refused(with_data(R"({"messages": [{"role": "assistant", "content": "a"}]})"
+                           "\n"),
+                 4, "the first message is the assistant's");
+}
+
+}  // namespace
+}  // namespace tessera::testing
