@@ -65,9 +65,11 @@ class Pages:
     def code(self, one, page):
         """The declaration with links to the types in it."""
         def linked(word):
-            target = self.link(one.refs.get(word[0]), page)
-            return f'<a href="{target}">{word[0]}</a>' if target else word[0]
-        return re.sub(r"[A-Za-z_]\w*", linked, escaped(one.code)) if one.refs else escaped(one.code)
+            for name in (word[0], *word[0].split("::")[-1:]):
+                if target := self.link(one.refs.get(name), page):
+                    return f'<a href="{target}">{word[0]}</a>'
+            return word[0]
+        return re.sub(r"[A-Za-z_]\w*(::\w+)*", linked, escaped(one.code))
 
     def prose(self, element, page):
         """The element's content as HTML."""
@@ -82,7 +84,8 @@ class Pages:
             elif child.tag == "ulink":
                 inner = f'<a href="{child.get("url")}">{inner}</a>'
             elif child.tag == "verbatim":
-                inner = f"<pre><code>{inner.strip(chr(10))}</code></pre>"
+                inner = re.sub(r"^\s*/// ?", "", inner.strip(), flags=re.MULTILINE).strip()
+                inner = f"<pre><code>{inner}</code></pre>"
             elif child.tag != "para":
                 raise SystemExit(f"reference.py: {page}: no rule for Doxygen's element {child.tag}")
             out += inner + escaped(child.tail or "")
@@ -112,11 +115,16 @@ class Pages:
             says = f"<div>The handle of {name}: <code>{first.name}(...)</code> makes one.</div>"
         else:
             says = self.says(first.docs, page)
-        lines = "\n".join(f'<span id="{one.anchor}">{self.code(one, page)}</span>' if anchors or one is not first else
-                          self.code(one, page) for one in group)
+        lines = "\n".join(self.span(one, page, anchors or one is not first) for one in group)
         if first.kind == "enum":
             says += self.values(first, page)
-        return f'<div class="entry"><pre><code>{lines}</code></pre>{says}</div>'
+        # A short comment behind a field stands there here as well.
+        kind = "entry field" if first.kind == "variable" and len(group) == 1 else "entry"
+        return f'<div class="{kind}"><pre><code>{lines}</code></pre><div>{says}</div></div>'
+
+    def span(self, one, page, anchored):
+        anchor = f' id="{one.anchor}"' if anchored else ""
+        return f"<span{anchor}>{self.code(one, page)}</span>"
 
     def values(self, one, page):
         if not any(docs for _, docs in one.values):
@@ -125,17 +133,17 @@ class Pages:
         return f"<dl>{rows}</dl>"
 
     def named(self, names, page):
-        return ", ".join(f'<a href="{target}"><code>{escaped(name)}</code></a>'
-                         if (target := self.link(identifier, page)) else f"<code>{escaped(name)}</code>"
-                         for name, identifier in names)
+        for name, identifier in names:
+            shown, target = f"<code>{escaped(name.removeprefix('tessera::'))}</code>", self.link(identifier, page)
+            yield f'<a href="{target}">{shown}</a>' if target else shown
 
     def class_page(self, one, page, level):
         self.counted["classes"] += 1
         self.counted["classes with a comment"] += bool(one.docs)
         yield f"{'#' * level} {escaped(one.name)} {{#{one.anchor}}}\n"
-        yield f'<div class="entry"><pre><code>{self.code(one, page)}</code></pre>{self.says(one.docs, page)}</div>\n'
+        yield f'<div class="entry"><pre><code>{self.span(one, page, False)}</code></pre><div>{self.says(one.docs, page)}</div></div>\n'
         if one.derived:
-            yield f"Derived from it: {self.named(one.derived, page)}\n"
+            yield f"Derived from it: {', '.join(self.named(one.derived, page))}\n"
         protected, inner = False, []
         for group in self.groups(one.members):
             if group[0].kind == "class":
@@ -153,9 +161,9 @@ class Pages:
     def header_page(self, header):
         page = self.page_of(header)
         up = "../" * page.count("/")
-        yield f"---\ntitle: {header.path.removeprefix('tessera/')}\n---\n"
+        yield f"---\ntitle: {header.path.removeprefix('tessera/')}\nhide: [navigation]\n---\n"
         yield f"# {header.path.removeprefix('tessera/')}\n"
-        yield f'<div class="entry"><pre><code>#include &lt;{header.path}&gt;</code></pre>{self.says(header.docs, page)}</div>\n'
+        yield f'<div class="entry"><pre><code>#include &lt;{header.path}&gt;</code></pre><div>{self.says(header.docs, page)}</div></div>\n'
         sections = [(number, line) for number, text in enumerate(self.reader.lines[header.path].lines, 1)
                     if (line := SECTION.match(text))]
         for group in self.groups(header.declarations):
@@ -172,7 +180,8 @@ class Pages:
             yield f"## {escaped(', '.join(names))} {{#{first.anchor}}}\n"
             yield self.entry(group, page, anchors=False) + "\n"
         if not header.declarations and header.includes:
-            yield f"Includes {self.named([one for one in header.includes if 'cpp20' not in one[0]], page)}\n"
+            included = [one for one in header.includes if not one[0].endswith("/cpp20.h")]
+            yield f"Includes {', '.join(self.named(included, page))}\n"
         yield f"[All headers]({up}index.md)\n"
 
     @staticmethod
@@ -187,7 +196,7 @@ class Pages:
 
     def first_sentence(self, header):
         text = " ".join("".join(header.docs[0].itertext()).split()) if header.docs else ""
-        return escaped(re.match(r"(.*?[.:])(?:\s|$)|.*", text)[0].rstrip(" :"))
+        return escaped(re.match(r"(.*?\.)(?:\s|$)|.*", text)[0].strip())
 
     def index(self):
         yield "# API reference\n"
@@ -203,7 +212,7 @@ class Pages:
         for floor, title in FLOORS.items():
             yield f"## {title} {{#{floor}}}\n"
             yield "| header | subject |\n|---|---|"
-            for header in floors[floor]:
+            for header in sorted(floors[floor], key=lambda one: one.path):
                 yield f"| [`{header.path.removeprefix('tessera/')}`]({self.page_of(header)}) | {self.first_sentence(header)} |"
             yield ""
         whole = ("classes", "members", "functions and types")
