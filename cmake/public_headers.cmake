@@ -5,6 +5,7 @@ set(tessera_public_include ${PROJECT_BINARY_DIR}/include)
 
 set(SOURCE ${PROJECT_SOURCE_DIR})
 include(${CMAKE_CURRENT_LIST_DIR}/public_header_roots.cmake)
+unset(SOURCE)
 
 set(tessera_write_public_headers ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR} -D DESTINATION=${tessera_public_include}
     -D HEADERS=${tessera_public_roots} -P ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import (BackwardPrefetch, FSDPModule, FullyShardedDa
                                     MixedPrecisionPolicy, ShardingStrategy, fully_shard)
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/from-fsdp.md"
-# Of every module, or for the library's own use.
+# Names that every module has, and those for the library's own use.
 NO_ROW = {"self", "module", "check_is_root", "fsdp_modules", "apply", "forward", "named_buffers", "named_parameters",
           "get_state_dict_type"}
 # Parts and forms of optim_state_dict, which has a row.

@@ -93,7 +93,7 @@ def test_every_guide_and_every_public_header_has_a_page(site):
     assert [name for name in guides if f"docs/{name}.md" not in navigation] == []
     pages = {path.relative_to(site / "reference").with_suffix(".h") for path in site.glob("reference/tessera/**/*.html")}
     assert pathlib.Path("tessera/tessera.h") in pages and pathlib.Path("tessera/engine/nn/module.h") in pages
-    # What a header must not lead to is no part of the reference either (cmake/write_public_headers.cmake).
+    # The reference has none of the headers that cmake/write_public_headers.cmake calls internal.
     assert [path for path in pages if re.match(r"tessera/(kernels/cuda|emulator|cli)/", str(path))] == []
     index = (site / "reference/index.html").read_text(encoding="utf-8")
     assert f"{len(pages)} headers, each with a comment" in index
