@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 HANDLE = re.compile(r"^\s*TESSERA_MODULE\((\w+)\);")
 SECTION = re.compile(r"^// ---- (.*)")
+CLASSES = ("class", "struct", "union")
 BEHIND = re.compile(r"\s*///<.*")
 
 
@@ -108,11 +109,11 @@ class Reader:
             if compound.get("kind") in ("file", "namespace"):
                 self.read_members(compound, lambda path: self.headers[path].declarations)
         nested = {inner.get("refid") for compound in self.compounds.values()
-                  if compound.get("kind") in ("class", "struct", "union") for inner in compound.findall("innerclass")}
+                  if compound.get("kind") in CLASSES for inner in compound.findall("innerclass")}
         for identifier, compound in self.compounds.items():
-            if compound.get("kind") in ("class", "struct", "union") and identifier not in nested:
+            if compound.get("kind") in CLASSES and identifier not in nested:
                 path = compound.find("location").get("file")
-                self.headers[path].declarations += [one for one in [self.class_of(compound)] if one]
+                self.headers[path].declarations += [one for one in [self.class_of(compound, "public")] if one]
         for path, header in self.headers.items():
             header.declarations.sort(key=lambda one: one.line)
             self.join(header.declarations, self.lines[path])
@@ -121,16 +122,18 @@ class Reader:
         seen = set()
         for member in compound.findall("sectiondef/memberdef"):
             path = member.find("location").get("file")
-            declaration = self.member(member, path)
+            # In a namespace Doxygen 1.9.8 gives members the protection of the class before them.
+            protection = member.get("prot") if compound.get("kind") in CLASSES else "public"
+            declaration = self.member(member, path, protection)
             if declaration and (path, declaration.line, declaration.name) not in seen:
                 seen.add((path, declaration.line, declaration.name))
                 into(path).append(declaration)
 
-    def member(self, member, path):
+    def member(self, member, path, protection):
         kind, name = member.get("kind"), member.findtext("name")
         line = int(member.find("location").get("line"))
         lines = self.lines[path]
-        if member.get("prot") == "private" and kind != "friend" or path not in self.headers:
+        if protection == "private" and kind != "friend" or path not in self.headers:
             return None
         if kind == "friend" and "operator" not in name:
             return None
@@ -144,16 +147,16 @@ class Reader:
             code, end = lines.declaration(line)
             code += "" if kind == "enum" else ";"
         found = Declaration(kind, name, lines.begin(line), code, docs_of(member), refs_in(member), (member.get("id"),),
-                            protected=member.get("prot") == "protected")
+                            protected=protection == "protected")
         found.end = max(end, int(member.find("location").get("bodyend") or 0))
         if kind == "enum":
             found.values = [(value.findtext("name"), docs_of(value)) for value in member.findall("enumvalue")]
-            found.ids += tuple(value.get("id") for value in member.findall("enumvalue"))
+            found.ids += tuple(value.get("id") for value in member.findall("enumvalue") if value.get("id"))
         return found
 
-    def class_of(self, compound):
+    def class_of(self, compound, protection):
         path, name = compound.find("location").get("file"), compound.findtext("compoundname")
-        if compound.get("prot") == "private" or "@" in name:
+        if protection == "private" or "@" in name:
             return None
         line = int(compound.find("location").get("line"))
         lines = self.lines[path]
@@ -165,7 +168,7 @@ class Reader:
             return found
         code, _ = lines.declaration(line)
         found = Declaration("class", re.sub(r"^tessera::", "", name), lines.begin(line), code + ";", docs_of(compound),
-                            {}, (compound.get("id"),), protected=compound.get("prot") == "protected")
+                            {}, (compound.get("id"),), protected=protection == "protected")
         found.end = int(compound.find("location").get("bodyend") or line)
         found.bases = [(one.text, one.get("refid")) for one in compound.findall("basecompoundref")
                        if one.get("prot") == "public"]
@@ -173,7 +176,7 @@ class Reader:
         found.refs = dict(found.bases)
         self.read_members(compound, lambda _: found.members)
         for inner in compound.findall("innerclass"):
-            found.members += [one for one in [self.class_of(self.compounds[inner.get("refid")])] if one]
+            found.members += [one for one in [self.class_of(self.compounds[inner.get("refid")], inner.get("prot"))] if one]
         found.members.sort(key=lambda one: one.line)
         self.join(found.members, lines)
         return found

@@ -31,10 +31,13 @@ class Pages:
     def __init__(self, reader):
         self.reader = reader
         self.places = {}  # Doxygen's identifier -> (page, anchor)
+        self.called = {}  # Doxygen's identifier -> names, one of which is in a text that links to it
+        self.calls = {}   # Doxygen's identifier -> whether it can be called
         self.counted = collections.Counter()
         for header in reader.headers.values():
             page = self.page_of(header)
             self.places[header.identifier] = (page, "")
+            self.called[header.identifier] = {posixpath.basename(header.path)}
             self.place(header.declarations, page, "", collections.Counter())
 
     @staticmethod
@@ -43,6 +46,7 @@ class Pages:
 
     def place(self, declarations, page, within, used):
         for one in declarations:
+            last = one.name.split("<")[0].split("::")[-1].strip()
             name = re.sub(r"\W+", "-", one.name.split("::")[-1]).strip("-") or "operator"
             if one.name.startswith("operator"):
                 name = "operator"
@@ -53,10 +57,16 @@ class Pages:
             one.anchor = anchor
             for identifier in one.ids:
                 self.places.setdefault(identifier, (page, anchor))
+                self.called.setdefault(identifier, {last, *(name for name, _ in one.values)})
+                self.calls[identifier] = one.kind not in ("enum", "variable")
             self.place(one.members, page, anchor, used)
 
-    def link(self, identifier, page):
-        if identifier not in self.places:
+    def link(self, identifier, page, text):
+        """The address of what the text names, if it does: Doxygen 1.9.8 also links words to variables of other names, and
+        calls to values of enumerations."""
+        if identifier not in self.places or not any(name in text for name in self.called[identifier]):
+            return None
+        if text.endswith(")") and not self.calls.get(identifier, False):
             return None
         there, anchor = self.places[identifier]
         target = "" if there == page else posixpath.relpath(there, posixpath.dirname(page)).removesuffix(".md") + ".html"
@@ -66,7 +76,7 @@ class Pages:
         """The declaration with links to the types in it."""
         def linked(word):
             for name in (word[0], *word[0].split("::")[-1:]):
-                if target := self.link(one.refs.get(name), page):
+                if target := self.link(one.refs.get(name), page, name):
                     return f'<a href="{target}">{word[0]}</a>'
             return word[0]
         return re.sub(r"[A-Za-z_]\w*(::\w+)*", linked, escaped(one.code))
@@ -77,7 +87,7 @@ class Pages:
         for child in element:
             inner = self.prose(child, page)
             if child.tag == "ref":
-                target = self.link(child.get("refid"), page)
+                target = self.link(child.get("refid"), page, child.text or "")
                 inner = f'<a href="{target}">{inner}</a>' if target else inner
             elif child.tag == "computeroutput":
                 inner = f"<code>{inner}</code>"
@@ -110,7 +120,7 @@ class Pages:
         first = group[0]
         if first.kind == "handle":
             implementation, identifier = first.bases[0]
-            target = self.link(identifier, page)
+            target = self.link(identifier, page, implementation)
             name = f'<a href="{target}">{implementation}</a>' if target else implementation
             says = f"<div>The handle of {name}: <code>{first.name}(...)</code> makes one.</div>"
         else:
@@ -134,7 +144,7 @@ class Pages:
 
     def named(self, names, page):
         for name, identifier in names:
-            shown, target = f"<code>{escaped(name.removeprefix('tessera::'))}</code>", self.link(identifier, page)
+            shown, target = f"<code>{escaped(name.removeprefix('tessera::'))}</code>", self.link(identifier, page, name)
             yield f'<a href="{target}">{shown}</a>' if target else shown
 
     def class_page(self, one, page, level):
