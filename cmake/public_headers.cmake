@@ -3,12 +3,9 @@
 # their own files. So these copies name each other by <tessera/engine/...> (write_public_headers.cmake).
 set(tessera_public_include ${PROJECT_BINARY_DIR}/include)
 
-# These headers, and the headers that they include.
-file(GLOB_RECURSE tessera_public_roots RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
-     ${PROJECT_SOURCE_DIR}/tessera/*.h ${PROJECT_SOURCE_DIR}/models/*.h ${PROJECT_SOURCE_DIR}/engine/data/*.h)
-list(APPEND tessera_public_roots
-     base/parallel.h tasks/evaluators.h tasks/losses/distillation.h tasks/sentence_losses.h tokenizers/load.h)
-list(JOIN tessera_public_roots "," tessera_public_roots)
+set(SOURCE ${PROJECT_SOURCE_DIR})
+include(${CMAKE_CURRENT_LIST_DIR}/public_header_roots.cmake)
+unset(SOURCE)
 
 set(tessera_write_public_headers ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR} -D DESTINATION=${tessera_public_include}
     -D HEADERS=${tessera_public_roots} -P ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)

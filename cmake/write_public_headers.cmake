@@ -1,7 +1,8 @@
 # Writes the headers HEADERS, and all headers that they include, from the repository SOURCE to DESTINATION/tessera, with
 # `#include "engine/tensor.h"` changed to `#include <tessera/engine/tensor.h>`. Writes only files that differ, and
 # removes headers that are no longer public.
-#   cmake -D SOURCE=FOLDER -D DESTINATION=FOLDER -D HEADERS=a.h,b.h -P write_public_headers.cmake
+#   cmake -D SOURCE=FOLDER -D DESTINATION=FOLDER [-D HEADERS=a.h,b.h] -P write_public_headers.cmake
+# Without HEADERS it writes those of public_header_roots.cmake.
 cmake_minimum_required(VERSION 3.25)
 
 # A public header must not include these: the internals of the kernels and of the devices.
@@ -11,6 +12,10 @@ set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^com
 set(first base/cpp20.h)
 set(without_first ${first} version.h base/version.h)
 
+if(NOT DEFINED HEADERS)
+  include(${CMAKE_CURRENT_LIST_DIR}/public_header_roots.cmake)
+  set(HEADERS ${tessera_public_roots})
+endif()
 string(REPLACE "," ";" waiting "${HEADERS}")
 list(APPEND waiting ${first})
 set(written)

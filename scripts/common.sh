@@ -49,6 +49,31 @@ build_folder() { if [[ $1 == release ]]; then echo build; else echo "build-$1"; 
 # The folder of files that are kept between runs and belong to no checkout.
 cache_folder() { echo "${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/tessera"; }
 
+# python_environment NAME REQUIREMENTS: the folder of a virtual environment with exactly the packages of that file, whether
+# it exists or not.
+python_environment() { echo "$(cache_folder)/$1-$(sha256sum "$2" | cut -c 1-12)"; }
+
+# make_python_environment FOLDER REQUIREMENTS MIB LOG: makes it with pip, if MIB are free. If that is impossible, it
+# prints the reason and fails.
+make_python_environment() {
+  local folder=$1 requirements=$2 needed_mib=$3 log=$4 base free_mib
+  base=$(command -v python3) || { echo "python3 is missing"; return 1; }
+  "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "the packages need Python 3.11 or newer, and this is $("$base" --version)"; return 1; }
+  mkdir -p "$(dirname "$folder")" || { echo "cannot write to $(dirname "$folder")"; return 1; }
+  free_mib=$(df --output=avail -m "$(dirname "$folder")" | tail -n 1)
+  ((free_mib >= needed_mib)) ||
+    { echo "the environment needs $needed_mib MiB and $(dirname "$folder") has $free_mib MiB free"; return 1; }
+  rm -rf "$folder.new"
+  "$base" -m venv "$folder.new" >"$log" 2>&1 || { echo "python3 -m venv failed: $(tail -n 1 "$log")"; return 1; }
+  "$folder.new/bin/python" -m pip install --no-deps --no-cache-dir --disable-pip-version-check \
+    --no-input -r "$requirements" >"$log" 2>&1 </dev/null ||
+    { echo "pip could not install the packages: $(grep -iE 'error' "$log" | tail -n 1)"; return 1; }
+  # A folder of this name is complete, so an interrupted installation is never used.
+  rm -rf "$folder"
+  mv "$folder.new" "$folder"
+}
+
 # version_at_least HAVE WANT
 version_at_least() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
 

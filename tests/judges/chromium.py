@@ -91,25 +91,32 @@ class Chromium:
 
 
 class Page:
-    """A file in a window of its own, of the given size, dark or light."""
+    """A file, or an address, in a window of its own, of the given size, dark or light."""
 
-    def __init__(self, browser, path, *, width=1100, height=900, dark=False):
-        self.browser, self.path = browser, path
+    def __init__(self, browser, path, *, width=1100, height=900, dark=False, blocked=()):
+        self.browser, self.address = browser, path if isinstance(path, str) else path.as_uri()
         self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        if blocked:
+            self.call("Network.setBlockedURLs", urls=list(blocked))
         self.emulate(dark=dark)
-        self.call("Page.navigate", url=path.as_uri())
-        browser.wait_for("Page.loadEventFired", self.session)
-        self.settle()
+        self.open(self.address)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.browser.call("Target.closeTarget", targetId=self.target)
+
+    def open(self, address):
+        self.address = address
+        self.browser.events = [event for event in self.browser.events if event.get("sessionId") != self.session]
+        self.call("Page.navigate", url=address)
+        self.browser.wait_for("Page.loadEventFired", self.session)
+        self.settle()
 
     def call(self, method, **parameters):
         return self.browser.call(method, self.session, **parameters)
@@ -147,6 +154,11 @@ class Page:
     def pdf(self):
         return base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"])
 
+    def requests(self):
+        """The addresses that this page asked for."""
+        return [event["params"]["request"]["url"] for event in self.browser.events
+                if event.get("sessionId") == self.session and event["method"] == "Network.requestWillBeSent"]
+
     def complaints(self):
         """Errors of scripts, requests that the page's own policy refused, and all requests for other files."""
         found = []
@@ -161,7 +173,7 @@ class Page:
                 found.append(str(what["args"]))
             elif event["method"] == "Log.entryAdded" and what["entry"]["level"] in ("error", "warning"):
                 found.append(what["entry"]["text"])
-            elif event["method"] == "Network.requestWillBeSent" and what["request"]["url"] != self.path.as_uri():
+            elif event["method"] == "Network.requestWillBeSent" and what["request"]["url"] != self.address:
                 if not what["request"]["url"].startswith("data:"):
                     found.append(f"asks for {what['request']['url']}")
         return found

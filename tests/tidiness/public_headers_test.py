@@ -55,6 +55,17 @@ class PublicHeaders(unittest.TestCase):
                          TREE["engine/tensor.h"].replace('"base/dtype.h"', "<tessera/base/dtype.h>")
                          .replace("#pragma once\n", FIRST))
 
+    def test_without_names_the_public_ones_are_written(self):
+        for name in ("base/parallel.h", "tasks/evaluators.h", "tasks/losses/distillation.h", "tasks/sentence_losses.h",
+                     "tokenizers/load.h", "models/gpt2/gpt2.h", "engine/data/corpus.h"):
+            self.put(name, "#pragma once\n")
+        done = subprocess.run([CMAKE, "-D", f"SOURCE={self.source}", "-D", f"DESTINATION={self.written}", "-P", SCRIPT],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertLessEqual({"tessera/tessera.h", "tessera/engine/data/corpus.h", "tessera/models/gpt2/gpt2.h",
+                              "tessera/tokenizers/load.h", "tessera/base/dtype.h"}, set(self.files()))
+        self.assertNotIn("tessera/engine/internal.h", self.files())
+
     def test_only_what_differs_is_touched(self):
         self.write()
         before = {name: path.stat().st_mtime_ns for name, path in self.files().items()}
