@@ -85,8 +85,10 @@ TEST_F(RecomputeRefuses, BackwardInsideAndASecondBackward) {
   const auto [a, b] =
       recompute([](const Tensor& x) { return std::pair(sum(x * 2.0), sum(x * 3.0)); }, x_);
   a.backward();
-  EXPECT_NE(testing::misuse_of([&a = a] { a.backward(); }).find("a second time"), std::string::npos);
-  EXPECT_NE(testing::misuse_of([&b = b] { b.backward(); }).find("a second time"), std::string::npos);
+  EXPECT_NE(testing::misuse_of([&a = a] { a.backward(); }).find("a second time"),
+            std::string::npos);
+  EXPECT_NE(testing::misuse_of([&b = b] { b.backward(); }).find("a second time"),
+            std::string::npos);
   expect_usable(generator);
 }
 
