@@ -91,9 +91,9 @@ std::string note_of(const Spike& spike) {
              : fmt::format("step {}: {}: the step is skipped", spike.step, cause);
 }
 
-std::string describe_data(const tasks::Task& task) {
+std::string describe_data(const std::vector<std::pair<std::string, std::int64_t>>& counts) {
   std::string text;
-  for (auto [name, count] : task.data_counts()) {
+  for (auto [name, count] : counts) {
     std::replace(name.begin(), name.end(), '_', ' ');
     text += fmt::format("{}{} {}", text.empty() ? "data: " : ", ", name, count);
   }

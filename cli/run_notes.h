@@ -1,7 +1,10 @@
 // The sentences of `tessera train` about its run.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "trainer/events.h"
 #include "trainer/trainer.h"
@@ -13,8 +16,8 @@ std::string note_of(const RunEvent& event, const training::Recipe& recipe);
 
 std::string note_of(const Spike& spike);
 
-// The counts of its data in one line; empty: the task has none.
-std::string describe_data(const tasks::Task& task);
+// Task::data_counts() in one line; empty: there are none.
+std::string describe_data(const std::vector<std::pair<std::string, std::int64_t>>& counts);
 
 // The run in one line: its parameters, ranks, batches and device.
 std::string describe(const Trainer& training, const training::Recipe& recipe);

@@ -43,7 +43,7 @@ struct TextData {
   std::vector<std::string> columns = {};
 };
 
-// What the tasks of a language model have in common.
+// The options that all tasks of a language model share.
 struct LanguageModelOptions {
   std::vector<TextData> train;
   std::optional<TextData> valid;  // one data set

@@ -93,7 +93,7 @@ class Task {
     return std::to_string(samples);
   }
 
-  // What the user should know of the training data, for the run's summary: counts by name.
+  // Counts of the data by name, for the run's summary, such as the samples that are left out.
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::int64_t>> data_counts() const {
     return {};
   }

@@ -53,8 +53,8 @@ struct Contents {
   std::vector<std::string> notes;
   // Small files like `files` that do not exist as files yet: name to contents.
   std::map<std::string, std::string> texts = {};
-  // What has an optimizer's state that is not read, as a file beside the weights; empty: none. A
-  // conversion that should keep such state is refused.
+  // The source of an optimizer's state that is not read, such as a file beside the weights; empty:
+  // there is none. A conversion that should keep such state is refused.
   std::string unread_state = {};
   // The modes of files that texts were made from.
   std::map<std::string, mode_t> text_modes = {};

@@ -63,7 +63,8 @@ struct TrainCommand {
                        .descriptor = 2,
                        .animated = logs::animated_by_default()});
     progress.note(describe(training, recipe));
-    if (const std::string data = describe_data(training.task()); !data.empty()) progress.note(data);
+    if (const std::string data = describe_data(training.task().data_counts()); !data.empty())
+      progress.note(data);
     for (const std::string& note : training::configuration_notes(recipe, context.world_size()))
       progress.note(note);
     show(events, recipe, progress);

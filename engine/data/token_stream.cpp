@@ -235,12 +235,12 @@ void TokenStreamWriter::write(const void* data, std::size_t bytes, std::int64_t 
 
 void TokenStreamWriter::append(std::span<const std::int32_t> ids) {
   const std::int64_t limit = vocabulary_ == 0 ? std::int64_t{1} << 31 : vocabulary_;
-  bool known = true;  // a loop without an end in its middle is computed by vectors
+  bool known = true;  // without a break the compiler vectorises the loop
   for (const std::int32_t id : ids) known &= id >= 0 && id < limit;
   if (!known) {
     const auto outside = std::find_if(ids.begin(), ids.end(),
                                       [&](std::int32_t id) { return id < 0 || id >= limit; });
-    TESSERA_REQUIRE(known, "token {} outside a vocabulary of {}", *outside, vocabulary_);
+    misuse("token {} outside a vocabulary of {}", *outside, vocabulary_);
   }
   buffer_.resize(ids.size() * static_cast<std::size_t>(bytes_per_token_));
   if (bytes_per_token_ == 2) {

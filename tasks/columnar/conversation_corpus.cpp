@@ -2,19 +2,14 @@
 #include "tasks/columnar/conversation_corpus.h"
 
 #include <algorithm>
-#include <array>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "base/error.h"
-#include "engine/data/permutation.h"
-#include "engine/data/text_reader.h"
 #include "engine/data/token_stream.h"
 #include "engine/data/tokenize_text.h"
-#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_reader.h"
 
 namespace tessera::tasks {
@@ -59,8 +54,7 @@ class ConversationNumbers {
     }
   }
 
-  void take_line(std::string_view line, const std::string& place) {
-    const ordered_json row = json_row(line, place);
+  void take(const ordered_json& row, const TableFile& /*file*/, const std::string& place) {
     std::vector<std::string> names;
     for (const auto& item : row.items()) names.push_back(item.key());
     add(row, conversation_columns(names, table_.columns, place), place);
@@ -120,32 +114,14 @@ class ConversationNumbers {
 void write_numbers(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on,
                    const std::filesystem::path& path) {
   ConversationNumbers numbers(table, tokenizer, loss_on, path);
-  if (table.files.front().kind == TableFileKind::json_lines) {
-    for (const TableFile& file : table.files) {
-      numbers.begin_file(file);
-      TextReader reader(file.path);
-      for_each_line(reader, [&](std::string_view line, const std::string& place) {
-        numbers.take_line(line, place);
-      });
-    }
-  } else {
-    read_table(
-        table.files,
-        [&](const ArrowSchema& schema, const TableFile& file) {
-          return numbers.choose(schema, file);
-        },
-        [&](const TableChunk& chunk) { numbers.take(chunk); });
-  }
+  read_rows(table.files, numbers);
   numbers.finish();
 }
 
 std::unique_ptr<DerivedFile> make_numbers(const TableText& table, const Tokenizer& tokenizer,
                                           LossOn loss_on) {
-  const std::int64_t end_of_text = tokenizer.end_of_text().value_or(-1);
-  std::uint64_t purpose = mix(tokenizer.fingerprint(), static_cast<std::uint64_t>(end_of_text));
-  purpose = mix(purpose, templates_fingerprint(table.tokenizer));
-  purpose = mix_text(purpose, loss_on == LossOn::answers ? "answers" : "all");
-  for (const std::string& column : table.columns) purpose = mix_text(purpose, column);
+  const std::uint64_t purpose =
+      mix_text(tokens_purpose(table, tokenizer), loss_on == LossOn::answers ? "answers" : "all");
   return std::make_unique<DerivedFile>(
       table.files, purpose, ".conversations",
       [&](const std::filesystem::path& path) { write_numbers(table, tokenizer, loss_on, path); });

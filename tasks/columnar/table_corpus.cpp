@@ -2,6 +2,7 @@
 #include "tasks/columnar/table_corpus.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -9,11 +10,9 @@
 
 #include "base/error.h"
 #include "engine/data/permutation.h"
-#include "engine/data/text_reader.h"
 #include "engine/data/token_stream.h"
 #include "engine/data/tokenize_text.h"
 #include "tasks/columnar/derived_file.h"
-#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_reader.h"
 #include "tasks/conversations/conversation_texts.h"
 
@@ -76,8 +75,13 @@ std::string usual_column(const ArrowSchema& schema, const TableFile& file) {
 // Takes rows and appends their tokens to a stream.
 class TokenRows {
  public:
-  TokenRows(const TableText& table, const Tokenizer& tokenizer, int workers, const TokenOutput& out)
-      : table_(table), tokenizer_(tokenizer), workers_(workers), out_(out) {}
+  TokenRows(const TableText& table, const Tokenizer& tokenizer, int workers, const TokenOutput& out,
+            std::function<void()> between)
+      : table_(table),
+        tokenizer_(tokenizer),
+        workers_(workers),
+        out_(out),
+        between_(std::move(between)) {}
 
   // Returns the names of the columns to read of a file.
   std::vector<std::string> choose(const ArrowSchema& schema, const TableFile& file) {
@@ -103,21 +107,22 @@ class TokenRows {
   }
 
   // A row of JSON lines: a conversation, or a text in the named column.
-  void take(const nlohmann::ordered_json& row, const std::string& file, const std::string& place) {
+  void take(const nlohmann::ordered_json& row, const TableFile& file, const std::string& place) {
+    if (between_) between_();
     std::vector<std::string> names;
     for (const auto& item : row.items()) names.push_back(item.key());
     if (table_.columns.size() == 1) {
       const nlohmann::ordered_json* const value = member_at(row, table_.columns.front());
       if (value != nullptr && value->is_string()) {
         require_kind(true, place);
-        open(false, file, table_.columns.front());
+        open(false, file.path, table_.columns.front());
         texts_->add(value->get_ref<const std::string&>());
         return;
       }
     }
     const ConversationColumns columns = conversation_columns(names, table_.columns, place);
     require_kind(false, place);
-    open(false, file, columns.messages);
+    open(false, file.path, columns.messages);
     add(conversation_of(row, columns, place), place);
   }
 
@@ -131,6 +136,7 @@ class TokenRows {
   }
 
   void take(const TableChunk& chunk) {
+    if (between_) between_();
     if (conversation_) return take_conversations(chunk);
     const TableChunk::Column& column = chunk.columns.front();
     TESSERA_CHECK(column.field != nullptr && is_token_column(*column.field), ErrorCode::data,
@@ -214,7 +220,7 @@ class TokenRows {
 
   void require_known(std::span<const std::int64_t> ids, const TableChunk& chunk,
                      std::int64_t row) const {
-    bool known = true;  // a loop without an end in its middle is computed by vectors
+    bool known = true;  // without a break the compiler vectorises the loop
     for (const std::int64_t id : ids) known &= id >= 0 && id < limit_;
     if (known) return;
     const auto outside = std::find_if(ids.begin(), ids.end(),
@@ -233,6 +239,7 @@ class TokenRows {
   const Tokenizer& tokenizer_;
   int workers_;
   TokenOutput out_;
+  std::function<void()> between_;
   std::optional<ConversationColumns> conversation_;  // of the file that is read
   std::optional<bool> rows_are_texts_;               // those of JSON lines, or conversations
   std::optional<ConversationTexts> conversations_;
@@ -248,39 +255,27 @@ class TokenRows {
 std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokenizer, int workers,
                                 const TokenOutput& out, const std::function<void()>& between) {
   TESSERA_REQUIRE(workers > 0, "{} workers", workers);
-  TokenRows rows(table, tokenizer, workers, out);
-  if (table.files.front().kind == TableFileKind::json_lines) {
-    for (const TableFile& file : table.files) {
-      rows.begin_file(file);
-      TextReader reader(file.path);
-      for_each_line(reader, [&](std::string_view line, const std::string& place) {
-        if (between) between();
-        rows.take(json_row(line, place), file.path, place);
-      });
-    }
-    return rows.finish();
-  }
-  read_table(
-      table.files,
-      [&](const ArrowSchema& schema, const TableFile& file) { return rows.choose(schema, file); },
-      [&](const TableChunk& chunk) {
-        if (between) between();
-        rows.take(chunk);
-      });
+  TokenRows rows(table, tokenizer, workers, out, between);
+  read_rows(table.files, rows);
   return rows.finish();
 }
 
-std::shared_ptr<const Corpus> open_table_corpus(const TableText& table, const Tokenizer& tokenizer,
-                                                int workers) {
+std::uint64_t tokens_purpose(const TableText& table, const Tokenizer& tokenizer) {
   const std::int64_t end_of_text = tokenizer.end_of_text().value_or(-1);
   std::uint64_t purpose = mix(tokenizer.fingerprint(), static_cast<std::uint64_t>(end_of_text));
   purpose = mix_text(purpose, table.columns.empty() ? "" : table.columns.front());
   if (table.columns.size() > 1) purpose = mix_text(purpose, table.columns.back());
   if (const std::uint64_t chat = templates_fingerprint(table.tokenizer))
     purpose = mix(purpose, chat);
-  const DerivedFile stream(table.files, purpose, ".tokens", [&](const std::filesystem::path& path) {
-    write_table_tokens(table, tokenizer, workers, {path});
-  });
+  return purpose;
+}
+
+std::shared_ptr<const Corpus> open_table_corpus(const TableText& table, const Tokenizer& tokenizer,
+                                                int workers) {
+  const DerivedFile stream(table.files, tokens_purpose(table, tokenizer), ".tokens",
+                           [&](const std::filesystem::path& path) {
+                             write_table_tokens(table, tokenizer, workers, {path});
+                           });
   return std::make_shared<Corpus>(stream.path(), tokenizer);
 }
 

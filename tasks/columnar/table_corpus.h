@@ -1,6 +1,7 @@
 // The texts or token ids of Parquet and Arrow files as one sequence of tokens.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -48,6 +49,10 @@ struct TableText {
 // vocabulary, a column of another type; no row at all.
 std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokenizer, int workers,
                                 const TokenOutput& out, const std::function<void()>& between = {});
+
+// The purpose (DerivedFile) of a file with the tokens of these rows: it changes with the tokenizer,
+// the columns and the chat template.
+std::uint64_t tokens_purpose(const TableText& table, const Tokenizer& tokenizer);
 
 // Opens the stream that write_table_tokens() makes, which is kept beside the files (DerivedFile).
 std::shared_ptr<const Corpus> open_table_corpus(const TableText& table, const Tokenizer& tokenizer,

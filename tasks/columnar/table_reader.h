@@ -3,13 +3,16 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "engine/data/text_reader.h"
 #include "tasks/columnar/arrow/arrow_schema.h"
 #include "tasks/columnar/arrow/arrow_values.h"
+#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_files.h"
 
 namespace tessera::tasks {
@@ -45,5 +48,25 @@ using ChooseColumns =
 // or a number from 1), or of a type that is not read; a damaged or truncated file.
 void read_table(const std::vector<TableFile>& files, const ChooseColumns& choose,
                 const std::function<void(const TableChunk&)>& take);
+
+// The same for files of any kind: rows.choose(schema, file) and rows.take(chunk) as above; for JSON
+// lines rows.begin_file(file), and rows.take(object, file, place) for each line.
+template <class Rows>
+void read_rows(const std::vector<TableFile>& files, Rows& rows) {
+  if (files.front().kind != TableFileKind::json_lines) {
+    read_table(
+        files,
+        [&](const ArrowSchema& schema, const TableFile& file) { return rows.choose(schema, file); },
+        [&](const TableChunk& chunk) { rows.take(chunk); });
+    return;
+  }
+  for (const TableFile& file : files) {
+    rows.begin_file(file);
+    TextReader reader(file.path);
+    for_each_line(reader, [&](std::string_view line, const std::string& place) {
+      rows.take(json_row(line, place), file, place);
+    });
+  }
+}
 
 }  // namespace tessera::tasks

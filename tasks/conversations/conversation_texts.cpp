@@ -86,8 +86,10 @@ ConversationText ConversationTexts::answered_text(const ConversationRow& row,
     const auto& messages = row.conversation.messages;
     for (std::size_t i = 0; i < messages.size(); ++i) {
       if (messages[i].at("role") != "assistant") continue;
-      TESSERA_CHECK(i > 0, ErrorCode::data,
-                    "the first message is the assistant's; begin with one of a user or the system");
+      TESSERA_CHECK(
+          i > 0, ErrorCode::data,
+          "the first message is the assistant's; begin with one of a user or the system, or put "
+          "a chat_template.jinja with {{% generation %}} blocks beside the tokenizer");
       const std::size_t end = renderer.length_of(i + 1, false);
       made.answers.emplace_back(std::min(renderer.length_of(i, true), end), end);
     }

@@ -53,11 +53,13 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const ConversationCorpu
                   options_.seq_len);
   std::vector<std::int32_t> kept;
   std::vector<std::int64_t> sizes;
+  std::int64_t unanswered = 0;
   counts_.conversations = corpus_->rows();
   for (std::int32_t row = 0; row < corpus_->rows(); ++row) {
     const std::int64_t first = corpus_->first_that_counts(row);
     if (first == 0 || first > options_.seq_len) {
       ++counts_.left_out;
+      unanswered += first == 0 ? 1 : 0;
       continue;
     }
     kept.push_back(row);
@@ -67,9 +69,13 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const ConversationCorpu
     counts_.cut_tokens += cut;
     counts_.places += sizes.back();
   }
+  TESSERA_CHECK(!kept.empty() || unanswered < corpus_->rows(), ErrorCode::data,
+                "data file {}: none of {} has an answer: a message with the role assistant, or a "
+                "completion; name the roles so, or set data.loss_on: all",
+                corpus_->path(), counted(corpus_->rows(), "conversation"));
   TESSERA_CHECK(!kept.empty(), ErrorCode::data,
                 "data file {}: none of {} has a token in the loss within the first {}; raise "
-                "model.seq_len, or give conversations with answers of the assistant",
+                "model.seq_len, or give conversations with shorter prompts",
                 corpus_->path(), counted(corpus_->rows(), "conversation"),
                 counted(options_.seq_len + 1, "token"));
   begins_ = {0};
@@ -99,6 +105,23 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const ConversationCorpu
     const std::int32_t sample = sample_of[static_cast<std::size_t>(bin_of[i])];
     rows_[static_cast<std::size_t>(next[static_cast<std::size_t>(sample)]++)] = kept[i];
   }
+}
+
+ConversationSamples::Counts& ConversationSamples::Counts::operator+=(const Counts& other) {
+  conversations += other.conversations;
+  left_out += other.left_out;
+  cut += other.cut;
+  cut_tokens += other.cut_tokens;
+  places += other.places;
+  return *this;
+}
+
+std::vector<std::pair<std::string, std::int64_t>> ConversationSamples::Counts::by_name() const {
+  return {{"conversations", conversations},
+          {"left_out_without_loss", left_out},
+          {"cut_at_seq_len", cut},
+          {"tokens_cut_off", cut_tokens},
+          {"tokens", places}};
 }
 
 std::int64_t ConversationSamples::places_of(std::int32_t row) const {

@@ -53,13 +53,16 @@ class ConversationSamples {
   [[nodiscard]] std::unique_ptr<ConversationBatch> batch(
       std::span<const std::int64_t> samples) const;
 
-  // Counts of conversations and tokens: Task::data_counts().
   struct Counts {
     std::int64_t conversations = 0;
     std::int64_t left_out = 0;    // without a token in the loss
     std::int64_t cut = 0;         // of those that are not left out
     std::int64_t cut_tokens = 0;  // at their ends
     std::int64_t places = 0;      // of an epoch, without padding
+
+    Counts& operator+=(const Counts& other);
+    // As Task::data_counts().
+    [[nodiscard]] std::vector<std::pair<std::string, std::int64_t>> by_name() const;
   };
   [[nodiscard]] const Counts& counts() const { return counts_; }
 

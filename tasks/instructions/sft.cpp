@@ -92,22 +92,17 @@ class Sft final : public ModelTask {
     ConversationSamples::Counts all;
     std::int64_t rows = 0;
     for (const ConversationSamples& one : samples_) {
-      all.conversations += one.counts().conversations;
-      all.left_out += one.counts().left_out;
-      all.cut += one.counts().cut;
-      all.cut_tokens += one.counts().cut_tokens;
-      all.places += one.counts().places;
+      all += one.counts();
       rows += one.samples_per_epoch();
     }
-    std::vector<std::pair<std::string, std::int64_t>> counts = {
-        {"conversations", all.conversations},
-        {"left_out_without_loss", all.left_out},
-        {"cut_at_seq_len", all.cut},
-        {"tokens_cut_off", all.cut_tokens},
-        {"tokens", all.places}};
+    auto counts = all.by_name();
     if (options_.packing) {
       counts.emplace_back("packed_rows", rows);
       counts.emplace_back("padding", rows * options_.seq_len - all.places);
+    }
+    if (!validation_) return counts;
+    for (const auto& [name, count] : validation_->counts().by_name()) {
+      counts.emplace_back("valid_" + name, count);
     }
     return counts;
   }

@@ -86,6 +86,19 @@ constexpr double half_ulp() {
   return 0x1p-11;
 }
 
+inline double half_ulp(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return half_ulp<double>();
+    case DType::float32:
+      return half_ulp<float>();
+    case DType::bfloat16:
+      return half_ulp<BFloat16>();
+    default:
+      return half_ulp<Float16>();
+  }
+}
+
 // One rounding to T, plus `ulps` roundings of the arithmetic (fp32, or fp64 for double) of values
 // as large as the reference or `magnitude`. The bound allows a 16-bit result no second rounding.
 template <class T>

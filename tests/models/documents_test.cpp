@@ -137,7 +137,7 @@ TEST(Documents, OfLlamaAndItsFamiliesAreTextsByThemselves) {
   expect_texts_by_themselves(decoder("mixtral", {{"num_local_experts", 3}}));
 }
 
-// What is computed again in backward sees the same documents.
+// Recomputation in backward uses the same documents.
 TEST(Documents, OfRecomputedLayersHaveTheSameGradients) {
   for (const bool of_llama : {false, true}) {
     const json config =

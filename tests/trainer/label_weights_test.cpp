@@ -16,10 +16,13 @@
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "support/one_thread.h"
+#include "support/step_gradient.h"
 #include "trainer/trainer.h"
 
 namespace tessera {
 namespace {
+
+using testing::StepGradient;
 
 constexpr std::int64_t vocabulary = 11;
 constexpr std::int64_t length = 6;
@@ -93,13 +96,8 @@ class LabelTask : public tasks::Task {
   SmallLanguageModel net_;
 };
 
-struct LossAndGradient {
-  double loss = 0;
-  std::map<std::string, std::vector<double>> gradient;
-};
-
 // All sequences at once, without ranks and without a trainer.
-LossAndGradient of_whole_batch() {
+StepGradient of_whole_batch() {
   const testing::OneThread one_thread;
   manual_seed(7);
   SmallLanguageModel net;
@@ -107,7 +105,7 @@ LossAndGradient of_whole_batch() {
   const auto batch = labelled(numbers, true);
   const Tensor loss = net.loss(batch->ids, batch->labels);
   loss.backward();
-  LossAndGradient result;
+  StepGradient result;
   result.loss = loss.item();
   for (const nn::NamedParameter& parameter : net.named_parameters()) {
     result.gradient[parameter.name] = parameter.tensor.grad().to_vector();
@@ -123,56 +121,14 @@ struct Split {
   bool sync_each_batch = true;
 };
 
-// The gradient is the step of SGD, with a rate that is a power of two and large enough that the
-// parameters' own rounding is small beside it.
-LossAndGradient of_split(const Split& split) {
-  constexpr double rate = 64;
-  LossAndGradient result;
-  std::mutex mutex;
-  launch(split.ranks, [&](Context& context) {
-    const testing::OneThread one_thread;
-    manual_seed(7);
-    TrainerOptions options;
-    options.batch_size = sequences / split.ranks / split.micro_batches;
-    options.gradient_accumulation_steps = split.micro_batches;
-    options.sync_each_batch = split.sync_each_batch;
-    options.max_grad_norm = 0;
-    options.sharding = split.sharding;
-    options.optimizer = optim::SgdOptions{.lr = rate};
-    Trainer trainer(std::make_unique<LabelTask>(split.task), context, options);
-    std::vector<std::vector<double>> before;
-    for (const ShardedParameter& part : trainer.model().sharded_parameters()) {
-      before.push_back(part.local.to_vector());
-    }
-    const float loss = trainer.step().value().loss;
-    const std::lock_guard lock(mutex);
-    result.loss = loss;
-    std::size_t index = 0;
-    for (const ShardedParameter& part : trainer.model().sharded_parameters()) {
-      std::vector<double>& whole = result.gradient[part.name];
-      whole.resize(static_cast<std::size_t>(part.shape.elements()));
-      const std::vector<double> after = part.local.to_vector();
-      for (std::size_t i = 0; i < after.size(); ++i) {
-        whole.at(static_cast<std::size_t>(part.first) + i) =
-            (before.at(index)[i] - after[i]) / rate;
-      }
-      ++index;
-    }
-  });
-  return result;
-}
-
-// The largest difference of the gradients, by the largest element of the expected one.
-double largest_difference(const LossAndGradient& expected, const LossAndGradient& got) {
-  double largest = 0, difference = 0;
-  for (const auto& [name, values] : expected.gradient) {
-    const std::vector<double>& others = got.gradient.at(name);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      largest = std::max(largest, std::fabs(values[i]));
-      difference = std::max(difference, std::fabs(values[i] - others.at(i)));
-    }
-  }
-  return difference / largest;
+StepGradient of_split(const Split& split) {
+  TrainerOptions options;
+  options.batch_size = sequences / split.ranks / split.micro_batches;
+  options.gradient_accumulation_steps = split.micro_batches;
+  options.sync_each_batch = split.sync_each_batch;
+  options.sharding = split.sharding;
+  return testing::gradient_of_step(split.ranks, options,
+                                   [&] { return std::make_unique<LabelTask>(split.task); });
 }
 
 std::string describe(const Split& split) {
@@ -180,14 +136,14 @@ std::string describe(const Split& split) {
          " ranks, " + std::to_string(split.micro_batches) + " micro-batches";
 }
 
-void expect_equal(const LossAndGradient& expected, const Split& split) {
-  const LossAndGradient got = of_split(split);
+void expect_equal(const StepGradient& expected, const Split& split) {
+  const StepGradient got = of_split(split);
   EXPECT_NEAR(got.loss, expected.loss, 1e-6 * expected.loss) << describe(split);
   EXPECT_LE(largest_difference(expected, got), 1e-6) << describe(split);
 }
 
 TEST(LabelWeights, GiveEverySplitTheGradientOfTheWholeBatch) {
-  const LossAndGradient expected = of_whole_batch();
+  const StepGradient expected = of_whole_batch();
   for (const int ranks : {1, 2, 4, 8}) {
     for (std::int64_t micro_batches = 1; ranks * micro_batches <= sequences; micro_batches *= 2) {
       expect_equal(expected, {.ranks = ranks, .micro_batches = micro_batches});
@@ -196,7 +152,7 @@ TEST(LabelWeights, GiveEverySplitTheGradientOfTheWholeBatch) {
 }
 
 TEST(LabelWeights, GiveEveryStrategyTheGradientOfTheWholeBatch) {
-  const LossAndGradient expected = of_whole_batch();
+  const StepGradient expected = of_whole_batch();
   for (const StrategyRow& row : strategy_table) {
     Split split{.ranks = 4, .micro_batches = 2};
     split.sharding.strategy = row.strategy;
@@ -213,16 +169,16 @@ TEST(LabelWeights, GiveEveryStrategyTheGradientOfTheWholeBatch) {
 
 // Without weights the loss is another one: a mean of means.
 TEST(LabelWeights, DifferFromBatchesThatCountEqually) {
-  const LossAndGradient expected = of_whole_batch();
+  const StepGradient expected = of_whole_batch();
   EXPECT_LE(largest_difference(expected, of_split({.task = {.weighs = false}})), 1e-6);
   for (const int ranks : {2, 4}) {
-    const LossAndGradient got = of_split({.ranks = ranks, .task = {.weighs = false}});
+    const StepGradient got = of_split({.ranks = ranks, .task = {.weighs = false}});
     EXPECT_GT(largest_difference(expected, got), 0.05);
   }
 }
 
 TEST(LabelWeights, OfAStepWithoutLabelsChangeNothing) {
-  const LossAndGradient got =
+  const StepGradient got =
       of_split({.ranks = 2, .micro_batches = 2, .task = {.has_labels = false}});
   EXPECT_EQ(got.loss, 0);
   for (const auto& [name, values] : got.gradient) {

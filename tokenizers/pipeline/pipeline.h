@@ -61,8 +61,8 @@ class PipelineTokenizer final : public Tokenizer {
   struct Workplace;
   std::unique_ptr<Workplace> take_workplace() const;
   void encode_part(const TextPart& part, Workplace& place, std::vector<std::int32_t>& ids) const;
-  // Encodes all parts of the text; took(part, first) is called after each, with the number of ids
-  // before it.
+  // Encodes all parts of the text; calls took(part, ids, before) after each, with its ids and the
+  // number of ids before them.
   template <class Took>
   std::vector<std::int32_t> encode_parts(std::string_view text, const Took& took) const;
   // A place in a part that is not an added token, in bytes from its beginning; `ids` are the

@@ -28,7 +28,7 @@ std::optional<char> byte_of(std::string_view token) {
   return static_cast<char>(value);
 }
 
-// What a token may stand for, beginning with the least changed.
+// The texts that a token can stand for, the least changed one first.
 std::vector<std::string> spellings(std::string_view token) {
   std::vector<std::string> found{std::string(token)};
   if (auto bytes = byte_alphabet().read(token)) found.push_back(std::move(*bytes));

@@ -16,6 +16,7 @@
 #include "base/text/nearest.h"
 #include "base/text/print.h"
 #include "cli/commands/encoders/encoder_folder.h"
+#include "cli/run_notes.h"
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
 #include "engine/storage/output_file.h"
@@ -96,6 +97,7 @@ struct EvaluateCommand {
   struct Result {
     tasks::Scores scores;
     std::int64_t samples = 0;
+    std::vector<std::pair<std::string, std::int64_t>> data = {};  // as Task::data_counts()
   };
   [[nodiscard]] int run() const;
   void check_output_of(const std::string& what) const;
@@ -197,7 +199,7 @@ EvaluateCommand::Result EvaluateCommand::answers(const Context& context) const {
   const auto scores = tasks::evaluate_conversations(
       model.model(), samples, samples.samples_per_epoch(), batch_size, context,
       [&](const tasks::ConversationBatch& batch) { progress.add(batch.tokens); });
-  return {scores, samples.samples_per_epoch()};
+  return {scores, samples.samples_per_epoch(), samples.counts().by_name()};
 }
 
 EvaluateCommand::Result EvaluateCommand::perplexity(const Context& context) const {
@@ -254,6 +256,8 @@ int EvaluateCommand::run() const {
   nlohmann::ordered_json report{
       {"format", evaluation_format}, {"task", task}, {"samples", result.samples}};
   print_out("{}, {}\n", task, counted(result.samples, "sample"));
+  if (!result.data.empty()) print_out("  {}\n", describe_data(result.data));
+  for (const auto& [name, count] : result.data) report["data"][name] = count;
   for (const auto& [name, value] : result.scores) {
     if (name == "tokens") {  // a count
       report[name] = static_cast<std::int64_t>(value);

@@ -13,6 +13,7 @@
 
 #include "base/low_precision.h"
 #include "kernels/registry.h"
+#include "tests/kernels/kernel_testing.h"
 #include "tests/support/reference.h"
 
 namespace tessera::kernels::attention_problem {
@@ -296,20 +297,6 @@ inline Differences differences(const Values& values, const Values& exact, double
   return found;
 }
 
-// Half the distance of two numbers of the type, of a number.
-inline double rounding_unit(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return 0x1p-53;
-    case DType::float32:
-      return 0x1p-24;
-    case DType::bfloat16:
-      return 0x1p-8;
-    default:
-      return 0x1p-11;
-  }
-}
-
 // The errors are at most twice those of the formula with the rounding of the type, and on average
 // hardly larger.
 inline void expect_right(const Case& c) {
@@ -319,7 +306,7 @@ inline void expect_right(const Case& c) {
   const Results got = problem.run();
   const double tiny = c.dtype == float64 ? 1e-12 : 2e-5;
   const auto compare = [&](const char* name, Values Results::*member) {
-    const Differences ours = differences(got.*member, exact.*member, rounding_unit(c.dtype));
+    const Differences ours = differences(got.*member, exact.*member, testing::half_ulp(c.dtype));
     const Differences bound = differences(plain.*member, exact.*member, 0);
     EXPECT_LE(ours.largest, 2 * bound.largest + tiny) << name;
     EXPECT_LE(ours.root_mean_square, 1.25 * bound.root_mean_square + tiny) << name;

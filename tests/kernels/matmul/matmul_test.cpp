@@ -13,6 +13,7 @@
 #include "base/low_precision.h"
 #include "base/parallel.h"
 #include "kernels/registry.h"
+#include "tests/kernels/kernel_testing.h"
 #include "tests/support/reference.h"
 
 namespace tessera::kernels {
@@ -157,20 +158,6 @@ reference::Matrix matrix(const std::vector<double>& values, std::int64_t first, 
   return {values.data() + first, rows, columns, stride};
 }
 
-// Half the distance between neighbouring numbers of the type at 1.
-double rounding(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return 0x1p-53;
-    case DType::float32:
-      return 0x1p-24;
-    case DType::float16:
-      return 0x1p-11;
-    default:
-      return 0x1p-8;
-  }
-}
-
 // The error of a sum of k products in fp32 (fp64) is a few roundings of the sum of magnitudes. A
 // 16-bit result is then rounded once, which allows twice the error of rounding the exact result.
 void expect_right_product(const ProductCase& c) {
@@ -194,7 +181,7 @@ void expect_right_product(const ProductCase& c) {
         double reference = exact.sum[element] * c.alpha;
         if (c.accumulate) reference += problem.before.at(at);
         if (c.bias) reference += problem.bias.at(j);
-        const double allowed = 2 * rounding(c.out_dtype) * std::abs(reference) +
+        const double allowed = 2 * testing::half_ulp(c.out_dtype) * std::abs(reference) +
                                sum_rounding * (4 + std::sqrt(static_cast<double>(c.k)) * 2) *
                                    (exact.magnitude[element] * std::abs(c.alpha) + 4);
         ASSERT_NEAR(problem.out.at(at), reference, allowed) << "row " << i << " column " << j;

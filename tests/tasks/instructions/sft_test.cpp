@@ -4,9 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -14,11 +11,14 @@
 #include "engine/random.h"
 #include "models/registry/registry.h"
 #include "support/one_thread.h"
+#include "support/step_gradient.h"
 #include "tests/tasks/instructions/conversations_testing.h"
 #include "trainer/trainer.h"
 
 namespace tessera::tasks {
 namespace {
+
+using testing::StepGradient;
 
 constexpr std::int64_t row_length = 32;
 
@@ -70,11 +70,6 @@ struct StepSplit {
   ShardingOptions sharding = {};
 };
 
-struct StepGradient {
-  double loss = 0;
-  std::map<std::string, std::vector<double>> gradient;
-};
-
 // All conversations at once, without a trainer: a row for each.
 StepGradient of_whole_batch(const std::string& file, bool of_llama) {
   const testing::OneThread one_thread;
@@ -94,58 +89,17 @@ StepGradient of_whole_batch(const std::string& file, bool of_llama) {
   return result;
 }
 
-// The gradient is the step of SGD, with a rate that is a power of two and large enough that the
-// parameters' own rounding is small beside it.
 StepGradient of_step(const std::string& file, const StepSplit& split) {
-  constexpr double rate = 64;
-  StepGradient result;
-  std::mutex mutex;
-  launch(split.ranks, [&](Context& context) {
-    const testing::OneThread one_thread;
-    manual_seed(7);
-    TrainerOptions options;
-    const std::int64_t samples = split.packing ? 24 : 48;
-    options.batch_size = samples / split.ranks / split.micro_batches;
-    options.gradient_accumulation_steps = split.micro_batches;
-    options.max_grad_norm = 0;
-    options.sharding = split.sharding;
-    options.optimizer = optim::SgdOptions{.lr = rate};
-    Trainer trainer(make_sft_task(small_options(file, split.of_llama, split.packing)), context,
-                    options);
-    EXPECT_EQ(trainer.task().samples_per_epoch().front(), samples);
-    std::vector<std::vector<double>> before;
-    for (const ShardedParameter& part : trainer.model().sharded_parameters()) {
-      before.push_back(part.local.to_vector());
-    }
-    const float loss = trainer.step().value().loss;
-    const std::lock_guard lock(mutex);
-    result.loss = loss;
-    std::size_t index = 0;
-    for (const ShardedParameter& part : trainer.model().sharded_parameters()) {
-      std::vector<double>& whole = result.gradient[part.name];
-      whole.resize(static_cast<std::size_t>(part.shape.elements()));
-      const std::vector<double> after = part.local.to_vector();
-      for (std::size_t i = 0; i < after.size(); ++i) {
-        whole.at(static_cast<std::size_t>(part.first) + i) =
-            (before.at(index)[i] - after[i]) / rate;
-      }
-      ++index;
-    }
+  TrainerOptions options;
+  const std::int64_t samples = split.packing ? 24 : 48;
+  options.batch_size = samples / split.ranks / split.micro_batches;
+  options.gradient_accumulation_steps = split.micro_batches;
+  options.sharding = split.sharding;
+  return testing::gradient_of_step(split.ranks, options, [&] {
+    auto task = make_sft_task(small_options(file, split.of_llama, split.packing));
+    EXPECT_EQ(task->samples_per_epoch().front(), samples);
+    return task;
   });
-  return result;
-}
-
-// The largest difference of the gradients, by the largest element of the expected one.
-double difference_of(const StepGradient& expected, const StepGradient& got) {
-  double largest = 0, difference = 0;
-  for (const auto& [name, values] : expected.gradient) {
-    const std::vector<double>& others = got.gradient.at(name);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      largest = std::max(largest, std::fabs(values[i]));
-      difference = std::max(difference, std::fabs(values[i] - others.at(i)));
-    }
-  }
-  return difference / largest;
 }
 
 class SftSplit : public ::testing::Test {
@@ -157,7 +111,7 @@ class SftSplit : public ::testing::Test {
                              std::to_string(split.micro_batches) + " micro-batches" +
                              (split.packing ? ", packed" : "");
     EXPECT_NEAR(got.loss, expected.loss, 1e-6 * expected.loss) << what;
-    EXPECT_LE(difference_of(expected, got), 1e-6) << what;
+    EXPECT_LE(largest_difference(expected, got), 1e-6) << what;
   }
   DataFolder folder_;
 };

@@ -152,7 +152,32 @@ TEST_F(SftRun, IsEvaluatedByTheSameLoss) {
     const json found = json::parse(read_text(folder_.path("e.json")));
     EXPECT_NEAR(found.at("loss").get<double>(), expected, 1e-5 * expected);
     EXPECT_EQ(found.at("samples"), 11);
+    EXPECT_EQ(found.at("data").at("conversations"), 11);
+    EXPECT_EQ(found.at("data").at("cut_at_seq_len"), 0);
   }
+}
+
+// Neither an evaluation nor a run cuts or leaves out conversations without saying so.
+TEST_F(SftRun, SaysWhatIsCutAndLeftOut) {
+  std::string lines;
+  for (int i = 100; i < 111; ++i) lines += chat_line(i);
+  folder_.write("valid.jsonl", lines);
+  const std::string out = folder_.path("out"), summary = folder_.path("summary.json");
+  train(1, small(false) + Settings{{"data.valid", folder_.path("valid.jsonl")},
+                                   {"checkpoint.export", out},
+                                   {"log.summary", summary}});
+  EXPECT_EQ(json::parse(read_text(summary)).at("data").at("valid_conversations"), 11);
+  const Ended ended =
+      run_program({"evaluate", out, "--task", "sft", "--data", folder_.path("valid.jsonl"),
+                   "--seq-len", "30", "--json", folder_.path("e.json")});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const json found = json::parse(read_text(folder_.path("e.json")));
+  const json& data = found.at("data");
+  EXPECT_GT(data.at("left_out_without_loss"), 0);
+  EXPECT_GT(data.at("cut_at_seq_len"), 0);
+  EXPECT_EQ(data.at("left_out_without_loss").get<int>() + found.at("samples").get<int>(), 11);
+  EXPECT_NE(ended.out.find("data: conversations 11, left out without loss"), std::string::npos)
+      << ended.out;
 }
 
 TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
@@ -167,6 +192,9 @@ TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
   expect_refused(good + Settings{{"train.task", "next_token"}}, 3, "data.packing is for");
   expect_refused(good + Settings{{"data.packing", "false"}, {"data.loss_on", "users"}}, 3,
                  "must be one of answers | all");
+  expect_refused(
+      good + Settings{{"data.train", "{file: " + folder_.path("text.txt") + ", format: jsonl}"}}, 3,
+      "or a format, is for train.task: sentence_pairs");
   expect_refused(good + Settings{{"train.teacher", folder_.path("tokenizer")}}, 3,
                  "train.teacher is for");
   expect_refused(with_data(R"({"messages": []})"
@@ -174,12 +202,12 @@ TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
                  4, "line 1: column messages is an empty");
   expect_refused(with_data(R"({"messages": [{"role": "user", "content": "a"}]})"
                            "\n"),
-                 4, "none of 1 conversation has a token in the loss");
+                 4, "none of 1 conversation has an answer: a message with the role assistant");
   expect_refused(with_data(chat_line(1)) + Settings{{"model.seq_len", "4"}}, 4,
                  "none of 1 conversation has a token in the loss within the first 5");
   expect_refused(with_data(R"({"messages": [{"role": "assistant", "content": "a"}]})"
                            "\n"),
-                 4, "the first message is the assistant's");
+                 4, "blocks beside the tokenizer");
 }
 
 }  // namespace

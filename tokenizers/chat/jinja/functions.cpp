@@ -150,7 +150,7 @@ Value make_joiner(Interpreter& interpreter, Arguments arguments) {
                   });
 }
 
-// What the author of the template has to say, in any script. Only its end may be lost.
+// The message of the template's author, in any script. A long one loses its end.
 std::string reason_of_template(std::string_view text) {
   constexpr std::size_t longest = 1000;
   if (text.size() <= longest) return printable(text);
