@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Reads a Parquet file of token ids with `tessera tokenize` and with pyarrow on one thread, in turns, and prints the
-seconds of each round, the ratio of the medians, and the peak memory (VmHWM) of the program and of its helper.
+seconds of each round, the ratios of the medians, and the peak memory (VmHWM) of the program and of its helper.
 
     PYTHON bench/compare_parquet.py [--program build/tessera] [--mib 650] [--rounds 3]
 
-PYTHON has pyarrow and numpy. `tessera tokenize` also writes the ids to a file and waits until they are on the disk.
+PYTHON has pyarrow and numpy. `tessera tokenize` also starts a Python, writes the ids to a file and waits until they are on the disk.
 """
 import argparse
 import os
@@ -67,11 +67,19 @@ def tessera(program, path, out):
     return time.monotonic() - begin, own, helper
 
 
-def alone(path):
-    begin = time.monotonic()
-    for _ in pyarrow.parquet.ParquetFile(path).iter_batches(use_threads=False):
-        pass
-    return time.monotonic() - begin
+ALONE = """
+import pyarrow.parquet, sys, time
+begin = time.monotonic()
+for _ in pyarrow.parquet.ParquetFile(sys.argv[1]).iter_batches(int(sys.argv[2]), use_threads=False):
+    pass
+print(time.monotonic() - begin)
+"""
+BATCHES = (65536, 8192)  # rows: pyarrow's default, and batches whose memory is used again
+
+
+def alone(path, rows):
+    """The seconds of pyarrow's reading in a process of its own, without the start of Python."""
+    return float(subprocess.run([sys.executable, "-c", ALONE, path, str(rows)], check=True, capture_output=True).stdout)
 
 
 def main():
@@ -84,13 +92,17 @@ def main():
         path = pathlib.Path(folder) / "ids.parquet"
         ids = write(path, options.mib)
         print(f"{ids} ids, {path.stat().st_size >> 20} MiB")
-        ours, theirs = [], []
+        ours, theirs = [], {rows: [] for rows in BATCHES}
         for _ in range(options.rounds):
             seconds, own, helper = tessera(options.program, path, pathlib.Path(folder) / "ids.tokens")
             ours.append(seconds)
-            theirs.append(alone(path))
-            print(f"tessera {ours[-1]:.2f} s, peak {own} MiB, helper {helper} MiB; pyarrow {theirs[-1]:.2f} s")
-        print(f"of pyarrow's rate: {statistics.median(theirs) / statistics.median(ours):.2f}")
+            for rows, seconds in theirs.items():
+                seconds.append(alone(path, rows))
+            each = ", ".join(f"{seconds[-1]:.2f} s" for seconds in theirs.values())
+            print(f"tessera {ours[-1]:.2f} s, peak {own} MiB, helper {helper} MiB; pyarrow {each}")
+        for rows, seconds in theirs.items():
+            ratio = statistics.median(seconds) / statistics.median(ours)
+            print(f"of pyarrow's rate with batches of {rows} rows: {ratio:.2f}")
 
 
 main()

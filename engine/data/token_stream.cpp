@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "base/error.h"
@@ -19,6 +20,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t stream_header_bytes = 256;
+constexpr std::int64_t writeback_bytes = 16 << 20;
 constexpr std::uint32_t stream_version = 1;
 constexpr std::size_t longest_name = 172;
 constexpr std::size_t longest_older_name = 188;  // of streams without a shard
@@ -234,26 +236,37 @@ void TokenStreamWriter::write(const void* data, std::size_t bytes, std::int64_t 
 }
 
 void TokenStreamWriter::append(std::span<const std::int32_t> ids) {
-  const std::int64_t limit = vocabulary_ == 0 ? std::int64_t{1} << 31 : vocabulary_;
+  constexpr std::int64_t largest = std::numeric_limits<std::int32_t>::max();
+  const auto last =
+      static_cast<std::int32_t>(vocabulary_ == 0 ? largest : std::min(vocabulary_ - 1, largest));
   bool known = true;  // without a break the compiler vectorises the loop
-  for (const std::int32_t id : ids) known &= id >= 0 && id < limit;
+  for (const std::int32_t id : ids) known &= id >= 0 && id <= last;
   if (!known) {
-    const auto outside = std::find_if(ids.begin(), ids.end(),
-                                      [&](std::int32_t id) { return id < 0 || id >= limit; });
+    const auto outside =
+        std::find_if(ids.begin(), ids.end(), [&](std::int32_t id) { return id < 0 || id > last; });
     misuse("token {} outside a vocabulary of {}", *outside, vocabulary_);
   }
-  buffer_.resize(ids.size() * static_cast<std::size_t>(bytes_per_token_));
-  if (bytes_per_token_ == 2) {
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      const auto id = static_cast<std::uint16_t>(ids[i]);
-      std::memcpy(buffer_.data() + 2 * i, &id, 2);
-    }
-  } else if (!ids.empty()) {
-    std::memcpy(buffer_.data(), ids.data(), buffer_.size());
+  const std::int64_t offset =
+      static_cast<std::int64_t>(stream_header_bytes) + tokens_ * bytes_per_token_;
+  if (bytes_per_token_ == 4) {
+    write(ids.data(), ids.size_bytes(), offset);
+  } else {
+    narrow_.resize(ids.size());
+    for (std::size_t i = 0; i < ids.size(); ++i) narrow_[i] = static_cast<std::uint16_t>(ids[i]);
+    write(narrow_.data(), 2 * narrow_.size(), offset);
   }
-  write(buffer_.data(), buffer_.size(),
-        static_cast<std::int64_t>(stream_header_bytes) + tokens_ * bytes_per_token_);
   tokens_ += static_cast<std::int64_t>(ids.size());
+  start_writeback();
+}
+
+// The disk writes while ids are made, so that finish() has little to wait for.
+void TokenStreamWriter::start_writeback() {
+  const std::int64_t end =
+      static_cast<std::int64_t>(stream_header_bytes) + tokens_ * bytes_per_token_;
+  if (end - written_back_ < writeback_bytes) return;
+  // A file system that refuses this writes in finish(), which checks for errors.
+  (void)::sync_file_range(file_, written_back_, end - written_back_, SYNC_FILE_RANGE_WRITE);
+  written_back_ = end;
 }
 
 std::string TokenStreamWriter::header() const {

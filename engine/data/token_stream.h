@@ -70,6 +70,7 @@ class TokenStreamWriter {
 
  private:
   void write(const void* data, std::size_t bytes, std::int64_t offset);
+  void start_writeback();
   [[nodiscard]] std::string header() const;
 
   std::filesystem::path path_;
@@ -79,10 +80,11 @@ class TokenStreamWriter {
   std::int64_t vocabulary_;
   int bytes_per_token_;
   std::int64_t tokens_ = 0;
+  std::int64_t written_back_ = 0;  // bytes of which the disk's writing has begun
   int file_ = -1;
   TextStamp source_;
   TokenShard shard_;
-  std::vector<unsigned char> buffer_;
+  std::vector<std::uint16_t> narrow_;  // the ids of one append(), if two bytes hold one
 };
 
 }  // namespace tessera

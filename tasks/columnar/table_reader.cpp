@@ -18,8 +18,9 @@
 namespace tessera::tasks {
 namespace {
 
-constexpr std::int64_t most_rows = 8192;      // of a chunk
-constexpr std::int64_t most_bytes = 4 << 20;  // of a column of it
+constexpr std::int64_t most_rows = 8192;  // of a chunk
+// Of a column of it. The numbers of a chunk stay in a core's cache while they are used.
+constexpr std::int64_t most_bytes = 512 << 10;
 // Rows of a chunk with structs, because the texts in them are not counted.
 constexpr std::int64_t most_rows_of_structs = 256;
 constexpr std::string_view null_partition = "__HIVE_DEFAULT_PARTITION__";

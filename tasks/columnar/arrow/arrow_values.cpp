@@ -320,6 +320,9 @@ std::int64_t ArrowValues::fitting_rows(const ArrowBatch& batch, const ArrowColum
   check_rows(batch, column.node, first, count);
   if (field.index) return std::max<std::int64_t>(count, 1);
   const std::size_t buffer = first_buffer(batch, column);
+  if (field.kind == ArrowKind::list || field.kind == ArrowKind::fixed_list) {
+    most /= static_cast<std::int64_t>(sizeof(std::int64_t));
+  }
   const bool has_offsets =
       (field.kind == ArrowKind::list || field.kind == ArrowKind::text) && !field.view;
   std::int64_t fitting = count;

@@ -26,7 +26,8 @@ class ArrowValues {
   static ArrowValues read(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
                           std::int64_t count, const Dictionaries& dictionaries);
   // How many rows from `first` on, at most `count` and at least one, have at most so many bytes of
-  // texts or values of lists. Texts of a dictionary do not count: see rows_of_texts().
+  // texts or of lists, whose values take 8 bytes each. Texts of a dictionary do not count: see
+  // rows_of_texts().
   static std::int64_t fitting_rows(const ArrowBatch& batch, const ArrowColumn& column,
                                    std::int64_t first, std::int64_t count, std::int64_t most);
 

@@ -13,8 +13,9 @@ namespace tessera::tasks {
 namespace {
 
 const std::vector<std::string> arrow_fixtures = {
-    "types.arrow",   "types.arrows",     "slices.arrow", "lz4.arrow",   "zstd.arrow",
-    "deltas.arrows", "dictionary.arrow", "rows.arrow",   "views.arrow", "java.arrows"};
+    "types.arrow", "types.arrows",  "slices.arrow",     "lz4.arrow",
+    "zstd.arrow",  "deltas.arrows", "dictionary.arrow", "rows.arrow",
+    "views.arrow", "java.arrows",   "ids64.arrow"};
 
 class ArrowFixture : public ::testing::TestWithParam<std::string> {
  public:

@@ -184,6 +184,9 @@ def main():
         pa.array([[1], [2], [-1], [3]], pa.large_list(pa.int64()))],
         names=["first", "second", "score", "kind", "ids", "wrong"])
     write("rows.arrow", [rows.slice(0, 3), rows.slice(3)], ["first", "second", "score", "kind", "ids", "wrong"])
+    # Its lower 32 bits are an id.
+    large = pa.RecordBatch.from_arrays([pa.array([[1], [2**32 + 5]], pa.list_(pa.int64()))], names=["ids"])
+    write("ids64.arrow", [large], ["ids"])
     # What a helper sends for a Parquet file: the columns, then the rows.
     words = pa.RecordBatch.from_arrays([pa.array(["one", "two", "three"]), pa.array([1, 2, 3])], names=["text", "n"])
     pa.ipc.new_stream(str(FIXTURES / "helper-columns.arrows"), words.schema).close()

@@ -115,6 +115,13 @@ TEST(TableCorpus, TokenIdsOfAnUnknownTokenizerAndOfAKnownOne) {
   EXPECT_EQ(folder.derived().size(), 1U);  // what was refused leaves nothing
 }
 
+TEST(TableCorpus, AnIdOfMoreThan32BitsIsRefusedWhateverItsLowerBits) {
+  const FixturesFolder folder;
+  folder.add("ids64.arrow", "a.arrow");
+  EXPECT_NE(refusal_of(folder, "ids", ByteTokenizer()).find("row 2: token 4294967301 of"),
+            std::string::npos);
+}
+
 TEST(TableCorpus, ColumnsThatMakeNoTokensAreRefused) {
   const FixturesFolder folder;
   folder.add("types.arrow", "lang=de/a.arrow");
