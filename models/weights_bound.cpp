@@ -110,7 +110,13 @@ SizeKeys keys_of(const nlohmann::json& config) {
   if (type != config.end() && *type == "mixtral") {
     return {"num_hidden_layers", "hidden_size", "intermediate_size", nullptr, "num_local_experts"};
   }
-  const bool has_positions = type != config.end() && (*type == "bert" || *type == "mpnet");
+  if (type != config.end() && *type == "distilbert")
+    return {"n_layers", "dim", "hidden_dim", "max_position_embeddings"};
+  constexpr std::string_view with_positions[] = {"bert", "mpnet", "roberta", "xlm-roberta",
+                                                 "camembert"};
+  const bool has_positions =
+      type != config.end() && std::any_of(std::begin(with_positions), std::end(with_positions),
+                                          [&](std::string_view name) { return *type == name; });
   return {"num_hidden_layers", "hidden_size", "intermediate_size",
           has_positions ? "max_position_embeddings" : nullptr};
 }

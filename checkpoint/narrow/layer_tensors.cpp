@@ -13,7 +13,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-enum class NameFamily : std::uint8_t { llama, gpt2, bert };
+enum class NameFamily : std::uint8_t { llama, gpt2, bert, distilbert };
 
 struct NarrowableRow {
   std::string_view model_type;
@@ -41,7 +41,23 @@ constexpr NarrowableRow narrowable_models[] = {
     {"gpt2", NameFamily::gpt2, heads_stay},
     {"bert", NameFamily::bert, heads_stay},
     {"mpnet", NameFamily::bert, heads_stay},
+    {"roberta", NameFamily::bert, heads_stay},
+    {"xlm-roberta", NameFamily::bert, heads_stay},
+    {"camembert", NameFamily::bert, heads_stay},
+    {"distilbert", NameFamily::distilbert, heads_stay},
 };
+
+// The keys of config.json.
+struct SizeKeys {
+  const char* layers;
+  const char* columns;
+};
+
+SizeKeys keys_of(NameFamily family) {
+  if (family == NameFamily::gpt2) return {"n_layer", "n_inner"};
+  if (family == NameFamily::distilbert) return {"n_layers", "hidden_dim"};
+  return {"num_hidden_layers", "intermediate_size"};
+}
 
 struct DividedTensorRow {
   NameFamily family;
@@ -71,6 +87,9 @@ constexpr DividedTensorRow divided_tensors[] = {
     {NameFamily::bert, "layer", "intermediate.dense.weight", false, 0},
     {NameFamily::bert, "layer", "intermediate.dense.bias", false, 0, false},
     {NameFamily::bert, "layer", "output.dense.weight", false, 1},
+    {NameFamily::distilbert, "layer", "ffn.lin1.weight", false, 0},
+    {NameFamily::distilbert, "layer", "ffn.lin1.bias", false, 0, false},
+    {NameFamily::distilbert, "layer", "ffn.lin2.weight", false, 1},
 };
 
 const NarrowableRow& narrowable_row_of(const nlohmann::json& config) {
@@ -144,16 +163,16 @@ void narrow_columns(const NarrowableRow& row, std::int64_t kept, nlohmann::json&
                     NarrowPlan& plan) {
   TESSERA_CHECK(row.no_ffn.empty(), ErrorCode::configuration, "--ffn: {} models: {}",
                 row.model_type, row.no_ffn);
+  const char* const key = keys_of(row.family).columns;
   const bool gpt2 = row.family == NameFamily::gpt2;
   const std::int64_t columns =
-      gpt2 ? positive_count_of(config, "n_inner", 4 * positive_count_of(config, "n_embd"))
-           : positive_count_of(config, "intermediate_size");
+      positive_count_of(config, key, gpt2 ? 4 * positive_count_of(config, "n_embd") : 0);
   TESSERA_CHECK(kept > 0 && kept < columns, ErrorCode::configuration,
                 "--ffn {}: the model's feed-forward layers have {} columns; keep fewer, and one "
                 "at least",
                 kept, columns);
   plan.columns = {columns, kept};
-  config[gpt2 ? "n_inner" : "intermediate_size"] = kept;
+  config[key] = kept;
 }
 
 }  // namespace
@@ -162,8 +181,7 @@ NarrowPlan plan_narrowing(const std::string& text, const NarrowOptions& options)
   nlohmann::json config = object_of_config(text);
   const NarrowableRow& row = narrowable_row_of(config);
   NarrowPlan plan;
-  plan.layers =
-      positive_count_of(config, row.family == NameFamily::gpt2 ? "n_layer" : "num_hidden_layers");
+  plan.layers = positive_count_of(config, keys_of(row.family).layers);
   if (options.heads) narrow_heads(row, *options.heads, config, plan);
   if (options.ffn) narrow_columns(row, *options.ffn, config, plan);
   plan.config = config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";

@@ -1,10 +1,7 @@
 // BERT's layers.
 #include "models/bert/bert.h"
 
-#include <nlohmann/json.hpp>
-
 namespace tessera::models {
-namespace {
 
 EncoderLayerNames bert_layer_names() {
   return {.query = "attention.self.query",
@@ -17,8 +14,6 @@ EncoderLayerNames bert_layer_names() {
           .output_norm = "output.LayerNorm"};
 }
 
-}  // namespace
-
 BertEmbeddingsImpl::BertEmbeddingsImpl(const BertConfig& config)
     : dropout_(config.hidden_dropout_prob) {
   const auto table = [&](const char* name, std::int64_t entries) {
@@ -27,32 +22,25 @@ BertEmbeddingsImpl::BertEmbeddingsImpl(const BertConfig& config)
   };
   word_ = table("word_embeddings", config.vocab_size);
   position_ = table("position_embeddings", config.max_position_embeddings);
-  token_type_ = table("token_type_embeddings", config.type_vocab_size);
+  if (config.type_vocab_size > 0) {
+    token_type_ = table("token_type_embeddings", config.type_vocab_size);
+  }
   norm_ = register_module("LayerNorm", nn::LayerNorm(config.hidden_size, config.layer_norm_eps));
 }
 
 Tensor BertEmbeddingsImpl::forward(const TokenRows& tokens) const {
-  const Tensor type = Tensor::from(std::vector<std::int32_t>{0}, {1}).to(tokens.ids.device());
-  const Tensor row = token_type_(type);
-  const Tensor places = position_(tokens.positions) + reshape(row, {row.size(1)});
+  Tensor places = position_(tokens.positions);
+  if (token_type_) {
+    const Tensor type = Tensor::from(std::vector<std::int32_t>{0}, {1}).to(tokens.ids.device());
+    const Tensor row = token_type_(type);
+    places = places + reshape(row, {row.size(1)});
+  }
   const Tensor x = norm_(word_(tokens.ids), places).second;
   return sequence_dropout(x, is_training() ? dropout_ : 0, tokens.sequences);
 }
 
 BertLayerImpl::BertLayerImpl(const BertConfig& config)
     : EncoderLayerImpl(config, bert_layer_names()) {}
-
-BertEncoderImpl::BertEncoderImpl(const BertConfig& config) {
-  std::vector<BertLayer> layers;
-  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) layers.emplace_back(config);
-  layer_ = register_module("layer", nn::ModuleList<BertLayer>(std::move(layers)));
-}
-
-Tensor BertEncoderImpl::forward(const Tensor& x, const Sequences& sequences) const {
-  Tensor states = x;
-  for (const BertLayer& layer : *layer_) states = layer(states, sequences, Tensor{});
-  return states;
-}
 
 BertModel::BertModel(BertConfig config) : BertLikeModel(std::move(config), "BERT") {}
 
@@ -79,10 +67,6 @@ HuggingFaceNames bert_like_names(const std::string& prefix, const std::vector<st
   for (const std::string& name : unused) names.ignored.push_back(prefix + name);
   for (const std::string& name : head) names.ignored.push_back(head_prefix + name);
   return names;
-}
-
-nlohmann::json BertModel::config(DType weights) const {
-  return config_.to_json(weights);
 }
 
 HuggingFaceNames BertModel::hugging_face_names() const {

@@ -1,4 +1,4 @@
-// The config.json of BERT and of MPNet, which share most keys.
+// The config.json of BERT and of the models of its build, which share most keys.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,9 @@ struct BertConfig {
   double hidden_dropout_prob = 0.1;
   double attention_probs_dropout_prob = 0.1;
   std::int64_t max_position_embeddings = 512;
-  std::int64_t type_vocab_size = 2;                  // BERT's
+  std::int64_t type_vocab_size = 2;                  // 0: the model has no token types
   std::int64_t relative_attention_num_buckets = 32;  // MPNet's
+  bool attention_output_dropout = true;  // hidden_dropout_prob after the attention's output, too
   double initializer_range = 0.02;
   double layer_norm_eps = 1e-12;
   std::string original = "{}";  // the JSON text it was read from
@@ -40,9 +41,56 @@ struct BertConfig {
 };
 
 struct MPNetConfig : BertConfig {
-  MPNetConfig() { vocab_size = 30527; }
+  MPNetConfig() {
+    vocab_size = 30527;
+    type_vocab_size = 0;
+  }
   static const ConfigTable<MPNetConfig>& table();
   static MPNetConfig parse(const nlohmann::json& config, const ConfigSource& source);
+  [[nodiscard]] nlohmann::json to_json(DType weights) const;
+};
+
+// RoBERTa and the models that differ from it in their names only.
+struct RobertaFamily {
+  const char* model_type;
+  const char* model_class;  // of transformers, as layer_class
+  const char* layer_class;
+  std::int64_t vocab_size;
+};
+inline constexpr RobertaFamily roberta_family{"roberta", "RobertaModel", "RobertaLayer", 50265};
+inline constexpr RobertaFamily xlm_roberta_family{"xlm-roberta", "XLMRobertaModel",
+                                                  "XLMRobertaLayer", 30522};
+inline constexpr RobertaFamily camembert_family{"camembert", "CamembertModel", "CamembertLayer",
+                                                30522};
+
+struct RobertaConfig : BertConfig {
+  const RobertaFamily* family = &roberta_family;
+  std::int64_t pad_token_id = 1;  // positions begin after it
+
+  static ConfigTable<RobertaConfig> table(const RobertaFamily& family);
+  static RobertaConfig parse(const RobertaFamily& family, const nlohmann::json& config,
+                             const ConfigSource& source);
+  [[nodiscard]] nlohmann::json to_json(DType weights) const;
+};
+
+// A family as the registry needs it.
+template <const RobertaFamily& Family>
+struct RobertaFamilyConfig {
+  static RobertaConfig parse(const nlohmann::json& config, const ConfigSource& source) {
+    return RobertaConfig::parse(Family, config, source);
+  }
+  static auto table() { return RobertaConfig::table(Family); }
+};
+
+// The same sizes under DistilBERT's own names.
+struct DistilBertConfig : BertConfig {
+  DistilBertConfig() {
+    num_hidden_layers = 6;
+    type_vocab_size = 0;
+    attention_output_dropout = false;
+  }
+  static const ConfigTable<DistilBertConfig>& table();
+  static DistilBertConfig parse(const nlohmann::json& config, const ConfigSource& source);
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
 };
 

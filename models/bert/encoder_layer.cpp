@@ -45,7 +45,9 @@ Tensor project(const nn::Linear& layer, const Tensor& x, const Sequences& sequen
 }  // namespace
 
 EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerNames& names)
-    : hidden_dropout_(config.hidden_dropout_prob), exact_gelu_(config.exact_gelu()) {
+    : hidden_dropout_(config.hidden_dropout_prob),
+      attention_output_dropout_(config.attention_output_dropout),
+      exact_gelu_(config.exact_gelu()) {
   attention_.heads = config.num_attention_heads;
   attention_.dropout = config.attention_probs_dropout_prob;
   Places places;
@@ -89,9 +91,10 @@ Tensor EncoderLayerImpl::forward(const Tensor& x, const Sequences& sequences,
   const Tensor context =
       sequence_attention(project(query_, x, sequences), project(key_, x, sequences),
                          project(value_, x, sequences), sequences, attention);
+  const Tensor output = project(attention_output_, context, sequences);
   const Tensor attended =
-      attention_norm_(
-          sequence_dropout(project(attention_output_, context, sequences), dropout, sequences), x)
+      attention_norm_(sequence_dropout(output, attention_output_dropout_ ? dropout : 0, sequences),
+                      x)
           .second;
   const Tensor fed = feed(attended, sequences);
   return output_norm_(sequence_dropout(fed, dropout, sequences), attended).second;

@@ -1,5 +1,5 @@
-// The layer of BERT and MPNet: attention and a feed-forward block, each followed by the residual's
-// addition and a norm (post-norm). The two models differ in their parameters' names.
+// The layer of BERT and the models of its build: attention and a feed-forward block, each followed
+// by the residual's addition and a norm (post-norm). The models differ in their parameters' names.
 //
 // A layer keeps for backward, in units of [tokens, hidden_size] (intermediate_size = 4
 // hidden_size), 11 in all: its input 1, queries, keys and values 3, the attention's output 1, the
@@ -33,6 +33,7 @@ class EncoderLayerImpl : public nn::Module {
 
   SequenceAttentionOptions attention_;
   double hidden_dropout_;
+  bool attention_output_dropout_;
   bool exact_gelu_;
   nn::Linear query_, key_, value_, attention_output_, intermediate_, output_;
   nn::LayerNorm attention_norm_, output_norm_;

@@ -22,9 +22,10 @@ struct ConfigKey {
   std::vector<std::string> choices;
   std::string help;
   Role role = Role::plain;
-  std::string fallback;   // the default in words; "none" for a key that is left out
-  bool has_value = true;  // there is a default
-  bool nullable = false;  // null is a value of its own, not the default
+  std::int64_t reserved = 0;  // of the role `positions`: those that no token of a text has
+  std::string fallback;       // the default in words; "none" for a key that is left out
+  bool has_value = true;      // there is a default
+  bool nullable = false;      // null is a value of its own, not the default
 };
 
 // The place of a configuration, for messages, which begin "WHERE: NAME ...".

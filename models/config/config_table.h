@@ -37,6 +37,10 @@ class ConfigTable {
       key_.role = role;
       return *this;
     }
+    Row& reserves(std::int64_t positions) {
+      key_.reserved = positions;
+      return *this;
+    }
     // Without a default: omitted if it is not given.
     Row& optional() {
       key_.fallback = "none";

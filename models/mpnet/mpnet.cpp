@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 namespace tessera::models {
 namespace {
@@ -34,22 +33,6 @@ std::int32_t mpnet_bucket(std::int64_t distance) {
                             static_cast<float>(std::log(furthest / exact)) *
                             static_cast<float>(side - exact);
   return first + std::min(exact + static_cast<std::int32_t>(logarithmic), side - 1);
-}
-
-MPNetEmbeddingsImpl::MPNetEmbeddingsImpl(const MPNetConfig& config)
-    : dropout_(config.hidden_dropout_prob) {
-  const auto table = [&](const char* name, std::int64_t entries) {
-    return register_module(name,
-                           nn::Embedding(entries, config.hidden_size, config.initializer_range));
-  };
-  word_ = table("word_embeddings", config.vocab_size);
-  position_ = table("position_embeddings", config.max_position_embeddings);
-  norm_ = register_module("LayerNorm", nn::LayerNorm(config.hidden_size, config.layer_norm_eps));
-}
-
-Tensor MPNetEmbeddingsImpl::forward(const TokenRows& tokens) const {
-  const Tensor x = norm_(word_(tokens.ids), position_(tokens.positions)).second;
-  return sequence_dropout(x, is_training() ? dropout_ : 0, tokens.sequences);
 }
 
 MPNetLayerImpl::MPNetLayerImpl(const MPNetConfig& config)
@@ -83,10 +66,6 @@ MPNetModel::MPNetModel(MPNetConfig config) : BertLikeModel(std::move(config), "M
 // A padding token has the position of padding and is not counted, wherever it is.
 TokenRows MPNetModel::rows_of(const TokenBatch& tokens) const {
   return padded_rows(tokens, padding_token, positions());
-}
-
-nlohmann::json MPNetModel::config(DType weights) const {
-  return config_.to_json(weights);
 }
 
 HuggingFaceNames MPNetModel::hugging_face_names() const {

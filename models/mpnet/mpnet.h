@@ -12,15 +12,9 @@
 
 namespace tessera::models {
 
-class MPNetEmbeddingsImpl : public nn::Module {
+class MPNetEmbeddingsImpl : public BertEmbeddingsImpl {
  public:
-  explicit MPNetEmbeddingsImpl(const MPNetConfig& config);
-  Tensor forward(const TokenRows& tokens) const;
-
- private:
-  double dropout_;
-  nn::Embedding word_, position_;
-  nn::LayerNorm norm_;
+  explicit MPNetEmbeddingsImpl(const MPNetConfig& config) : BertEmbeddingsImpl(config) {}
 };
 TESSERA_MODULE(MPNetEmbeddings);
 
@@ -44,7 +38,6 @@ TESSERA_MODULE(MPNetEncoder);
 class MPNetModel : public BertLikeModel<MPNetConfig, MPNetEmbeddings, MPNetEncoder> {
  public:
   explicit MPNetModel(MPNetConfig config);
-  [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] TokenRows rows_of(const TokenBatch& tokens) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
   [[nodiscard]] std::string layer_class() const override { return "MPNetLayer"; }

@@ -9,10 +9,12 @@
 #include "models/bert/bert.h"
 #include "models/config/config_reader.h"
 #include "models/config/config_table.h"
+#include "models/distilbert/distilbert.h"
 #include "models/gpt2/gpt2.h"
 #include "models/llama/decoder_families_config.h"
 #include "models/llama/llama.h"
 #include "models/mpnet/mpnet.h"
+#include "models/roberta/roberta.h"
 
 namespace tessera::models {
 namespace {
@@ -49,19 +51,42 @@ constexpr Architecture decoder_row(std::string_view model_type) {
   return row<LlamaForCausalLM, DecoderConfig<Family>>(model_type);
 }
 
+template <const RobertaFamily& Family>
+constexpr Architecture roberta_row() {
+  return row<RobertaModel, RobertaFamilyConfig<Family>>(Family.model_type);
+}
+
 constexpr Architecture architecture_rows[] = {
-    row<GPT2LMHeadModel, Gpt2Config>("gpt2"), decoder_row<LlamaConfig::llama_family>("llama"),
-    decoder_row<mistral_family>("mistral"),   decoder_row<qwen2_family>("qwen2"),
-    decoder_row<qwen3_family>("qwen3"),       decoder_row<olmo2_family>("olmo2"),
-    decoder_row<smollm3_family>("smollm3"),   decoder_row<phi3_family>("phi3"),
-    decoder_row<mixtral_family>("mixtral"),   decoder_row<qwen3_moe_family>("qwen3_moe"),
-    row<BertModel, BertConfig>("bert"),       row<MPNetModel, MPNetConfig>("mpnet"),
+    row<GPT2LMHeadModel, Gpt2Config>("gpt2"),
+    decoder_row<LlamaConfig::llama_family>("llama"),
+    decoder_row<mistral_family>("mistral"),
+    decoder_row<qwen2_family>("qwen2"),
+    decoder_row<qwen3_family>("qwen3"),
+    decoder_row<olmo2_family>("olmo2"),
+    decoder_row<smollm3_family>("smollm3"),
+    decoder_row<phi3_family>("phi3"),
+    decoder_row<mixtral_family>("mixtral"),
+    decoder_row<qwen3_moe_family>("qwen3_moe"),
+    row<BertModel, BertConfig>("bert"),
+    row<MPNetModel, MPNetConfig>("mpnet"),
+    roberta_row<roberta_family>(),
+    roberta_row<xlm_roberta_family>(),
+    roberta_row<camembert_family>(),
+    row<DistilBertModel, DistilBertConfig>("distilbert"),
 };
 
 }  // namespace
 
 std::span<const Architecture> architectures() {
   return architecture_rows;
+}
+
+std::string model_types(ModelKind kind) {
+  std::vector<std::string_view> types;
+  for (const Architecture& row : architecture_rows) {
+    if (row.kind == kind) types.push_back(row.model_type);
+  }
+  return fmt::format("{}", fmt::join(types, ", "));
 }
 
 const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source) {

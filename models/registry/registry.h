@@ -29,6 +29,8 @@ struct Architecture {
 };
 
 std::span<const Architecture> architectures();
+// The names of a kind's rows, with commas.
+std::string model_types(ModelKind kind);
 // The row that a configuration names; Error(configuration) if it does not exist.
 const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source);
 

@@ -19,7 +19,7 @@ namespace tessera::tasks {
 namespace {
 
 constexpr std::int64_t most_rows = 8192;  // of a chunk
-// Of a column of it. The numbers of a chunk stay in a core's cache while they are used.
+// The bytes of a chunk's column: its numbers stay in a core's cache while they are used.
 constexpr std::int64_t most_bytes = 512 << 10;
 // Rows of a chunk with structs, because the texts in them are not counted.
 constexpr std::int64_t most_rows_of_structs = 256;

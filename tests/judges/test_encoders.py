@@ -1,4 +1,4 @@
-"""BERT, MPNet and sentence encoders: hidden states and embeddings equal those of transformers and
+"""BERT, MPNet, RoBERTa and its families, DistilBERT, and sentence encoders: hidden states and embeddings equal those of transformers and
 sentence-transformers, for folders that they saved, and for folders that Tessera saved.
 
 This file makes the ids, so that no tokenizer of Tessera is part of the comparison. Where the package
@@ -15,7 +15,9 @@ import pytest
 import torch
 from models import scatter
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertConfig, BertModel, MPNetConfig, MPNetModel
+from transformers import (AutoModel, BertConfig, BertModel, CamembertConfig, CamembertModel, DistilBertConfig,
+                          DistilBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel, XLMRobertaConfig,
+                          XLMRobertaModel)
 
 PROGRAM = pathlib.Path(os.environ.get("TESSERA_PROGRAM", "build/tessera"))
 BENCH = PROGRAM.parent / "bench" / "sentence_encoder_bench"
@@ -35,6 +37,32 @@ def mpnet(seed=2, **changes):
                             "max_position_embeddings": 142, "hidden_dropout_prob": 0.0,
                             "attention_probs_dropout_prob": 0.0, **changes})
     return scatter(MPNetModel(config), seed)
+
+
+def roberta(seed=4, kind=(RobertaConfig, RobertaModel), **changes):
+    config = kind[0](**{"vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+                        "intermediate_size": 96, "max_position_embeddings": 66, "type_vocab_size": 1,
+                        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **changes})
+    return scatter(kind[1](config), seed)
+
+
+def xlm_roberta(**changes):
+    return roberta(6, (XLMRobertaConfig, XLMRobertaModel), **changes)
+
+
+def camembert(**changes):
+    return roberta(7, (CamembertConfig, CamembertModel), **changes)
+
+
+def distilbert(seed=8, **changes):
+    changes = {{"hidden_act": "activation"}.get(key, key): value for key, value in changes.items()
+               if key != "layer_norm_eps"}
+    config = DistilBertConfig(**{"vocab_size": 211, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96,
+                                 "max_position_embeddings": 64, "dropout": 0.0, "attention_dropout": 0.0, **changes})
+    return scatter(DistilBertModel(config), seed)
+
+
+MODELS = [bert, mpnet, roberta, xlm_roberta, camembert, distilbert]
 
 
 def batch(lengths, vocabulary=211, padding=1, seed=5):
@@ -77,7 +105,7 @@ def assert_close(ours, theirs, tolerance):
 LENGTHS = [5, 40, 1, 17, 60, 2]
 
 
-@pytest.mark.parametrize("make", [bert, mpnet], ids=["bert", "mpnet"])
+@pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("changes", [{}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}],
                          ids=["plain", "tanh_gelu"])
 def test_states_of_transformers_models(tmp_path, make, changes):
@@ -97,7 +125,7 @@ def test_mpnet_at_all_distances(tmp_path):
     assert_close(states, states_of(model, features), 1e-4)
 
 
-@pytest.mark.parametrize("make", [bert, mpnet], ids=["bert", "mpnet"])
+@pytest.mark.parametrize("make", MODELS)
 def test_models_that_tessera_saved(tmp_path, make):
     """Trains a few more steps, so that every weight changes."""
     make().save_pretrained(tmp_path / "model")
@@ -124,6 +152,28 @@ def test_names_of_pretraining(tmp_path):
     features = batch(LENGTHS)
     [states] = run(tmp_path / "model", features, tmp_path, states=True)
     assert_close(states, states_of(model.bert, features), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "DistilBertForMaskedLM", "CamembertForMaskedLM"])
+def test_heads_of_pretraining_are_passed_over(tmp_path, name):
+    import transformers
+
+    make = {"R": roberta, "D": distilbert, "C": camembert}[name[0]]
+    model = scatter(getattr(transformers, name)(make().config), 9)
+    model.save_pretrained(tmp_path / "model")
+    features = batch(LENGTHS)
+    [states] = run(tmp_path / "model", features, tmp_path, states=True)
+    assert_close(states, states_of(model.base_model, features), 1e-4)
+
+
+def test_a_padding_token_within_a_text(tmp_path):
+    """RoBERTa's positions pass over it."""
+    model = roberta()
+    model.save_pretrained(tmp_path / "model")
+    features = batch([9, 12])
+    features["input_ids"][0, 4] = 1
+    [states] = run(tmp_path / "model", features, tmp_path, states=True)
+    assert_close(states, states_of(model, features), 1e-4)
 
 
 def sentence_transformers():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from models import MAKERS, assert_close_relatively, logits_of, prompt
-from transformers import AutoModel, AutoModelForCausalLM, BertConfig, BertModel
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 WITH_HEADS = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 
@@ -65,17 +65,31 @@ def test_logits_are_those_with_zeros(tessera, name):
     assert_close_relatively(tessera.logits(tessera.folder / "small", ids), expected)
 
 
-def test_hidden_states_of_bert_are_those_with_zeros(tessera):
+def of_bert():
+    config = BertConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+                        max_position_embeddings=64, initializer_range=0.2)
+    model = BertModel(config)
+    return model, "intermediate_size", [(layer.intermediate.dense, layer.output.dense) for layer in model.encoder.layer]
+
+
+def of_distilbert():
+    config = DistilBertConfig(vocab_size=200, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=64,
+                              initializer_range=0.2)
+    model = DistilBertModel(config)
+    return model, "hidden_dim", [(layer.ffn.lin1, layer.ffn.lin2) for layer in model.transformer.layer]
+
+
+@pytest.mark.parametrize("make", [of_bert, of_distilbert])
+def test_hidden_states_of_encoders_are_those_with_zeros(tessera, make):
     torch.manual_seed(3)
-    model = BertModel(BertConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                                 intermediate_size=64, max_position_embeddings=64, initializer_range=0.2)).eval()
-    model.save_pretrained(tessera.folder / "whole")
+    model, key, layers = make()
+    model.eval().save_pretrained(tessera.folder / "whole")
     tessera.run("convert", "whole", "small", "--to", "hf", "--ffn", 24)
     with torch.no_grad():
-        for layer in model.encoder.layer:
-            zero_columns([layer.intermediate.dense.weight], layer.output.dense.weight, 24)
+        for first, second in layers:
+            zero_columns([first.weight], second.weight, 24)
         ids = torch.tensor([prompt(30, 200)])
         small = AutoModel.from_pretrained(tessera.folder / "small").eval()
-        assert json.loads((tessera.folder / "small/config.json").read_text(encoding="utf-8"))["intermediate_size"] == 24
+        assert json.loads((tessera.folder / "small/config.json").read_text(encoding="utf-8"))[key] == 24
         theirs = model(ids).last_hidden_state
         assert (small(ids).last_hidden_state - theirs).abs().max() <= 1e-5 * theirs.abs().max()

@@ -127,9 +127,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(AdaptedModels, EncodersGiveTheResultsOfMergedWeights) {
   const testing::OneThread one_thread;
-  for (const std::string type : {"bert", "mpnet"}) {
+  for (const std::string type : {"bert", "mpnet", "roberta", "distilbert"}) {
     for (const std::string layers :
-         {"all-linear", R"(.*intermediate\.dense)", ".*layer.*(query|q)"}) {
+         {"all-linear", R"(.*(intermediate\.dense|ffn\.lin1))", ".*layer.*(query|q|q_lin)"}) {
       manual_seed(11);
       const auto model = models::make_mean_pooling_encoder(testing::tiny_encoder(type), "test");
       models::add_lora(*model, {.rank = 3, .alpha = 6, .target_pattern = layers});

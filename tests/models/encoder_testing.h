@@ -18,15 +18,33 @@
 namespace tessera::testing {
 
 inline nlohmann::json tiny_encoder(const std::string& type) {
+  if (type == "distilbert") {
+    return {{"model_type", type},
+            {"vocab_size", 29},
+            {"dim", 12},
+            {"n_layers", 2},
+            {"n_heads", 3},
+            {"hidden_dim", 20},
+            {"max_position_embeddings", 16},
+            {"initializer_range", 0.3}};
+  }
+  // Both have positions for padding.
+  const bool shifted = type != "bert";
   nlohmann::json config = {{"model_type", type},
                            {"vocab_size", 29},
                            {"hidden_size", 12},
                            {"num_hidden_layers", 2},
                            {"num_attention_heads", 3},
                            {"intermediate_size", 20},
-                           {"max_position_embeddings", type == "mpnet" ? 18 : 16},
+                           {"max_position_embeddings", shifted ? 18 : 16},
                            {"initializer_range", 0.3}};
   return config;
+}
+
+inline void set_dropout(nlohmann::json& config, double dropout) {
+  const bool distilbert = config.at("model_type") == "distilbert";
+  config[distilbert ? "dropout" : "hidden_dropout_prob"] = dropout;
+  config[distilbert ? "attention_dropout" : "attention_probs_dropout_prob"] = dropout;
 }
 
 // Sequences of these lengths padded to `length`, with ids from 3 to 28 that depend on the

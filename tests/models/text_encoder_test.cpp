@@ -1,4 +1,4 @@
-// BERT and MPNet: gradients, bits that do not depend on padding or neighbours, recomputation, and
+// Every encoder: gradients, bits that do not depend on padding or neighbours, recomputation, and
 // the same run under every strategy.
 #include <gtest/gtest.h>
 
@@ -14,7 +14,8 @@ using testing::of_sequence;
 using testing::tiny_encoder;
 
 class TextEncoderTest : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, TextEncoderTest, ::testing::Values("bert", "mpnet"));
+INSTANTIATE_TEST_SUITE_P(All, TextEncoderTest,
+                         ::testing::Values("bert", "mpnet", "roberta", "distilbert"));
 
 TEST_P(TextEncoderTest, Gradients) {
   testing::check_encoder_gradients(tiny_encoder(GetParam()));
@@ -119,16 +120,17 @@ TEST_P(TextEncoderTest, EveryStrategyGivesTheSameBits) {
   const auto train = [&](int world, const ShardingOptions& options) {
     return testing::train_ranks(world, options, what, [&](double dropout) {
       nlohmann::json config = tiny_encoder(GetParam());
-      config["hidden_dropout_prob"] = config["attention_probs_dropout_prob"] = dropout;
+      testing::set_dropout(config, dropout);
       return std::make_unique<testing::EncoderNet>(config);
     });
   };
+  const std::string layer_class =
+      models::make_text_encoder(tiny_encoder(GetParam()), "test")->layer_class();
   for (const int world : {1, 2}) {
     const auto expected = train(world, {.strategy = Strategy::no_shard});
     for (ShardingOptions options : testing::all_strategies(world)) {
       SCOPED_TRACE(testing::describe(options));
-      options.wrap =
-          WrapPolicy::transformer({std::string(GetParam()) == "bert" ? "BertLayer" : "MPNetLayer"});
+      options.wrap = WrapPolicy::transformer({layer_class});
       EXPECT_TRUE(testing::same_bits(expected, train(world, options)));
     }
   }

@@ -23,7 +23,7 @@ ROOMS = {
                    "formats/gguf", "formats/step_folder", "narrow", "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "chat/values", "chat/jinja",
                    "chat", "."),
-    "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
+    "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "roberta", "distilbert", "registry", "sentence_encoder", "load"),
     "tasks": ("losses", "columnar/arrow", "conversations", "columnar", ".", "instructions"),
     "trainer": ("pruning", "."),
     "tessera": (".", "models"),  # headers for users

@@ -1,6 +1,8 @@
 // The keys of `model`: those of every architecture, and those of Hugging Face's config.json by
 // architecture, from the architectures' own tables. The latter end up in ModelRecipe::config under
 // the same names.
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "engine/data/tokenizer.h"
@@ -45,7 +47,7 @@ std::string fallback_text(const ConfigKey& key) {
     case ConfigKey::Role::vocabulary:
       return "the tokenizer's";
     case ConfigKey::Role::positions:
-      return "`seq_len`";
+      return key.reserved > 0 ? fmt::format("`seq_len` + {}", key.reserved) : "`seq_len`";
     case ConfigKey::Role::dropout:
       return "`dropout`";
     case ConfigKey::Role::plain:
@@ -96,12 +98,12 @@ RecipeKey recipe_key(const ConfigKey& key, std::string_view architecture) {
   return row;
 }
 
-std::optional<Json> value_from_recipe(const Recipe& recipe, ConfigKey::Role role) {
-  switch (role) {
+std::optional<Json> value_from_recipe(const Recipe& recipe, const ConfigKey& key) {
+  switch (key.role) {
     case ConfigKey::Role::vocabulary:
       return ByteTokenizer().vocabulary_size();
     case ConfigKey::Role::positions:
-      return recipe.model.seq_len;
+      return recipe.model.seq_len + key.reserved;
     case ConfigKey::Role::dropout:
       return recipe.model.dropout;
     case ConfigKey::Role::plain:
@@ -173,7 +175,7 @@ void complete_model(Recipe& recipe) {
   const models::ConfigSource source = config_source(recipe);
   const models::Architecture& architecture = models::architecture_of(config, source);
   for (const ConfigKey& key : architecture.keys()) {
-    const auto value = value_from_recipe(recipe, key.role);
+    const auto value = value_from_recipe(recipe, key);
     if (value && !config.contains(key.name)) config[key.name] = *value;
   }
   architecture.complete(config, source);

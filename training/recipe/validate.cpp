@@ -92,10 +92,11 @@ void validate_model(const Recipe& recipe) {
             "{} is less than the {} tokens of data.tokenizer: bytes", vocabulary.second, bytes);
   const bool encodes = architecture.kind == models::ModelKind::text_encoder;
   const bool pairs = !predicts_tokens(recipe);
-  check_key(
-      encodes == pairs, recipe, "model.architecture", "{} {}", recipe.model.architecture,
-      pairs ? "predicts the next token; train.task: sentence_pairs needs an encoder: bert, mpnet"
-            : "is an encoder; set train.task: sentence_pairs");
+  check_key(encodes || !pairs, recipe, "model.architecture",
+            "{} predicts the next token; train.task: sentence_pairs needs an encoder: {}",
+            recipe.model.architecture, models::model_types(models::ModelKind::text_encoder));
+  check_key(!encodes || pairs, recipe, "model.architecture",
+            "{} is an encoder; set train.task: sentence_pairs", recipe.model.architecture);
   const auto positions = configured(recipe, Role::positions, architecture);
   check_key(recipe.model.seq_len <= positions.second, recipe, "model.seq_len",
             "{} is more than the {} of {}", recipe.model.seq_len, positions.second,

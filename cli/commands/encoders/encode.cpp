@@ -155,8 +155,8 @@ Command describe_encode() {
   const auto command = std::make_shared<EncodeCommand>();
   return {.arguments = {{.name = "folder",
                          .target = &command->folder,
-                         .help = "A folder of Sentence Transformers, of a BERT or MPNet (mean "
-                                 "pooling), of a run's steps, or of an adapter",
+                         .help = "A folder of Sentence Transformers, of a bare encoder as BERT "
+                                 "(mean pooling), of a run's steps, or of an adapter",
                          .type = "FOLDER",
                          .required = true},
                         base_argument(command->base),

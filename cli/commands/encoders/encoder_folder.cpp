@@ -156,8 +156,8 @@ void require_kind(const std::string& folder, models::ModelKind kind) {
   if (kind == models::ModelKind::text_encoder) {
     fail(ErrorCode::configuration,
          "{}: the model is a language model ({}), but this command needs an encoder of texts "
-         "(bert, mpnet); use tessera generate or tessera evaluate --task perplexity",
-         folder, architecture.model_type);
+         "({}); use tessera generate or tessera evaluate --task perplexity",
+         folder, architecture.model_type, models::model_types(kind));
   }
   fail(ErrorCode::configuration,
        "{}: the model is an encoder of texts ({}), but this task needs a language model; use "

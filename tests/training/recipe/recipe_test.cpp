@@ -71,6 +71,18 @@ log:      {jsonl: out/metrics.jsonl}
   validate(r, 4);
 }
 
+TEST(Recipe, PositionsAreThoseOfTheSequencesAndOfPadding) {
+  const auto positions = [](const std::string& architecture) {
+    return parse("model: {seq_len: 64, architecture: " + architecture + "}\ndata: {train: a.txt}\n")
+        .model.config["max_position_embeddings"];
+  };
+  EXPECT_EQ(positions("bert"), 64);
+  EXPECT_EQ(positions("distilbert"), 64);
+  for (const char* const shifted : {"mpnet", "roberta", "xlm-roberta", "camembert"}) {
+    EXPECT_EQ(positions(shifted), 66) << shifted;
+  }
+}
+
 TEST(Recipe, AccelerateSpellingsAreAccepted) {
   const auto strategy = [](const std::string& value) {
     return parse("sharding: {fsdp_sharding_strategy: " + value + "}").sharding.sharding_strategy;

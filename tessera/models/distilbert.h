@@ -1,0 +1,4 @@
+// DistilBERT encoders.
+#pragma once
+
+#include "models/distilbert/distilbert.h"

@@ -1,0 +1,4 @@
+// RoBERTa, XLM-RoBERTa and CamemBERT encoders.
+#pragma once
+
+#include "models/roberta/roberta.h"
