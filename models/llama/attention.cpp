@@ -1,6 +1,7 @@
 // Llama's attention, whole and with a cache.
 #include "models/llama/attention.h"
 
+#include <cmath>
 #include <vector>
 
 #include "engine/tensor_ops.h"
@@ -15,7 +16,9 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::int64_t l
   options_.heads = config.num_attention_heads;
   options_.key_heads = config.num_key_value_heads;
   options_.causal = true;
-  options_.window = config.sliding_window;
+  options_.window = config.window_of(layer);
+  if (config.query_pre_attn_scalar)
+    options_.scale = 1 / std::sqrt(static_cast<double>(*config.query_pre_attn_scalar));
   const std::int64_t width = config.hidden_size;
   const std::int64_t query_width = config.num_attention_heads * config.head_dim;
   const std::int64_t key_width = config.num_key_value_heads * config.head_dim;
@@ -31,10 +34,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::int64_t l
   }
   o_proj_ = register_module("o_proj", nn::Linear(query_width, width, output));
   if (config.family->query_key_norm == QueryKeyNorm::none) return;
-  q_norm_ = register_module(
-      "q_norm", nn::RmsNorm(norms_heads_ ? head_dim_ : query_width, config.rms_norm_eps));
-  k_norm_ = register_module("k_norm",
-                            nn::RmsNorm(norms_heads_ ? head_dim_ : key_width, config.rms_norm_eps));
+  q_norm_ = register_module("q_norm", DecoderNorm(norms_heads_ ? head_dim_ : query_width, config));
+  k_norm_ = register_module("k_norm", DecoderNorm(norms_heads_ ? head_dim_ : key_width, config));
 }
 
 template <class Apply>
@@ -50,7 +51,7 @@ LlamaAttentionImpl::Projected LlamaAttentionImpl::project(const Tensor& x,
           apply(v_proj_, x)};
 }
 
-Tensor LlamaAttentionImpl::normalised(const nn::RmsNorm& norm, const Tensor& x) const {
+Tensor LlamaAttentionImpl::normalised(const DecoderNorm& norm, const Tensor& x) const {
   if (!norm) return x;
   if (!norms_heads_) return norm(x);
   return reshape(norm(reshape(x, {x.size(0), x.size(1), -1, head_dim_})), x.shape());

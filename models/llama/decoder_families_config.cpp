@@ -3,14 +3,10 @@
 
 #include "models/config/config_table.h"
 #include "models/llama/experts_config.h"
+#include "models/llama/window_config.h"
 
 namespace tessera::models {
 namespace {
-
-void add_window_row(ConfigTable<LlamaConfig>& table) {
-  table.add("sliding_window", &LlamaConfig::sliding_window,
-            "Tokens that a token sees, itself included.", at_least(1));
-}
 
 LlamaConfig mistral_defaults() {
   LlamaConfig c;
@@ -73,6 +69,26 @@ void add_phi3_rows(ConfigTable<LlamaConfig>& table) {
   table.add("partial_rotary_factor", &LlamaConfig::partial_rotary_factor,
             "The part of a head that rotary positions turn.",
             {.low = 0, .high = 1, .low_excluded = true});
+}
+
+LlamaConfig gemma3_defaults() {
+  LlamaConfig c;
+  c.vocab_size = 262208;
+  c.hidden_size = 2304;
+  c.intermediate_size = 9216;
+  c.num_hidden_layers = 26;
+  c.num_attention_heads = 8;
+  c.num_key_value_heads = 4;
+  c.head_dim = 256;
+  c.max_position_embeddings = 131072;
+  c.rope_theta = 1'000'000;
+  c.rope_local_base_freq = 10'000;
+  c.query_pre_attn_scalar = 256;
+  c.sliding_window = 4096;
+  c.sliding_window_pattern = 6;
+  c.hidden_act = "gelu_pytorch_tanh";
+  c.tie_word_embeddings = true;
+  return c;
 }
 
 LlamaConfig mixtral_defaults() {
@@ -183,6 +199,24 @@ const DecoderFamily& phi3_family() {
                                     .add_rows = add_phi3_rows,
                                     .rope_types = {"default"},
                                     .fused_projections = true};
+  return family;
+}
+
+const DecoderFamily& gemma3_family() {
+  static const DecoderFamily family{.model_type = "gemma3_text",
+                                    .model_class = "Gemma3ForCausalLM",
+                                    .layer_class = "Gemma3DecoderLayer",
+                                    .defaults = gemma3_defaults,
+                                    .add_rows = add_local_rows,
+                                    .rope_types = {"default", "linear"},
+                                    .key_heads = KeyHeads::own_default,
+                                    .head_size = HeadSize::own_default,
+                                    .attention_bias = AttentionBias::by_key,
+                                    .query_key_norm = QueryKeyNorm::of_heads,
+                                    .norms = NormPlace::around,
+                                    .norm_offset = 1,
+                                    .scales_embeddings = true,
+                                    .activation_key = "hidden_activation"};
   return family;
 }
 

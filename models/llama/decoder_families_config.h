@@ -12,6 +12,7 @@ const DecoderFamily& qwen3_family();      // norms of each head's queries and ke
 const DecoderFamily& olmo2_family();      // norms after the layers, and of queries and keys
 const DecoderFamily& smollm3_family();    // layers without rotary positions
 const DecoderFamily& phi3_family();       // fused projections, heads rotated in part
+const DecoderFamily& gemma3_family();     // windows in most layers, norms around their parts
 const DecoderFamily& mixtral_family();    // Mistral with experts
 const DecoderFamily& qwen3_moe_family();  // Qwen3 with experts, perhaps not in every layer
 

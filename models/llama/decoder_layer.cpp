@@ -9,7 +9,8 @@
 
 namespace tessera::models {
 
-LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
+LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config)
+    : gates_by_gelu_(config.hidden_act == "gelu_pytorch_tanh") {
   const std::int64_t width = config.hidden_size;
   const std::int64_t inner = config.intermediate_size;
   const nn::LinearOptions options{.bias = config.mlp_bias, .deviation = config.initializer_range};
@@ -29,10 +30,14 @@ std::pair<Tensor, Tensor> LlamaMLPImpl::gate_and_up(const Tensor& x, const Apply
   return {halves[0], halves[1]};
 }
 
+Tensor LlamaMLPImpl::gated(const Tensor& gate, const Tensor& up) const {
+  return (gates_by_gelu_ ? gelu(gate, false) : silu(gate)) * up;
+}
+
 Tensor LlamaMLPImpl::forward(const Tensor& x) const {
   const auto [gate, up] =
       gate_and_up(x, [](const nn::Linear& layer, const Tensor& input) { return layer(input); });
-  if (needs_own_call(down_proj_)) return down_proj_(silu(gate) * up);
+  if (gates_by_gelu_ || needs_own_call(down_proj_)) return down_proj_(gated(gate, up));
   const Tensor y = swiglu_linear(gate, up, down_proj_->weight(), down_proj_->layout());
   const Tensor bias = down_proj_->bias();
   return bias ? y + bias : y;
@@ -40,7 +45,7 @@ Tensor LlamaMLPImpl::forward(const Tensor& x) const {
 
 Tensor LlamaMLPImpl::decode(const Tensor& x) const {
   const auto [gate, up] = gate_and_up(x, decode_layer);
-  return decode_layer(down_proj_, silu(gate) * up);
+  return decode_layer(down_proj_, gated(gate, up));
 }
 
 DecoderLayerImpl::DecoderLayerImpl(const LlamaConfig& config)
@@ -63,11 +68,10 @@ Tensor DecoderLayerImpl::decode_mlp(const LlamaMLP& mlp, const Tensor& x) {
 
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
     : DecoderLayerImpl(config) {
-  input_layernorm_ =
-      register_module("input_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  input_layernorm_ = register_module("input_layernorm", DecoderNorm(config.hidden_size, config));
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
-  post_attention_layernorm_ = register_module("post_attention_layernorm",
-                                              nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  post_attention_layernorm_ =
+      register_module("post_attention_layernorm", DecoderNorm(config.hidden_size, config));
   mlp_ = register_module("mlp", LlamaMLP(config));
 }
 
@@ -87,11 +91,10 @@ Tensor LlamaDecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, st
 SparseDecoderLayerImpl::SparseDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
     : DecoderLayerImpl(config) {
   const ExpertNames& names = *config.family->experts;
-  input_layernorm_ =
-      register_module("input_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  input_layernorm_ = register_module("input_layernorm", DecoderNorm(config.hidden_size, config));
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
-  post_attention_layernorm_ = register_module("post_attention_layernorm",
-                                              nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  post_attention_layernorm_ =
+      register_module("post_attention_layernorm", DecoderNorm(config.hidden_size, config));
   const MixtureOfExpertsOptions options{.width = config.hidden_size,
                                         .inner = config.experts.moe_intermediate_size,
                                         .experts = config.experts.num_experts,
@@ -134,10 +137,10 @@ Olmo2DecoderLayerImpl::Olmo2DecoderLayerImpl(const LlamaConfig& config, std::int
     : DecoderLayerImpl(config) {
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
   mlp_ = register_module("mlp", LlamaMLP(config));
-  post_attention_layernorm_ = register_module("post_attention_layernorm",
-                                              nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
-  post_feedforward_layernorm_ = register_module(
-      "post_feedforward_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  post_attention_layernorm_ =
+      register_module("post_attention_layernorm", DecoderNorm(config.hidden_size, config));
+  post_feedforward_layernorm_ =
+      register_module("post_feedforward_layernorm", DecoderNorm(config.hidden_size, config));
 }
 
 Tensor Olmo2DecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) const {
@@ -152,6 +155,33 @@ Tensor Olmo2DecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, st
   return stream + post_feedforward_layernorm_(decode_mlp(mlp_, stream));
 }
 
+Gemma3DecoderLayerImpl::Gemma3DecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
+    : DecoderLayerImpl(config) {
+  const auto norm = [&](const char* name) {
+    return register_module(name, DecoderNorm(config.hidden_size, config));
+  };
+  self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
+  mlp_ = register_module("mlp", LlamaMLP(config));
+  input_layernorm_ = norm("input_layernorm");
+  post_attention_layernorm_ = norm("post_attention_layernorm");
+  pre_feedforward_layernorm_ = norm("pre_feedforward_layernorm");
+  post_feedforward_layernorm_ = norm("post_feedforward_layernorm");
+}
+
+Tensor Gemma3DecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) const {
+  const Tensor attended = post_attention_layernorm_(self_attn_(input_layernorm_(x), rope));
+  const auto [stream, normalised] = pre_feedforward_layernorm_(branch(attended), x);
+  return stream + branch(post_feedforward_layernorm_(mlp_(normalised)));
+}
+
+Tensor Gemma3DecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                                      const DecodingBatch& batch) const {
+  const Tensor attended = post_attention_layernorm_(
+      decode_attention(self_attn_, input_layernorm_(x), rope, layer, batch));
+  const auto [stream, normalised] = pre_feedforward_layernorm_(attended, x);
+  return stream + post_feedforward_layernorm_(decode_mlp(mlp_, normalised));
+}
+
 DecoderLayer make_decoder_layer(const LlamaConfig& config, std::int64_t layer) {
   if (config.has_experts(layer)) {
     return DecoderLayer(std::make_shared<SparseDecoderLayerImpl>(config, layer));
@@ -161,6 +191,8 @@ DecoderLayer make_decoder_layer(const LlamaConfig& config, std::int64_t layer) {
       break;
     case NormPlace::after:
       return DecoderLayer(std::make_shared<Olmo2DecoderLayerImpl>(config, layer));
+    case NormPlace::around:
+      return DecoderLayer(std::make_shared<Gemma3DecoderLayerImpl>(config, layer));
   }
   return DecoderLayer(std::make_shared<LlamaDecoderLayerImpl>(config, layer));
 }

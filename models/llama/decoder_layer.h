@@ -19,6 +19,7 @@ class LlamaMLPImpl : public nn::Module {
   [[nodiscard]] bool is_indivisible() const override { return true; }
 
  private:
+  [[nodiscard]] Tensor gated(const Tensor& gate, const Tensor& up) const;
   // apply(layer, x) computes a linear layer.
   template <class Apply>
   std::pair<Tensor, Tensor> gate_and_up(const Tensor& x, const Apply& apply) const;
@@ -26,6 +27,7 @@ class LlamaMLPImpl : public nn::Module {
   nn::Linear gate_proj_, up_proj_;  // empty if fused
   nn::Linear gate_up_proj_;         // empty unless fused
   nn::Linear down_proj_;
+  bool gates_by_gelu_;  // otherwise by SiLU
 };
 TESSERA_MODULE(LlamaMLP);
 
@@ -69,9 +71,9 @@ class LlamaDecoderLayerImpl : public DecoderLayerImpl {
                 const DecodingBatch& batch) const override;
 
  private:
-  nn::RmsNorm input_layernorm_;
+  DecoderNorm input_layernorm_;
   LlamaAttention self_attn_;
-  nn::RmsNorm post_attention_layernorm_;
+  DecoderNorm post_attention_layernorm_;
   LlamaMLP mlp_;
 };
 
@@ -89,9 +91,9 @@ class SparseDecoderLayerImpl : public DecoderLayerImpl {
   // The residual stream after attention, and its norm.
   [[nodiscard]] std::pair<Tensor, Tensor> attend(const Tensor& x, const RopeTables& rope) const;
 
-  nn::RmsNorm input_layernorm_;
+  DecoderNorm input_layernorm_;
   LlamaAttention self_attn_;
-  nn::RmsNorm post_attention_layernorm_;
+  DecoderNorm post_attention_layernorm_;
   MixtureOfExperts mixture_;
 };
 
@@ -107,8 +109,26 @@ class Olmo2DecoderLayerImpl : public DecoderLayerImpl {
  private:
   LlamaAttention self_attn_;
   LlamaMLP mlp_;
-  nn::RmsNorm post_attention_layernorm_;
-  nn::RmsNorm post_feedforward_layernorm_;
+  DecoderNorm post_attention_layernorm_;
+  DecoderNorm post_feedforward_layernorm_;
+};
+
+// The norms stand before and after attention and MLP.
+class Gemma3DecoderLayerImpl : public DecoderLayerImpl {
+ public:
+  Gemma3DecoderLayerImpl(const LlamaConfig& config, std::int64_t layer);
+  using DecoderLayerImpl::forward;
+  Tensor forward(const Tensor& x, const RopeTables& rope) const override;
+  Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                const DecodingBatch& batch) const override;
+
+ private:
+  DecoderNorm input_layernorm_;
+  LlamaAttention self_attn_;
+  DecoderNorm post_attention_layernorm_;
+  DecoderNorm pre_feedforward_layernorm_;
+  LlamaMLP mlp_;
+  DecoderNorm post_feedforward_layernorm_;
 };
 
 // The layer of the configuration's family; `layer` counts from 0.

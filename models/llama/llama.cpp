@@ -1,19 +1,38 @@
 // Llama's body and head.
 #include "models/llama/llama.h"
 
-#include <algorithm>
-#include <bit>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "base/error.h"
+#include "base/low_precision.h"
 
 namespace tessera::models {
+namespace {
+
+double rounded_to(DType dtype, double value) {
+  const auto single = static_cast<float>(value);
+  if (dtype == bfloat16) return static_cast<double>(to_float(to_bfloat16(single)));
+  if (dtype == float16) return static_cast<double>(to_float(to_float16(single)));
+  return dtype == float32 ? static_cast<double>(single) : value;
+}
+
+}  // namespace
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
     : positions_(config.max_position_embeddings),
-      frequencies_(rope_frequencies(config.rotary_dim(), config.rope_theta, config.rope_scaling)),
-      attention_factor_(rope_attention_factor(config.rope_scaling)) {
+      embedding_scale_(config.family->scales_embeddings
+                           ? std::sqrt(static_cast<double>(config.hidden_size))
+                           : 1),
+      rope_(config.rotary_dim(), positions_, config.rope_theta, config.rope_scaling) {
+  if (config.rope_local_base_freq) {
+    local_rope_.emplace(config.rotary_dim(), positions_, *config.rope_local_base_freq,
+                        RopeScaling{});
+    for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
+      is_local_.push_back(config.window_of(i).has_value());
+    }
+  }
   embed_tokens_ = register_module(
       "embed_tokens",
       nn::Embedding(config.vocab_size, config.hidden_size, config.initializer_range));
@@ -22,20 +41,45 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
     layers.push_back(make_decoder_layer(config, i));
   }
   layers_ = register_module("layers", nn::ModuleList<DecoderLayer>(std::move(layers)));
-  norm_ = register_module("norm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  norm_ = register_module("norm", DecoderNorm(config.hidden_size, config));
 }
 
 Tensor LlamaModelImpl::embed(const Tensor& ids) const {
   TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
                   "the model takes ids of shape [batch, at most {}], given {}", positions_,
                   ids.shape().to_string());
-  return embed_tokens_(ids);
+  return embed_rows(ids);
+}
+
+// transformers rounds the factor to the weights' dtype.
+Tensor LlamaModelImpl::embed_rows(const Tensor& ids) const {
+  const Tensor x = embed_tokens_(ids);
+  if (embedding_scale_ == 1) return x;
+  return x * rounded_to(x.dtype(), embedding_scale_);
+}
+
+template <class Tables>
+std::vector<RopeTables> LlamaModelImpl::by_layer(const Tables& tables) {
+  const RopeTables all = tables(rope_);
+  std::vector<RopeTables> ropes(layers_->size(), all);
+  if (!local_rope_) return ropes;
+  const RopeTables local = tables(*local_rope_);
+  for (std::size_t i = 0; i < ropes.size(); ++i) {
+    if (is_local_[i]) ropes[i] = local;
+  }
+  return ropes;
+}
+
+std::vector<RopeTables> LlamaModelImpl::ropes_of(const Tensor& ids, const Documents& documents,
+                                                 Device device) {
+  return by_layer([&](RopeCache& cache) { return cache.for_rows(ids, documents, device); });
 }
 
 Tensor LlamaModelImpl::forward(const Tensor& ids, const Documents& documents) {
   Tensor x = embed(ids);
-  const RopeTables rope = rope_of(ids, documents, x.device());
-  for (const DecoderLayer& layer : *layers_) x = layer(x, rope);
+  const std::vector<RopeTables> ropes = ropes_of(ids, documents, x.device());
+  std::size_t index = 0;
+  for (const DecoderLayer& layer : *layers_) x = layer(x, ropes[index++]);
   return norm_(x);
 }
 
@@ -43,40 +87,27 @@ std::pair<Tensor, Tensor> LlamaModelImpl::forward(const Tensor& ids, const Docum
                                                   const Tensor& routing) {
   Tensor x = embed(ids);
   Tensor added = routing;
-  const RopeTables rope = rope_of(ids, documents, x.device());
-  for (const DecoderLayer& layer : *layers_) std::tie(x, added) = layer(x, rope, added);
+  const std::vector<RopeTables> ropes = ropes_of(ids, documents, x.device());
+  std::size_t index = 0;
+  for (const DecoderLayer& layer : *layers_) {
+    std::tie(x, added) = layer(x, ropes[index++], added);
+  }
   return {norm_(x), added};
 }
 
 Tensor LlamaModelImpl::decode(const DecodingBatch& batch) {
-  Tensor x = embed_tokens_(batch.ids());
-  const RopeTables& rope = rope_for(batch.longest(), x.device());
+  Tensor x = embed_rows(batch.ids());
+  const std::vector<RopeTables> ropes =
+      by_layer([&](RopeCache& cache) { return cache.for_length(batch.longest(), x.device()); });
   std::int64_t index = 0;
   for (const DecoderLayer& layer : *layers_) {
+    const RopeTables& rope = ropes[static_cast<std::size_t>(index)];
     x = layer.call(
         [&](const DecoderLayerImpl& impl) { return impl.decode(x, rope, index, batch); });
     ++index;
   }
   batch.advance();
   return norm_(batch.last_rows(x));
-}
-
-// Tables grow by doubling, so a context of 131072 positions costs nothing until it is used.
-const RopeTables& LlamaModelImpl::rope_for(std::int64_t length, Device device) {
-  if (!rope_.cosine || rope_.cosine.size(0) < length || rope_.cosine.device() != device) {
-    const auto doubled =
-        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(length)));
-    rope_ =
-        make_rope_tables(frequencies_, std::min(doubled, positions_), device, attention_factor_);
-  }
-  return rope_;
-}
-
-RopeTables LlamaModelImpl::rope_of(const Tensor& ids, const Documents& documents, Device device) {
-  const RopeTables& tables = rope_for(ids.size(1), device);
-  if (!documents.starts.defined()) return tables;
-  const Tensor positions = reshape(documents.positions, {ids.elements()});
-  return {embedding(positions, tables.cosine), embedding(positions, tables.sine), documents.starts};
 }
 
 LlamaForCausalLM::LlamaForCausalLM(LlamaConfig config) : config_(std::move(config)) {

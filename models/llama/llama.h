@@ -1,9 +1,10 @@
 // Llama with Hugging Face's module tree, parameter names and shapes: grouped key heads, rotary
-// positions, SwiGLU. Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3, Mixtral and Qwen3-MoE are other
-// families of it (models/llama/decoder_families_config.h).
+// positions, SwiGLU. Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3, Gemma 3, Mixtral and Qwen3-MoE
+// are other families of it (models/llama/decoder_families_config.h).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,18 +30,22 @@ class LlamaModelImpl : public nn::Module {
   [[nodiscard]] const nn::Embedding& token_table() const { return embed_tokens_; }
 
  private:
-  Tensor embed(const Tensor& ids) const;
-  const RopeTables& rope_for(std::int64_t length, Device device);
-  // The tables for the batch's tokens.
-  RopeTables rope_of(const Tensor& ids, const Documents& documents, Device device);
+  // `tables(cache)` gives the rotary tables of a cache; those of all layers are made once.
+  template <class Tables>
+  [[nodiscard]] std::vector<RopeTables> by_layer(const Tables& tables);
+  [[nodiscard]] std::vector<RopeTables> ropes_of(const Tensor& ids, const Documents& documents,
+                                                 Device device);
+  [[nodiscard]] Tensor embed(const Tensor& ids) const;
+  [[nodiscard]] Tensor embed_rows(const Tensor& ids) const;
 
   std::int64_t positions_;
-  std::vector<float> frequencies_;
-  double attention_factor_;  // of the rotary tables
-  RopeTables rope_;          // for the most positions used so far
+  double embedding_scale_;  // 1: none
+  RopeCache rope_;
+  std::optional<RopeCache> local_rope_;  // of layers with a window, if they have their own
+  std::vector<bool> is_local_;           // by layer; empty if there is no local_rope_
   nn::Embedding embed_tokens_;
   nn::ModuleList<DecoderLayer> layers_;
-  nn::RmsNorm norm_;
+  DecoderNorm norm_;
 };
 TESSERA_MODULE(LlamaModel);
 

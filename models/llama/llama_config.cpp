@@ -8,6 +8,7 @@
 #include "models/config/config_table.h"
 #include "models/llama/experts_config.h"
 #include "models/llama/rope_config.h"
+#include "models/llama/window_config.h"
 
 namespace tessera::models {
 namespace {
@@ -53,13 +54,7 @@ void refuse_other_models(const ConfigReader& reader, const nlohmann::json& confi
   reader.only("use_sliding_window", false);
   reader.only("partial_rotary_factor", c.partial_rotary_factor);
   refuse_other_experts(reader, *c.family);
-  if (!reader.has("layer_types")) return;
-  const nlohmann::json& types = config["layer_types"];
-  reader.check_key(types.is_array(), "layer_types", "is {}; it must be a list", types.dump());
-  for (const nlohmann::json& type : types) {
-    reader.check_key(type == "full_attention", "layer_types",
-                     "has {}, which is not supported; use \"full_attention\"", type.dump());
-  }
+  refuse_other_windows(reader, config, c);
 }
 
 // `layers` has 1 for a layer with rotary positions and 0 for one without.
@@ -91,7 +86,8 @@ ConfigTable<LlamaConfig> decoder_table(const DecoderFamily& family) {
   add_head_rows(table, family);
   table.positions("max_position_embeddings", &C::max_position_embeddings);
   table.vocabulary(&C::vocab_size);
-  table.choice("hidden_act", &C::hidden_act, {"silu"}, "The gate's activation.");
+  table.choice(family.activation_key, &C::hidden_act, {defaults.hidden_act},
+               "The gate's activation.");
   table.add("rms_norm_eps", &C::rms_norm_eps, "Epsilon of the norms.", above(0));
   table.dropout("attention_dropout", &C::attention_dropout,
                 "Dropout of the attention probabilities.");
@@ -112,7 +108,7 @@ ConfigTable<LlamaConfig> decoder_table(const DecoderFamily& family) {
 LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,
                           const ConfigSource& source) {
   bool parameters = false;
-  nlohmann::json unified = unified_rope(config, parameters);
+  nlohmann::json unified = unified_rope(unified_layer_ropes(config, source), parameters);
   unified = unified_experts(std::move(unified), family);
   const ConfigReader reader(unified, parameters ? with_rope_parameters(source) : source);
   LlamaConfig c = decoder_table(family).read(reader);
@@ -123,6 +119,7 @@ LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& con
   if (c.no_rope_layer_interval > 0 && reader.has("no_rope_layers")) {
     c.no_rope_layers = rotary_layers(reader, unified["no_rope_layers"], c.num_hidden_layers);
   }
+  read_windows(reader, unified, c);
   c.output_bias = c.attention_bias;
   if (family.attention_bias == AttentionBias::inputs) c.attention_bias = true;
   c.original = config.dump();
@@ -148,6 +145,14 @@ std::int64_t LlamaConfig::rotary_dim() const {
 bool LlamaConfig::has_rotary_positions(std::int64_t layer) const {
   if (!no_rope_layers.empty()) return no_rope_layers.at(static_cast<std::size_t>(layer));
   return no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0;
+}
+
+std::optional<std::int64_t> LlamaConfig::window_of(std::int64_t layer) const {
+  const bool sees_all =
+      layers_with_window.empty()
+          ? sliding_window_pattern > 0 && (layer + 1) % sliding_window_pattern == 0
+          : !layers_with_window.at(static_cast<std::size_t>(layer));
+  return sees_all ? std::nullopt : sliding_window;
 }
 
 bool LlamaConfig::has_experts(std::int64_t layer) const {

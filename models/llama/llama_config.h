@@ -59,6 +59,14 @@ struct LlamaConfig {
 
   // Tokens that a query sees, including itself: transformers' sliding window.
   std::optional<std::int64_t> sliding_window;
+  // Each layer of this multiple sees all tokens (0: all layers have the window), unless
+  // layers_with_window says it layer by layer.
+  std::int64_t sliding_window_pattern = 0;
+  std::vector<bool> layers_with_window;
+  // Base of the rotary frequencies of layers with the window, without scaling; none: as the others.
+  std::optional<double> rope_local_base_freq;
+  // Attention's scores are divided by its square root; none: head_dim.
+  std::optional<std::int64_t> query_pre_attn_scalar;
   // Each layer of this multiple has no rotary positions (0: all layers have them), unless
   // no_rope_layers says it layer by layer: false is a layer without.
   std::int64_t no_rope_layer_interval = 0;
@@ -71,6 +79,8 @@ struct LlamaConfig {
   // Elements of a head that rotary positions turn.
   [[nodiscard]] std::int64_t rotary_dim() const;
   [[nodiscard]] bool has_rotary_positions(std::int64_t layer) const;
+  // The window of a layer; none: it sees all tokens.
+  [[nodiscard]] std::optional<std::int64_t> window_of(std::int64_t layer) const;
   [[nodiscard]] bool has_experts(std::int64_t layer) const;
   [[nodiscard]] std::int64_t layers_with_experts() const;
 
@@ -87,9 +97,9 @@ enum class HeadSize : std::uint8_t { of_width, own_default };
 enum class AttentionBias : std::uint8_t { none, inputs, by_key };
 // RMS norms of queries and keys before rotary positions.
 enum class QueryKeyNorm : std::uint8_t { none, of_heads, of_projections };
-// The norms of a layer: of the inputs of attention and feed-forward layer, or of their outputs
-// before these are added to the residual stream.
-enum class NormPlace : std::uint8_t { before, after };
+// The norms of a layer: of the inputs of attention and feed-forward layer, of their outputs before
+// these are added to the residual stream, or of both.
+enum class NormPlace : std::uint8_t { before, after, around };
 
 // Names of a mixture of experts: its key in config.json, its module in a layer, and the matrices of
 // an expert.
@@ -114,6 +124,10 @@ struct DecoderFamily {
   bool has_mlp_bias = false;  // the key `mlp_bias`
   QueryKeyNorm query_key_norm = QueryKeyNorm::none;
   NormPlace norms = NormPlace::before;
+  double norm_offset = 0;          // added to the norms' weights
+  bool scales_embeddings = false;  // by the square root of hidden_size
+  // The gate's activation and its key: silu, or gelu_pytorch_tanh, the tanh form of GELU.
+  std::string activation_key = "hidden_act";
   // One projection qkv_proj, and one gate_up_proj.
   bool fused_projections = false;
   std::optional<ExpertNames> experts = {};  // none: a model without

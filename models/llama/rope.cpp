@@ -2,9 +2,12 @@
 #include "models/llama/rope.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 #include <optional>
+
+#include "engine/ops.h"
 
 namespace tessera::models {
 namespace {
@@ -93,6 +96,29 @@ RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t 
   }
   const Shape shape{positions, static_cast<std::int64_t>(pairs)};
   return {Tensor::from(cosine, shape).to(device), Tensor::from(sine, shape).to(device)};
+}
+
+RopeCache::RopeCache(std::int64_t dim, std::int64_t positions, double theta,
+                     const RopeScaling& scaling)
+    : positions_(positions),
+      frequencies_(rope_frequencies(dim, theta, scaling)),
+      attention_factor_(rope_attention_factor(scaling)) {}
+
+const RopeTables& RopeCache::for_length(std::int64_t length, Device device) {
+  if (!tables_.cosine || tables_.cosine.size(0) < length || tables_.cosine.device() != device) {
+    const auto doubled =
+        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(length)));
+    tables_ =
+        make_rope_tables(frequencies_, std::min(doubled, positions_), device, attention_factor_);
+  }
+  return tables_;
+}
+
+RopeTables RopeCache::for_rows(const Tensor& ids, const Documents& documents, Device device) {
+  const RopeTables& tables = for_length(ids.size(1), device);
+  if (!documents.starts.defined()) return tables;
+  const Tensor positions = reshape(documents.positions, {ids.elements()});
+  return {embedding(positions, tables.cosine), embedding(positions, tables.sine), documents.starts};
 }
 
 }  // namespace tessera::models

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/tensor.h"
+#include "models/language_model.h"
 #include "models/llama/rope_scaling.h"
 
 namespace tessera::models {
@@ -30,5 +31,24 @@ double rope_attention_factor(const RopeScaling& scaling);
 // well.
 RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t positions,
                             Device device = Device::cpu(), double attention_factor = 1.0);
+
+// The tables of a model, made for the longest sequence so far.
+class RopeCache {
+ public:
+  // For at most `positions` positions; `dim` elements of a head are rotated.
+  RopeCache(std::int64_t dim, std::int64_t positions, double theta, const RopeScaling& scaling);
+
+  // Valid until the next call. Tables grow by doubling, so a context of 131,072 positions costs
+  // nothing until it is used.
+  const RopeTables& for_length(std::int64_t length, Device device);
+  // For rows of several texts: a table's row for each of the ids.
+  RopeTables for_rows(const Tensor& ids, const Documents& documents, Device device);
+
+ private:
+  std::int64_t positions_;
+  std::vector<float> frequencies_;
+  double attention_factor_;
+  RopeTables tables_;
+};
 
 }  // namespace tessera::models

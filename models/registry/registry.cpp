@@ -65,6 +65,7 @@ constexpr Architecture architecture_rows[] = {
     decoder_row<olmo2_family>("olmo2"),
     decoder_row<smollm3_family>("smollm3"),
     decoder_row<phi3_family>("phi3"),
+    decoder_row<gemma3_family>("gemma3_text"),
     decoder_row<mixtral_family>("mixtral"),
     decoder_row<qwen3_moe_family>("qwen3_moe"),
     row<BertModel, BertConfig>("bert"),

@@ -34,7 +34,7 @@ def gpt2(vocabulary=307, positions=64, seed=1, **changes):
 def decoder(name, seed, **of_family):
     """A function that makes models of transformers' classes NAMEConfig and NAMEForCausalLM."""
     def make(vocabulary=307, positions=128, **changes):
-        config = getattr(transformers, name + "Config")(
+        config = getattr(transformers, name + ("TextConfig" if name == "Gemma3" else "Config"))(
             **{"vocab_size": vocabulary, "max_position_embeddings": positions, "hidden_size": 64,
                "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
                "num_key_value_heads": 2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
@@ -51,11 +51,13 @@ olmo2 = decoder("Olmo2", 6)
 smollm3 = decoder("SmolLM3", 7, no_rope_layers=[0, 1])
 phi3 = decoder("Phi3", 8, rope_parameters={
     "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})
+gemma3 = decoder("Gemma3", 11, layer_types=["sliding_attention", "full_attention"], sliding_window=9, head_dim=24,
+                 query_pre_attn_scalar=20)
 mixtral = decoder("Mixtral", 9, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.05)
 qwen3_moe = decoder("Qwen3Moe", 10, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48, head_dim=24)
 
 MAKERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2,
-          "smollm3": smollm3, "phi3": phi3, "mixtral": mixtral, "qwen3_moe": qwen3_moe}
+          "smollm3": smollm3, "phi3": phi3, "gemma3": gemma3, "mixtral": mixtral, "qwen3_moe": qwen3_moe}
 
 
 def edit_config(folder, edit):

@@ -20,6 +20,9 @@ MODELS = {
               "low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32}}",
     "mistral": "{architecture: mistral, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
                "hidden_size: 64, head_dim: 24, intermediate_size: 160, seq_len: 64, sliding_window: 64}",
+    "gemma3": "{architecture: gemma3_text, num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2, "
+              "hidden_size: 64, head_dim: 24, intermediate_size: 160, seq_len: 64, sliding_window: 20, "
+              "sliding_window_pattern: 2, query_pre_attn_scalar: 30}",
     "qwen2": "{architecture: qwen2, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
              "hidden_size: 64, intermediate_size: 160, seq_len: 64}",
     "qwen2_tied": "{architecture: qwen2, num_hidden_layers: 1, num_attention_heads: 4, num_key_value_heads: 4, "

@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from models import (LLAMA3_ROPE, MAKERS, YARN_ROPE, assert_close, assert_close_relatively, edit_config, gpt2, llama,
+from models import (LLAMA3_ROPE, MAKERS, YARN_ROPE, assert_close, assert_close_relatively, edit_config, gemma3, gpt2, llama,
                     logits_of, mistral, prompt, qwen2)
 from safetensors.torch import load_file, save_file
 
@@ -153,6 +153,11 @@ FAMILIES = [
     ("phi3", {"rope_parameters": None, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75},
               "sliding_window": 90}),
+    ("gemma3", {}),
+    ("gemma3", {"layer_types": None, "num_hidden_layers": 7, "sliding_window": 30, "tie_word_embeddings": False}),
+    ("gemma3", {"attention_bias": True, "num_key_value_heads": 1, "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}}),
     ("mixtral", {}),
     ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 40, "tie_word_embeddings": True}),
     ("qwen3_moe", {}),
@@ -170,6 +175,25 @@ FAMILIES = [
 def test_families(tessera, tmp_path, family, changes):
     model = MAKERS[family](**changes)
     model.save_pretrained(tmp_path / "model")
+    ids = prompt(80, model.config.vocab_size)
+    assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(model, ids))
+
+
+def test_gemma3_in_the_older_spelling(tessera, tmp_path):
+    """As Google's folders of transformers 4 have it."""
+    model = gemma3(num_hidden_layers=4, layer_types=None, rope_parameters={
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
+        sliding_window_pattern=3)
+    model.save_pretrained(tmp_path / "model")
+
+    def spread(config):
+        del config["rope_parameters"], config["layer_types"]
+        config.pop("_sliding_window_pattern", None)
+        config.update(rope_theta=5000.0, rope_local_base_freq=300.0, sliding_window_pattern=3,
+                      rope_scaling={"rope_type": "linear", "factor": 8.0})
+
+    edit_config(tmp_path / "model", spread)
     ids = prompt(80, model.config.vocab_size)
     assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(model, ids))
 

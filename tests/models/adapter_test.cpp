@@ -123,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(
                       std::tuple{"qwen3", "all-linear"}, std::tuple{"olmo2", "all-linear"},
                       std::tuple{"smollm3", "all-linear"}, std::tuple{"phi3", "all-linear"},
                       std::tuple{"phi3", ".*(qkv|gate_up)_proj"},
-                      std::tuple{"mixtral", "all-linear"}, std::tuple{"qwen3_moe", "all-linear"}));
+                      std::tuple{"mixtral", "all-linear"}, std::tuple{"gemma3_text", "all-linear"},
+                      std::tuple{"qwen3_moe", "all-linear"}));
 
 TEST(AdaptedModels, EncodersGiveTheResultsOfMergedWeights) {
   const testing::OneThread one_thread;

@@ -59,6 +59,8 @@ TEST(ModelConfig, AModelsConfigurationBuildsItAgain) {
         decoder_config("qwen2"), decoder_config("qwen3"), decoder_config("olmo2"),
         with(decoder_config("smollm3"), "no_rope_layers", {0, 1}),
         with(decoder_config("phi3"), "rope_scaling", nullptr),
+        with(decoder_config("gemma3_text"), "sliding_window_pattern", 2),
+        with(decoder_config("gemma3_text"), "layer_types", {"sliding_attention"}),
         with(decoder_config("qwen3"), "rope_scaling",
              {{"rope_type", "yarn"},
               {"factor", 4.0},

@@ -34,6 +34,12 @@ json small_family(const std::string& model_type, const std::string& key, json va
   return config;
 }
 
+json small_gemma3() {
+  json config = small_family("gemma3_text", "sliding_window", 4);
+  config["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+  return config;
+}
+
 std::vector<std::int64_t> counted_ids(std::int64_t count, std::int64_t step) {
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < count; ++i) ids.push_back((3 + i * step) % 50);
@@ -147,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(
                       small_llama("qwen2"), small_family("qwen3", "head_dim", 12),
                       small_llama("olmo2"), small_family("smollm3", "no_rope_layer_interval", 2),
                       small_family("phi3", "partial_rotary_factor", 0.5), small_llama("mixtral"),
-                      small_family("qwen3_moe", "num_experts", 12)),
+                      small_gemma3(), small_family("qwen3_moe", "num_experts", 12)),
     [](const auto& tested) { return tested.param.at("model_type").template get<std::string>(); });
 
 TEST(KeyValueCache, HoldsNoMoreThanItsCapacity) {

@@ -69,6 +69,56 @@ TEST(Qwen3, AnAbsentHeadSizeIs128WhateverTheWidth) {
   EXPECT_TRUE(has_line(lines_of_layer(config), "self_attn.q_norm.weight [128]"));
 }
 
+json gemma3_config() {
+  return changed(family_config("gemma3_text"),
+                 {{"num_hidden_layers", 2},
+                  {"sliding_window", 3},
+                  {"layer_types", {"sliding_attention", "full_attention"}}});
+}
+
+TEST(Gemma3, NormsTheInputsAndTheOutputsOfItsParts) {
+  EXPECT_EQ(lines_of_layer(family_config("gemma3_text")),
+            (std::vector<std::string>{
+                "self_attn.q_proj.weight [16, 8]", "self_attn.k_proj.weight [8, 8]",
+                "self_attn.v_proj.weight [8, 8]", "self_attn.o_proj.weight [8, 16]",
+                "self_attn.q_norm.weight [4]", "self_attn.k_norm.weight [4]",
+                "mlp.gate_proj.weight [12, 8]", "mlp.up_proj.weight [12, 8]",
+                "mlp.down_proj.weight [8, 12]", "input_layernorm.weight [8]",
+                "post_attention_layernorm.weight [8]", "pre_feedforward_layernorm.weight [8]",
+                "post_feedforward_layernorm.weight [8]"}));
+}
+
+// A weight of zero is a factor of one.
+TEST(Gemma3, NewNormsHaveZeros) {
+  const auto model = models::make_language_model(gemma3_config());
+  for (const auto& parameter : model->named_parameters()) {
+    if (parameter.name.find("norm") == std::string::npos) continue;
+    EXPECT_EQ(parameter.tensor.to_vector(),
+              std::vector<double>(static_cast<std::size_t>(parameter.shape.elements()), 0.0));
+  }
+}
+
+TEST(Gemma3, RefusesWhatItDoesNotCompute) {
+  const auto refusal = [](const json& changes) {
+    return refusal_of_family(changed(gemma3_config(), changes));
+  };
+  EXPECT_NE(refusal({{"final_logit_softcapping", 30.0}}).find("final_logit_softcapping"),
+            std::string::npos);
+  EXPECT_NE(refusal({{"use_bidirectional_attention", true}}).find("use_bidirectional_attention"),
+            std::string::npos);
+  EXPECT_NE(refusal({{"layer_types", {"full_attention"}}}).find("for each of 2 layers"),
+            std::string::npos);
+  EXPECT_NE(refusal({{"layer_types", {"full_attention", "chunked_attention"}}})
+                .find("has \"chunked_attention\""),
+            std::string::npos);
+  EXPECT_NE(refusal({{"rope_parameters",
+                      {{"full_attention", {{"rope_theta", 1e4}}},
+                       {"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}}}})
+                .find("has the rope_type \"linear\" for sliding_attention"),
+            std::string::npos);
+  EXPECT_NE(refusal({{"hidden_activation", "silu"}}).find("hidden_activation"), std::string::npos);
+}
+
 TEST(Olmo2, NormsProjectionsAndTheOutputsOfItsParts) {
   EXPECT_EQ(lines_of_layer(family_config("olmo2")),
             (std::vector<std::string>{

@@ -133,6 +133,10 @@ TEST(Documents, OfLlamaAndItsFamiliesAreTextsByThemselves) {
   expect_texts_by_themselves(decoder("olmo2"));
   expect_texts_by_themselves(decoder("smollm3", {{"no_rope_layers", {1, 0}}}));
   expect_texts_by_themselves(decoder("phi3"));
+  expect_texts_by_themselves(
+      decoder("gemma3_text", {{"layer_types", {"sliding_attention", "full_attention"}},
+                              {"head_dim", 8},
+                              {"sliding_window", 3}}));
   expect_texts_by_themselves(decoder("phi3", {{"partial_rotary_factor", 0.5}}));
   expect_texts_by_themselves(decoder("mixtral", {{"num_local_experts", 3}}));
 }
