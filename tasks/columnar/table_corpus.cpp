@@ -1,6 +1,8 @@
 // From rows to tokens.
 #include "tasks/columnar/table_corpus.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -92,9 +94,12 @@ class TokenRows {
     if (!table_.columns.empty() || column.empty()) {
       conversation_ = conversation_in(schema, table_.columns);
     }
-    if (!conversation_) return {std::move(column)};
-    std::vector<std::string> names = {conversation_->messages};
-    if (!conversation_->completion.empty()) names.push_back(conversation_->completion);
+    std::vector<std::string> names = {conversation_ ? conversation_->messages : column};
+    if (conversation_ && !conversation_->completion.empty()) {
+      names.push_back(conversation_->completion);
+    }
+    require_same_columns(names, file);
+    if (!conversation_) return names;
     for (const char* const more : {tools_column, variables_column}) {
       const ArrowField* const field = field_of(schema, more);
       if (field != nullptr && !has_only_nulls(*field)) names.emplace_back(more);
@@ -104,6 +109,15 @@ class TokenRows {
 
   void begin_file(const TableFile& file) {
     conversations_.emplace(table_.tokenizer, stamp_of_text(file.path).modified_ns / 1'000'000'000);
+  }
+
+  // A file without the column of the others is not read by another of its columns.
+  void require_same_columns(const std::vector<std::string>& names, const TableFile& file) {
+    if (columns_.empty()) columns_ = names;
+    TESSERA_CHECK(names == columns_, ErrorCode::data,
+                  "data file {}: its tokens would come from column {}, and those of the files "
+                  "before come from {}; name the column in columns, or leave files out",
+                  file.path, fmt::join(names, " and "), fmt::join(columns_, " and "));
   }
 
   // A row of JSON lines: a conversation, or a text in the named column.
@@ -249,6 +263,7 @@ class TokenRows {
   TokenOutput out_;
   std::function<void()> between_;
   std::optional<ConversationColumns> conversation_;  // of the file that is read
+  std::vector<std::string> columns_;                 // of all files; empty: none was read yet
   std::optional<bool> rows_are_texts_;               // those of JSON lines, or conversations
   std::optional<ConversationTexts> conversations_;
   bool ids_ = false;

@@ -115,6 +115,17 @@ TEST(TableCorpus, TokenIdsOfAnUnknownTokenizerAndOfAKnownOne) {
   EXPECT_EQ(folder.derived().size(), 1U);  // what was refused leaves nothing
 }
 
+// Files of other columns, as after a change of a schema.
+TEST(TableCorpus, AFileIsNotReadByAnotherColumnThanTheOthers) {
+  const FixturesFolder folder;
+  folder.add("helper-rows.arrows", "a.arrow");  // text
+  folder.add("ids64.arrow", "b.arrow");         // ids
+  EXPECT_NE(refusal_of(folder, "", ByteTokenizer())
+                .find("b.arrow: its tokens would come from column ids, and those of the files "
+                      "before come from text; name the column in columns"),
+            std::string::npos);
+}
+
 TEST(TableCorpus, AnIdOfMoreThan32BitsIsRefusedWhateverItsLowerBits) {
   const FixturesFolder folder;
   folder.add("ids64.arrow", "a.arrow");
