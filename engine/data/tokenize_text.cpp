@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <deque>
 #include <future>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,6 +74,165 @@ std::size_t place_to_cut(std::string_view text, const Tokenizer& tokenizer) {
   return 0;
 }
 
+namespace {
+
+// What is encoded behind a piece, to see whether the next piece may begin there.
+constexpr std::size_t most_lookahead = 16 << 10;
+
+std::size_t lookahead_of(std::string_view text) {
+  return std::min(most_lookahead, text.size() / 4);
+}
+
+// `all` without the ids `behind` at its end; none if it does not end with them.
+std::optional<std::vector<std::int32_t>> without(std::vector<std::int32_t> all,
+                                                 const std::vector<std::int32_t>& behind) {
+  if (behind.size() > all.size()) return std::nullopt;
+  const auto front = all.size() - behind.size();
+  if (!std::equal(behind.begin(), behind.end(), all.begin() + static_cast<std::ptrdiff_t>(front))) {
+    return std::nullopt;
+  }
+  all.resize(front);
+  return all;
+}
+
+// Begins at a place where the text may be cut, and is followed by more of the text.
+struct Piece {
+  std::string text;
+  std::size_t length = 0;  // of the piece; the rest follows it
+
+  // Its ids within its text; none if the text behind it has other ids by itself.
+  [[nodiscard]] std::optional<std::vector<std::int32_t>> encode(const Tokenizer& tokenizer) const {
+    std::vector<std::int32_t> ids = tokenizer.encode(text);
+    if (length == text.size()) return ids;
+    return without(std::move(ids), tokenizer.encode(std::string_view(text).substr(length)));
+  }
+};
+
+// Cuts are found by their surroundings alone, so that several threads can encode. Each one is then
+// checked with the ids of all the text since the cut before. At the first one that is wrong, the
+// rest of the text is encoded in order: each piece first, then its end is found.
+class Pieces {
+ public:
+  Pieces(TextReader& reader, const Tokenizer& tokenizer, const TokenizeOptions& options,
+         const std::function<void(std::span<const std::int32_t>)>& take)
+      : reader_(reader), tokenizer_(tokenizer), options_(options), take_(take) {}
+
+  std::int64_t run() {
+    wanted_ = options_.chunk_bytes;
+    while (fill()) {
+      if (in_order_) {
+        encode_in_order();
+      } else if (std::cmp_greater_equal(running_.size(), options_.workers)) {
+        finish_first();
+      } else {
+        start_piece();
+      }
+    }
+    TESSERA_CHECK(!options_.ends_whole || !ends_within_character(text_), ErrorCode::data,
+                  "{} ends in the middle of a character of UTF-8, at byte {}: the program that "
+                  "writes it was cut off; run it again",
+                  reader_.name(), read_);
+    if (!in_order_ && !text_.empty()) start(std::exchange(text_, {}), std::string::npos);
+    while (!running_.empty()) finish_first();
+    if (!text_.empty()) take_(tokenizer_.encode(text_));
+    return read_;
+  }
+
+ private:
+  struct Running {
+    std::shared_ptr<const Piece> piece;
+    std::future<std::optional<std::vector<std::int32_t>>> ids;
+  };
+
+  // False at the end of the text.
+  bool fill() {
+    bool more = true;
+    while (more && std::cmp_less(text_.size(), wanted_)) {
+      const std::size_t before = text_.size();
+      more = reader_.append(text_, wanted_ - static_cast<std::int64_t>(before));
+      read_ += static_cast<std::int64_t>(text_.size() - before);
+    }
+    return more;
+  }
+
+  bool grow() {
+    if (wanted_ >= options_.longest_chunk) return false;
+    wanted_ = std::min(wanted_ * 4, options_.longest_chunk);
+    return true;
+  }
+
+  void keep_from(std::size_t cut) {
+    text_.erase(0, cut);
+    wanted_ = std::max(options_.chunk_bytes, static_cast<std::int64_t>(text_.size()));
+  }
+
+  void start_piece() {
+    const std::string_view front =
+        std::string_view(text_).substr(0, text_.size() - lookahead_of(text_));
+    std::size_t cut = place_to_cut(front, tokenizer_);
+    const bool is_checked = cut > 0;
+    if (cut == 0 && grow()) return;
+    if (cut == 0) cut = last_resort(text_);
+    std::string piece = is_checked ? text_ : text_.substr(0, cut);
+    keep_from(cut);
+    start(std::move(piece), is_checked ? cut : std::string::npos);
+  }
+
+  void start(std::string text, std::size_t length) {
+    const std::size_t whole = text.size();
+    auto piece = std::make_shared<const Piece>(std::move(text), std::min(length, whole));
+    const auto policy = options_.workers == 1 ? std::launch::deferred : std::launch::async;
+    running_.push_back(
+        {piece, std::async(policy, [this, piece] { return piece->encode(tokenizer_); })});
+  }
+
+  void finish_first() {
+    const auto ids = running_.front().ids.get();
+    if (ids) {
+      running_.pop_front();
+      take_(*ids);
+      return;
+    }
+    in_order_ = true;
+    std::string all;
+    for (const Running& one : running_) all.append(one.piece->text, 0, one.piece->length);
+    running_.clear();
+    text_.insert(0, all);
+    wanted_ = std::max(options_.chunk_bytes, static_cast<std::int64_t>(text_.size()));
+  }
+
+  void encode_in_order() {
+    constexpr int trials = 64;
+    std::vector<std::int32_t> ids = tokenizer_.encode(text_);
+    int tried = 0;
+    for (std::size_t at = text_.size() - lookahead_of(text_); at > 0 && tried < trials; --at) {
+      if (!is_blank(text_[at])) continue;
+      ++tried;
+      const auto front = without(ids, tokenizer_.encode(std::string_view(text_).substr(at)));
+      if (!front) continue;
+      take_(*front);
+      keep_from(at);
+      return;
+    }
+    if (grow()) return;
+    const std::size_t cut = last_resort(text_);
+    take_(tokenizer_.encode(std::string_view(text_).substr(0, cut)));
+    keep_from(cut);
+  }
+
+  TextReader& reader_;
+  const Tokenizer& tokenizer_;
+  const TokenizeOptions& options_;
+  const std::function<void(std::span<const std::int32_t>)>& take_;
+  std::string text_;         // that no piece has yet
+  std::int64_t wanted_ = 0;  // bytes of it before it is cut
+  std::int64_t read_ = 0;
+  bool in_order_ = false;
+  std::deque<Running> running_;  // in the order of the text; ends before the rest
+};
+
+}  // namespace
+
 std::int64_t tokenize_text(TextReader& reader, const Tokenizer& tokenizer,
                            const TokenizeOptions& options,
                            const std::function<void(std::span<const std::int32_t>)>& take) {
@@ -79,51 +240,7 @@ std::int64_t tokenize_text(TextReader& reader, const Tokenizer& tokenizer,
                       options.longest_chunk >= options.chunk_bytes,
                   "tokenize_text: {} workers, chunks of {} to {} bytes", options.workers,
                   options.chunk_bytes, options.longest_chunk);
-  std::deque<std::future<std::vector<std::int32_t>>> running;
-  const auto finish_first = [&] {
-    const std::vector<std::int32_t> ids = running.front().get();
-    running.pop_front();
-    take(ids);
-  };
-  const auto encode = [&](std::string chunk) {
-    if (options.workers == 1) {
-      take(tokenizer.encode(chunk));
-      return;
-    }
-    if (std::cmp_greater_equal(running.size(), options.workers)) finish_first();
-    running.push_back(std::async(std::launch::async, [&tokenizer, text = std::move(chunk)] {
-      return tokenizer.encode(text);
-    }));
-  };
-  std::int64_t total = 0;
-  std::string text;
-  auto wanted = options.chunk_bytes;
-  for (bool more = true; more;) {
-    while (more && std::cmp_less(text.size(), wanted)) {
-      more = reader.append(text, wanted - static_cast<std::int64_t>(text.size()));
-    }
-    if (!more) break;
-    std::size_t cut = place_to_cut(text, tokenizer);
-    if (cut == 0 && wanted < options.longest_chunk) {
-      wanted = std::min(wanted * 4, options.longest_chunk);
-      continue;
-    }
-    if (cut == 0) cut = last_resort(text);
-    total += static_cast<std::int64_t>(cut);
-    std::string rest = text.substr(cut);
-    text.resize(cut);
-    encode(std::move(text));
-    text = std::move(rest);
-    wanted = std::max(options.chunk_bytes, static_cast<std::int64_t>(text.size()));
-  }
-  TESSERA_CHECK(!options.ends_whole || !ends_within_character(text), ErrorCode::data,
-                "{} ends in the middle of a character of UTF-8, at byte {}: the program that "
-                "writes it was cut off; run it again",
-                reader.name(), total + static_cast<std::int64_t>(text.size()));
-  total += static_cast<std::int64_t>(text.size());
-  if (!text.empty()) encode(std::move(text));
-  while (!running.empty()) finish_first();
-  return total;
+  return Pieces(reader, tokenizer, options, take).run();
 }
 
 std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& tokenizer,

@@ -21,10 +21,11 @@ struct TokenizeOptions {
 
 // Calls `take` with the ids of one piece of the text after another. A cut is at a place where the
 // tokenizer gives the same ids for the two sides as for the whole: before a space or line end
-// between two words, verified with a thousand bytes on either side. If a tokenizer has no such
-// place (one that puts something before each text, say), a piece ends behind the last line within
-// `longest_chunk`, and the next piece is a text of its own. Returns the number of bytes read.
-// Throws Error(data) with the reader's name.
+// between two words, verified with all the text since the cut before and up to 16 KiB behind. Where
+// a tokenizer's rules look further than that (at a quote that closes), the ids may be others than
+// those of the whole. If a tokenizer has no place to cut (one that puts something before each text,
+// say), a piece ends behind the last line within `longest_chunk`, and the next piece is a text of
+// its own. Returns the number of bytes read. Throws Error(data) with the reader's name.
 std::int64_t tokenize_text(TextReader& reader, const Tokenizer& tokenizer,
                            const TokenizeOptions& options,
                            const std::function<void(std::span<const std::int32_t>)>& take);

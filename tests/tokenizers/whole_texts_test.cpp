@@ -52,6 +52,42 @@ TEST(WholeTexts, PiecesGiveTheIdsOfTheWhole) {
   }
 }
 
+// Patterns whose pieces depend on text that is far away: only the ids of all the text since the
+// last cut show where another may be.
+TEST(WholeTexts, PiecesOfPatternsThatLookFar) {
+  const ScratchFolder folder;
+  std::mt19937 random(7);
+  std::string text;
+  while (text.size() < 60'000) {
+    const char* const parts[] = {"word ", "it is ", "\"", "(a ", ") ", "\n", "seven\n", "x"};
+    text += parts[random() % 8];
+  }
+  const fs::path path = folder.write("text.txt", text);
+  nlohmann::json file = json_of(fixture("gpt2.json"));
+  for (const char* const pattern :
+       {R"("[^"]*"|[^"\s]+|\s+)", R"([\s\S]{7})", R"((?: ?\S+){3})", R"((?m)\G.{1,9})"}) {
+    file["pre_tokenizer"] = {{"type", "Sequence"},
+                             {"pretokenizers",
+                              {{{"type", "Split"},
+                                {"pattern", {{"Regex", pattern}}},
+                                {"behavior", "Isolated"},
+                                {"invert", false}},
+                               {{"type", "ByteLevel"},
+                                {"add_prefix_space", false},
+                                {"trim_offsets", true},
+                                {"use_regex", false}}}}};
+    const auto tokenizer = load_tokenizer(folder.write("tokenizer.json", file.dump()));
+    const std::vector<std::int32_t> whole = tokenizer->encode(text);
+    for (const int workers : {1, 3}) {
+      std::size_t pieces = 0;
+      const auto ids =
+          in_pieces(path, *tokenizer,
+                    {.workers = workers, .chunk_bytes = 4096, .longest_chunk = 1 << 20}, pieces);
+      EXPECT_EQ(ids, whole) << pattern << " on " << workers;
+    }
+  }
+}
+
 // A tokenizer that adds something before each text cannot be split; memory is still bounded, and
 // the ids do not depend on the threads.
 TEST(WholeTexts, WhereTextsCannotBeSplitPiecesEndWithLines) {
