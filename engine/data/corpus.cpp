@@ -39,7 +39,7 @@ std::string kind_of(mode_t mode) {
 struct KeptStream {
   enum class State : std::uint8_t { none, of_another_version, damaged, of_this_version };
   State state = State::none;
-  ino_t inode = 0;  // another one after it was written again
+  TextStamp stamp = {};  // of the stream's file: another one after it was written again
 };
 
 // Compares the header alone; a header that does not fit the file is damage.
@@ -60,10 +60,10 @@ KeptStream look_at_stream(const fs::path& stream, const Tokenizer& tokenizer,
     const bool fits = format && format->kind == "tessera" &&
                       format->fingerprint == tokenizer.fingerprint() &&
                       format->vocabulary == tokenizer.vocabulary_size() && format->source == stamp;
-    if (fits) return {State::of_this_version, status.st_ino};
-    return {format ? State::of_another_version : State::damaged, status.st_ino};
+    if (fits) return {State::of_this_version, stamp_of_text(stream)};
+    return {format ? State::of_another_version : State::damaged};
   } catch (const Error&) {
-    return {State::damaged, status.st_ino};
+    return {State::damaged};
   }
 }
 
@@ -78,18 +78,18 @@ KeptStream lock_stream(int text, const fs::path& stream, const Tokenizer& tokeni
     while (::flock(text, kind) != 0 && errno == EINTR) {
     }
   };
-  std::optional<ino_t> damaged;
+  std::optional<TextStamp> damaged;
   for (;;) {
     lock(LOCK_SH);
     KeptStream kept = look_at_stream(stream, tokenizer, stamp);
     if (kept.state == State::of_this_version) {
       if (is_sound_token_stream(stream)) return kept;
-      damaged = kept.inode;
+      damaged = kept.stamp;
     }
     lock(LOCK_EX);
     kept = look_at_stream(stream, tokenizer, stamp);
     if (kept.state != State::of_this_version) return kept;
-    if (kept.inode == damaged) return {State::damaged, kept.inode};
+    if (kept.stamp == damaged) return {State::damaged};
     // Another rank has written it meanwhile.
   }
 }

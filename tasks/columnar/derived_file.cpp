@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -96,19 +95,17 @@ std::vector<fs::path> files_named(const fs::path& folder, const std::string& pre
   return found;
 }
 
-// The file and the number of the file system for it: a file that was made again has another one.
-using NumberedFile = std::pair<fs::path, ino_t>;
+// A file, and its stamp: one that was made again has another.
+using StampedFile = std::pair<fs::path, TextStamp>;
 
 // The files of one version that can be read: between prefix and ending is their checksum.
-std::vector<NumberedFile> files_of_version(const fs::path& folder, const std::string& prefix,
-                                           const std::string& ending) {
-  std::vector<NumberedFile> files;
+std::vector<StampedFile> files_of_version(const fs::path& folder, const std::string& prefix,
+                                          const std::string& ending) {
+  std::vector<StampedFile> files;
   for (const fs::path& path : files_named(folder, prefix, ending)) {
     const std::size_t bytes = path.filename().string().size();
-    struct stat status {};
     if (bytes != prefix.size() + hash_digits + ending.size()) continue;
-    if (::access(path.c_str(), R_OK) != 0 || ::stat(path.c_str(), &status) != 0) continue;
-    files.emplace_back(path, status.st_ino);
+    if (::access(path.c_str(), R_OK) == 0) files.emplace_back(path, stamp_of_text(path));
   }
   return files;
 }
@@ -132,21 +129,21 @@ void remove_others(const fs::path& folder, const std::string& prefix, const std:
 // `locked` tells whether there are locks.
 fs::path find_sound(const FirstFileLock& lock, const fs::path& folder, const std::string& prefix,
                     const std::string& ending, bool& locked) {
-  std::vector<NumberedFile> damaged;
+  std::vector<StampedFile> damaged;
   for (;;) {
     locked = lock.take(LOCK_SH);
-    for (const NumberedFile& file : files_of_version(folder, prefix, ending)) {
+    for (const StampedFile& file : files_of_version(folder, prefix, ending)) {
       if (std::find(damaged.begin(), damaged.end(), file) != damaged.end()) continue;
       if (is_sound(file.first, prefix)) return file.first;
       damaged.push_back(file);
     }
     locked = lock.take(LOCK_EX);
-    const std::vector<NumberedFile> files = files_of_version(folder, prefix, ending);
-    const bool none = std::all_of(files.begin(), files.end(), [&](const NumberedFile& file) {
+    const std::vector<StampedFile> files = files_of_version(folder, prefix, ending);
+    const bool none = std::all_of(files.begin(), files.end(), [&](const StampedFile& file) {
       return std::find(damaged.begin(), damaged.end(), file) != damaged.end();
     });
     if (!none) continue;  // another process has made it meanwhile
-    for (const auto& [path, number] : files) {
+    for (const auto& [path, stamp] : files) {
       print_err("tessera: {} is damaged, and is made again\n", path.string());
     }
     return {};

@@ -129,7 +129,32 @@ TEST_F(SftRun, GoesOnWithTheSameConversationsOnAnotherWorld) {
       train_arguments(small(false) + Settings{{"train.steps", "20"},
                                               {"checkpoint.dir", folder_.path("packedone")}}));
   EXPECT_EQ(other.code, 3) << other.err;
-  EXPECT_NE(other.err.find("data.packing true"), std::string::npos) << other.err;
+  EXPECT_NE(other.err.find("the run there has data.packing true, not false: the data order"),
+            std::string::npos)
+      << other.err;
+}
+
+// Blank lines, a name that does not say what the file is, and an answer of a role that no template
+// knows as the assistant.
+TEST_F(SftRun, TakesJsonLinesOfAnyNameAndNamesUnknownRoles) {
+  const std::string unknown = json{{"messages",
+                                    {{{"role", "user"}, {"content", "a question"}},
+                                     {{"role", "bot"}, {"content", "an answer"}}}}}
+                                  .dump();
+  std::string lines = "\n";
+  for (int i = 0; i < 20; ++i) lines += chat_line(i) + "  \n" + (i == 4 ? unknown + "\n" : "");
+  folder_.write("chats.txt", lines);
+  const std::string file = folder_.path("chats.txt");
+  const Ended ended =
+      train(2, small(false) + Settings{{"data.train", "{file: " + file + ", format: jsonl}"}});
+  EXPECT_NE(ended.err.find("data: conversations 21, left out without loss 1"), std::string::npos)
+      << ended.err;
+  const std::string note =
+      "data.train: 1 conversation without an answer (a message with the role assistant, or a "
+      "completion) is left out; the first is text " +
+      file + ", line 12, with the roles user, bot\n";
+  EXPECT_NE(ended.err.find(note), std::string::npos) << ended.err;
+  EXPECT_EQ(ended.err.find(note), ended.err.rfind(note));
 }
 
 // `tessera evaluate` has the run's validation loss.
@@ -193,8 +218,8 @@ TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
   expect_refused(good + Settings{{"data.packing", "false"}, {"data.loss_on", "users"}}, 3,
                  "must be one of answers | all");
   expect_refused(
-      good + Settings{{"data.train", "{file: " + folder_.path("text.txt") + ", format: jsonl}"}}, 3,
-      "or a format, is for train.task: sentence_pairs");
+      good + Settings{{"data.train", "{file: " + folder_.path("text.txt") + ", format: csv}"}}, 3,
+      "the format of a language model's data is auto or jsonl");
   expect_refused(good + Settings{{"train.teacher", folder_.path("tokenizer")}}, 3,
                  "train.teacher is for");
   expect_refused(with_data(R"({"messages": []})"
@@ -203,6 +228,10 @@ TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
   expect_refused(with_data(R"({"messages": [{"role": "user", "content": "a"}]})"
                            "\n"),
                  4, "none of 1 conversation has an answer: a message with the role assistant");
+  expect_refused(with_data(R"({"messages": [{"role": "bot", "content": "a"}]})"
+                           "\n"),
+                 4, "bad.jsonl, line 1, with the role bot; name the roles so");
+  expect_refused(with_data("[" + chat_line(1) + "]"), 4, "jq -c '.[]' FILE > rows.jsonl");
   expect_refused(with_data(chat_line(1)) + Settings{{"model.seq_len", "4"}}, 4,
                  "none of 1 conversation has a token in the loss within the first 5");
   expect_refused(with_data(R"({"messages": [{"role": "assistant", "content": "a"}]})"
