@@ -37,11 +37,12 @@ std::uint64_t checksum_of_file(const std::filesystem::path& path, std::int64_t f
   const DataFile file(path.string());
   std::vector<std::byte> block(block_bytes);
   RunningChecksum sum;
-  while (const std::size_t got = file.read_to_end(first, block.data(), block.size())) {
+  for (;;) {
+    const std::size_t got = file.read_to_end(first, block.data(), block.size());
+    if (got == 0) return sum.value();
     sum.update(block.data(), got);
     first += static_cast<std::int64_t>(got);
   }
-  return sum.value();
 }
 
 }  // namespace tessera
