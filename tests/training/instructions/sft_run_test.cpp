@@ -186,6 +186,8 @@ TEST_F(SftRun, IsEvaluatedByTheSameLoss) {
 TEST_F(SftRun, SaysWhatIsCutAndLeftOut) {
   std::string lines;
   for (int i = 100; i < 111; ++i) lines += chat_line(i);
+  const std::string bot = json{{"messages", {{{"role", "bot"}, {"content", "a"}}}}}.dump();
+  folder_.write("bots.jsonl", lines + bot + "\n");
   folder_.write("valid.jsonl", lines);
   const std::string out = folder_.path("out"), summary = folder_.path("summary.json");
   train(1, small(false) + Settings{{"data.valid", folder_.path("valid.jsonl")},
@@ -203,6 +205,10 @@ TEST_F(SftRun, SaysWhatIsCutAndLeftOut) {
   EXPECT_EQ(data.at("left_out_without_loss").get<int>() + found.at("samples").get<int>(), 11);
   EXPECT_NE(ended.out.find("data: conversations 11, left out without loss"), std::string::npos)
       << ended.out;
+  const Ended bots =
+      run_program({"evaluate", out, "--task", "sft", "--data", folder_.path("bots.jsonl")});
+  EXPECT_NE(bots.err.find("1 conversation without an answer"), std::string::npos) << bots.err;
+  EXPECT_NE(bots.err.find("bots.jsonl, line 12, with the role bot"), std::string::npos) << bots.err;
 }
 
 TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
