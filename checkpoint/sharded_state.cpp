@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/xxh3.h"
 #include "checkpoint/io/failure.h"
-#include "checkpoint/io/xxh3.h"
 #include "checkpoint/load_pieces.h"
 #include "checkpoint/state/scalars_json.h"
 #include "sharding/units/equal_values.h"

@@ -30,18 +30,33 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device d
   return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len}).to(device);
 }
 
+}  // namespace
+
+void check_no_format(const TextData& data, const std::vector<TableFile>& tables) {
+  TESSERA_CHECK(!data.json_lines, ErrorCode::configuration,
+                "data file {} is Parquet or Arrow; leave format out", tables.front().path);
+}
+
+namespace {
+
 using Corpora = std::vector<std::shared_ptr<const Corpus>>;
 
 Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer, const std::string& folder) {
   const std::vector<std::string> names = expand_files(data.files);
   if (const auto shards = find_token_shards(names); !shards.empty()) {
+    TESSERA_CHECK(!data.json_lines, ErrorCode::configuration,
+                  "data file {} holds tokens; leave format out", shards.front().string());
     TESSERA_CHECK(data.columns.empty(), ErrorCode::configuration,
                   "data file {} holds tokens, so it has no column {}", shards.front().string(),
                   data.columns.front());
     return {std::make_shared<Corpus>(shards, tokenizer)};
   }
   if (auto tables = find_table_files(data.files)) {
+    check_no_format(data, *tables);
     return {open_table_corpus({std::move(*tables), data.columns, folder}, tokenizer)};
+  }
+  if (data.json_lines) {
+    return {open_table_corpus({json_lines(names), data.columns, folder}, tokenizer)};
   }
   if (auto lines = find_json_lines(names); lines && !data.columns.empty()) {
     return {open_table_corpus({std::move(*lines), data.columns, folder}, tokenizer)};
@@ -49,8 +64,8 @@ Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer, const std
   Corpora corpora;
   for (const std::string& path : names) {
     TESSERA_CHECK(data.columns.empty(), ErrorCode::configuration,
-                  "data file {} is neither Parquet nor Arrow nor JSON lines (.jsonl), so it has no "
-                  "column {}",
+                  "data file {} is neither Parquet nor Arrow nor JSON lines (.jsonl, or with "
+                  "another name and format: jsonl), so it has no column {}",
                   path, data.columns.front());
     corpora.push_back(std::make_shared<Corpus>(path, tokenizer));
   }
@@ -140,7 +155,7 @@ class NextToken final : public ModelTask {
 
   [[nodiscard]] std::string after_loss(double value) override {
     const Tensor taught = std::exchange(taught_, {});
-    return states_.fault_of_teacher(value, "the teacher's logits", taught);
+    return states_.fault_of_teacher(value, options_.teacher_folder, "the logits", taught);
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {

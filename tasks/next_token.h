@@ -11,6 +11,7 @@
 
 #include "engine/data/tokenizer.h"
 #include "models/language_model.h"
+#include "tasks/columnar/table_files.h"
 #include "tasks/losses/distillation.h"
 #include "tasks/losses/teacher_states.h"
 #include "tasks/task.h"
@@ -41,7 +42,11 @@ struct TextData {
   // The columns of Parquet and Arrow files, and of JSON lines, which are a text without them.
   // Empty: the usual ones (TableText).
   std::vector<std::string> columns = {};
+  bool json_lines = false;  // whatever the names are
 };
+
+// Error(configuration) if the files are said to be JSON lines, and are these.
+void check_no_format(const TextData& data, const std::vector<TableFile>& tables);
 
 // The options that all tasks of a language model share.
 struct LanguageModelOptions {
@@ -72,10 +77,10 @@ struct NextTokenOptions : LanguageModelOptions {
   // The settings name the tokenizer. Without that, `bytes` takes files of ids of any tokenizer, of
   // one in all files.
   bool tokenizer_is_given = false;
-  std::shared_ptr<Teacher> teacher = {};       // null: the loss is the cross-entropy
-  DistillationOptions distillation = {};       // with a teacher
-  std::vector<StatePair> teacher_states = {};  // with a teacher: compared beside the logits
-  std::string states_place = {};               // for messages
+  std::shared_ptr<Teacher> teacher = {};               // null: the loss is the cross-entropy
+  DistillationOptions distillation = {};               // with a teacher
+  std::vector<StatePair> teacher_states = {};          // with a teacher: compared beside the logits
+  std::string teacher_folder = {}, states_place = {};  // for messages
 };
 
 // Reads data first: errors in a file are reported before a model is built, on the thread's default

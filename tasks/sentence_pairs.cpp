@@ -182,7 +182,7 @@ class SentencePairsTask final : public ModelTask {
 
   [[nodiscard]] std::string after_loss(double value) override {
     const Tensor taught = std::exchange(taught_, {});
-    return states_.fault_of_teacher(value, "the teacher's embeddings", taught);
+    return states_.fault_of_teacher(value, options_.teacher_folder, "the embeddings", taught);
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {

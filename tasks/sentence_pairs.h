@@ -83,6 +83,7 @@ struct SentencePairsOptions {
   bool reads_data = true;  // false if a run is only planned
   // The place of the run's settings and their keys, for messages.
   std::string source, train_place, seq_len_place, teacher_place, states_place;
+  std::string teacher_folder = {};  // for messages, too
 };
 
 // Reads data first: errors in a file are reported before a model is built.

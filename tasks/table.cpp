@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "engine/data/data_file.h"
 #include "engine/data/permutation.h"
+#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_files.h"
 #include "tasks/columnar/table_json.h"
 #include "tasks/table_rows.h"
@@ -124,6 +125,8 @@ class Table::File {
       const std::int64_t row_line = line;
       line += std::count(row.begin(), row.end(), '\n');
       const std::string_view content = without_newline(text);
+      // It becomes the end of the row before it.
+      if (format_ == TableFormat::jsonl && is_blank_line(content)) continue;
       if (first) {
         first = false;
         if (begin_table(content)) continue;

@@ -37,7 +37,7 @@ class Table {
   // `files`: paths, or patterns as in a shell (*, ?, [a-z]), whose matches are taken in the order
   // of their names; folders of Parquet and Arrow files. Every row is checked at once. A row that is
   // not UTF-8, is empty, lacks a column, has another number of columns than the header, or fails
-  // `check`, is an Error(data) with file and line.
+  // `check`, is an Error(data) with file and line. Blank lines between JSON lines are passed over.
   Table(const std::vector<std::string>& files, TableOptions options, const Check& check = {});
   ~Table();
   Table(const Table&) = delete;

@@ -130,6 +130,11 @@ Fields pick_json(std::string_view row, const std::vector<std::string>& keys) {
     const std::string problem = checkpoint::lone_surrogate_problem(row, error.byte);
     return {{}, problem.empty() ? "not a JSON object" : problem};
   }
+  if (object.is_array()) {
+    return {{},
+            "a JSON array, and not an object; each line of JSON lines has one; a file that is one "
+            "array becomes JSON lines with: jq -c '.[]' FILE > rows.jsonl"};
+  }
   if (!object.is_object()) return {{}, "not a JSON object"};
   Fields fields;
   for (const std::string& key : keys) {

@@ -94,7 +94,7 @@ void adapt(const Recipe& recipe, models::Model& model) {
 }
 
 tasks::TextData text_data(const DataSetRecipe& set) {
-  return {set.files, set.columns};
+  return {set.files, set.columns, set.format == tasks::TableFormat::jsonl};
 }
 
 tasks::SentenceData sentence_data(const DataSetRecipe& set, bool has_teacher) {
@@ -166,6 +166,7 @@ std::unique_ptr<tasks::ModelTask> sentence_pairs_task(
   options.teacher_place = where(recipe, "train.teacher");
   options.teacher_states = recipe.train.teacher_states;
   options.states_place = place_of_states(recipe);
+  options.teacher_folder = recipe.train.teacher.value_or("");
   return tasks::make_sentence_pairs_task(options);
 }
 
@@ -202,6 +203,7 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
       .weight = recipe.train.distill_weight.value_or(usual.weight)};
   options.teacher_states = recipe.train.teacher_states;
   options.states_place = place_of_states(recipe);
+  options.teacher_folder = recipe.train.teacher.value_or("");
   return tasks::make_next_token_task(options);
 }
 

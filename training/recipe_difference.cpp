@@ -26,7 +26,7 @@ namespace {
 using Json = nlohmann::json;
 
 std::string text_of_value(const Json& value) {
-  if (value.is_null()) return "none";
+  if (value.is_null()) return {};
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
@@ -149,9 +149,15 @@ Json pruning_of(const Json& recipe) {
   return all;
 }
 
+// The step after which there are zeros: a curve from `begin` to `end` begins with none.
+std::int64_t first_zeros(const Json& pruning) {
+  const auto at = [&](const char* key) { return pruning[key].get<std::int64_t>(); };
+  return std::min(at("begin") == at("end") ? at("begin") : at("begin") + at("every"), at("end"));
+}
+
 void compare_pruning(const SavedRecipe& saved, const Json& own, Comparison& comparison) {
   const Json there = pruning_of(saved.recipe), here = pruning_of(own);
-  if (there.is_null() || saved.steps < there["begin"]) return;  // nothing is chosen yet
+  if (there.is_null() || saved.steps < first_zeros(there)) return;  // nothing is chosen yet
   const auto compare = [&](const std::string& key) {
     comparison.compare("train.prune." + key, there[key], here.is_null() ? Json() : here[key]);
   };
@@ -227,8 +233,11 @@ std::vector<RecipeDifference> pruning_changes(const SavedRecipe& saved, const Re
 std::pair<std::string, std::string> texts_of(const std::vector<RecipeDifference>& differences) {
   std::vector<std::string> there, here;
   for (const RecipeDifference& difference : differences) {
-    there.push_back(fmt::format("{} {}", difference.key, difference.saved));
-    here.push_back(fmt::format("{} {}", difference.key, difference.own));
+    const auto text = [&](const std::string& value) {
+      return value.empty() ? "no " + difference.key : fmt::format("{} {}", difference.key, value);
+    };
+    there.push_back(text(difference.saved));
+    here.push_back(text(difference.own));
   }
   return {fmt::format("{}", fmt::join(there, ", ")), fmt::format("{}", fmt::join(here, ", "))};
 }
@@ -237,10 +246,17 @@ void require_same_training(const std::vector<RecipeDifference>& differences,
                            const std::string& step) {
   if (differences.empty()) return;
   const auto [there, here] = texts_of(differences);
+  const bool prunes =
+      std::all_of(differences.begin(), differences.end(),
+                  [](const RecipeDifference& one) { return one.key.starts_with("train.prune."); });
   fail(ErrorCode::configuration,
-       "{} was trained with {}, and this run has {}; set the values of that step, or begin anew in "
-       "another checkpoint.dir",
-       step, there, here);
+       "{0} was trained with {1}, and this run has {2}; set the values of that step, or begin anew "
+       "in another checkpoint.dir{3}",
+       step, there, here,
+       prunes ? fmt::format(", from its weights with model.pretrained: {} (without train.prune all "
+                            "weights are trained again)",
+                            step)
+              : "");
 }
 
 }  // namespace tessera::training

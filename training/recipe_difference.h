@@ -11,7 +11,8 @@
 
 namespace tessera::training {
 
-// A key, and its values in the step's recipe and in this one, as people write them.
+// A key, and its values in the step's recipe and in this one, as people write them; empty: it is
+// absent.
 struct RecipeDifference {
   std::string key, saved, own;
 };
@@ -45,7 +46,7 @@ std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, con
 // more, though the step lacks zeros that the recipe asks for.
 std::vector<RecipeDifference> pruning_changes(const SavedRecipe& saved, const Recipe& recipe);
 
-// "key value, key value" of the step, and of this run.
+// "key value, no key" of the step, and of this run.
 std::pair<std::string, std::string> texts_of(const std::vector<RecipeDifference>& differences);
 
 // Error(configuration) with all of them, if there are any. `step` is the step's folder.

@@ -23,6 +23,11 @@ void print_text(std::string_view text) {
   fmt::print(stdout, "{}", printable_lines(text));
 }
 
+void flush_standard_output() {
+  // An error comes up where the program ends, which flushes once more.
+  (void)std::fflush(stdout);
+}
+
 void write_text(int descriptor, std::string_view text) noexcept {
   try {
     write_raw(descriptor, printable_lines(text));

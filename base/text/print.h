@@ -14,6 +14,8 @@ namespace tessera {
 
 // Texts of several lines: printable_lines() of them.
 void print_text(std::string_view text);  // to stdout; throws std::system_error if that fails
+// Writes what print_text() and print_data() have kept back, before others write there.
+void flush_standard_output();
 // In one write, so that the lines of several ranks do not mix. A program goes on when its terminal
 // is gone, so a failure is not an error.
 void write_text(int descriptor, std::string_view text) noexcept;

@@ -230,8 +230,26 @@ class Planner {
         note(fmt::format("'{}' was compared with '{}' and is the same", head_name, table_name));
       }
     }
+    if (tied.value_or(false) && !head && table) name_tied_head(*table);
     for (const auto& [alias, name] : plan_.contents.aliases) {
       note(fmt::format("'{}' is '{}' (tied), and stored once", alias, name));
+    }
+  }
+
+  // A state dict of PyTorch has a tied head under its own name, too, and a program that loads one
+  // asks for it.
+  void name_tied_head(std::size_t table) {
+    const std::string_view target = target_.name;
+    const std::string& name = plan_.contents.tensors[table].name;
+    const std::string prefix = prefix_of(model_type_of(parse_config(given_)));
+    if ((target != "dcp" && target != "torch") || prefix.empty()) return;
+    for (const char* const ending : {"wte.weight", "embed_tokens.weight"}) {
+      const std::string whole = prefix + ending;
+      if (!name.ends_with(whole)) continue;
+      const std::string base = name.substr(0, name.size() - whole.size());
+      if (base.empty() || base.ends_with('.')) {
+        plan_.contents.aliases.emplace(base + "lm_head.weight", name);
+      }
     }
   }
 

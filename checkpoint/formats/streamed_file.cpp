@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/io/xxh3.h"
+#include "base/xxh3.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/save/model_files.h"
 #include "checkpoint/steps/manifest.h"

@@ -8,7 +8,7 @@
 #include <new>
 
 #include "base/error.h"
-#include "checkpoint/io/xxh3.h"
+#include "base/xxh3.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -11,6 +11,7 @@
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
 #include "tasks/columnar/json_rows.h"
+#include "tasks/columnar/table_files.h"
 #include "tasks/conversations/conversation.h"
 #include "tokenizers/chat/template_files.h"
 
@@ -30,10 +31,16 @@ struct RenderCommand {
     outputs.add_input(tokenizer);
     outputs.add("--json " + json, json,
                 [](std::string_view beginning) { return beginning.starts_with("{\"text\":"); });
+    TESSERA_CHECK(
+        file == "-" || !tasks::find_table_files({file}), ErrorCode::data,
+        "'{}' is Parquet or Arrow, and tessera render takes JSON lines; write some of its "
+        "rows so, in Python: pandas.read_parquet(FILE).to_json('rows.jsonl', "
+        "orient='records', lines=True)",
+        file);
     const auto templates = tokenizers::ChatTemplates::load(tokenizer, chat_template);
     TextReader reader = file == "-" ? TextReader::standard_input() : TextReader(file);
     std::string lines;
-    tasks::for_each_line(reader, [&](std::string_view line, const std::string& place) {
+    tasks::for_each_json_line(reader, [&](std::string_view line, const std::string& place) {
       const std::string text = rendered(line, place, templates);
       if (json.empty()) {
         print_data(text + "\n");

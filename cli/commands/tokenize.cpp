@@ -194,8 +194,12 @@ struct TokenizeCommand {
                                         std::string& from) const {
     const bool piped = reads_standard_input();
     TextReader reader = open_text();
-    TokenStreamWriter writer(output.path, loaded, piped ? TextStamp{} : stamp_of_text(text),
-                             output.shard);
+    TextStamp source;
+    if (!piped) {
+      const TextStamp stamp = stamp_of_text(text);
+      source = {stamp.bytes, stamp.modified_ns};  // those that a copy of the text keeps
+    }
+    TokenStreamWriter writer(output.path, loaded, source, output.shard);
     TokenizeOptions options;
     options.workers = static_cast<int>(workers);
     options.ends_whole = piped && loaded.name() != "bytes";

@@ -65,6 +65,9 @@ struct TrainCommand {
     progress.note(describe(training, recipe));
     if (const std::string data = describe_data(training.task().data_counts()); !data.empty())
       progress.note(data);
+    if (context.is_main()) {
+      for (const std::string& note : training.task().data_notes()) progress.note(note);
+    }
     for (const std::string& note : training::configuration_notes(recipe, context.world_size()))
       progress.note(note);
     show(events, recipe, progress);

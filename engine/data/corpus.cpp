@@ -13,9 +13,11 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "engine/data/permutation.h"
 #include "engine/data/token_shards.h"
 #include "engine/data/tokenize_text.h"
@@ -33,23 +35,62 @@ std::string kind_of(mode_t mode) {
   return "not a regular file";
 }
 
-// True if the stream was made from this text with this tokenizer and is still valid.
-bool is_stream_of(const fs::path& stream, const Tokenizer& tokenizer, const TextStamp& stamp) {
+// A stream beside a text.
+struct KeptStream {
+  enum class State : std::uint8_t { none, of_another_version, damaged, of_this_version };
+  State state = State::none;
+  TextStamp stamp = {};  // of the stream's file: another one after it was written again
+};
+
+// Compares the header alone; a header that does not fit the file is damage.
+KeptStream look_at_stream(const fs::path& stream, const Tokenizer& tokenizer,
+                          const TextStamp& stamp) {
+  using State = KeptStream::State;
   const int file = ::open(stream.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return false;
+  if (file < 0) return {};
   struct stat status {};
   std::array<char, 256> block{};
   const bool known = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
   const ssize_t got = known ? ::pread(file, block.data(), block.size(), 0) : -1;
   ::close(file);
-  if (got <= 0) return false;
+  if (got < 0) return {};
   try {
     const auto format = recognise_token_stream(
         stream, {block.data(), static_cast<std::size_t>(got)}, status.st_size);
-    return format && format->kind == "tessera" && format->fingerprint == tokenizer.fingerprint() &&
-           format->vocabulary == tokenizer.vocabulary_size() && format->source == stamp;
+    const bool fits = format && format->kind == "tessera" &&
+                      format->fingerprint == tokenizer.fingerprint() &&
+                      format->vocabulary == tokenizer.vocabulary_size() && format->source == stamp;
+    if (fits) return {State::of_this_version, stamp_of_text(stream)};
+    return {format ? State::of_another_version : State::damaged};
   } catch (const Error&) {
-    return false;  // damaged, and about to be rewritten
+    return {State::damaged};
+  }
+}
+
+// The stream of this version, once it is known to be whole: all its bytes are read. Ranks do so at
+// the same time, under a shared lock on the text; one alone, under an exclusive lock, goes on to
+// write the stream. The lock remains. On a file system without locks, each process writes the
+// stream, and the last one remains.
+KeptStream lock_stream(int text, const fs::path& stream, const Tokenizer& tokenizer,
+                       const TextStamp& stamp) {
+  using State = KeptStream::State;
+  const auto lock = [&](int kind) {
+    while (::flock(text, kind) != 0 && errno == EINTR) {
+    }
+  };
+  std::optional<TextStamp> damaged;
+  for (;;) {
+    lock(LOCK_SH);
+    KeptStream kept = look_at_stream(stream, tokenizer, stamp);
+    if (kept.state == State::of_this_version) {
+      if (is_sound_token_stream(stream)) return kept;
+      damaged = kept.stamp;
+    }
+    lock(LOCK_EX);
+    kept = look_at_stream(stream, tokenizer, stamp);
+    if (kept.state != State::of_this_version) return kept;
+    if (kept.stamp == damaged) return {State::damaged};
+    // Another rank has written it meanwhile.
   }
 }
 
@@ -163,15 +204,16 @@ void Corpus::recognise(const Tokenizer& tokenizer, int workers) {
 }
 
 void Corpus::open_tokenized(const Tokenizer& tokenizer, int workers) {
-  // The lock is on the text and ends with its descriptor. On a file system without locks, each
-  // process writes the stream, and the last one remains.
-  while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) {
-  }
+  // The lock is on the text and ends with its descriptor.
   const TextStamp stamp = stamp_of_text(path_);
   fs::path stream = fmt::format("{}.{:016x}.tokens", path_.string(), tokenizer.fingerprint());
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   const bool may_write = ::faccessat(AT_FDCWD, folder.c_str(), W_OK, AT_EACCESS) == 0;
-  const bool ready = is_stream_of(stream, tokenizer, stamp);
+  const KeptStream kept = lock_stream(file_, stream, tokenizer, stamp);
+  const bool ready = kept.state == KeptStream::State::of_this_version;
+  if (kept.state == KeptStream::State::damaged) {
+    print_err("tessera: token stream {} is damaged, and is made again\n", stream.string());
+  }
   if (!ready && !may_write) {
     std::string name = (fs::temp_directory_path() / "tessera-tokens-XXXXXX").string();
     const int made = ::mkstemp(name.data());

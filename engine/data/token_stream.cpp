@@ -15,6 +15,8 @@
 
 #include "base/error.h"
 #include "base/write_failure.h"
+#include "base/xxh3.h"
+#include "engine/data/data_file.h"
 
 namespace tessera {
 namespace {
@@ -22,8 +24,9 @@ namespace {
 constexpr std::size_t stream_header_bytes = 256;
 constexpr std::int64_t writeback_bytes = 16 << 20;
 constexpr std::uint32_t stream_version = 1;
-constexpr std::size_t longest_name = 172;
-constexpr std::size_t longest_older_name = 188;  // of streams without a shard
+constexpr std::size_t longest_name = 140;
+constexpr std::size_t longest_name_before_shard = 172;  // of streams without a checksum
+constexpr std::size_t longest_older_name = 188;         // of streams without a shard
 static_assert(token_stream_magic.size() == 16);
 
 // The offsets of the fields.
@@ -35,8 +38,12 @@ constexpr std::size_t tokenizer_at = 40;   // u64
 constexpr std::size_t source_at = 48;      // u64 bytes, i64 nanoseconds
 constexpr std::size_t name_bytes_at = 64;  // u32
 constexpr std::size_t name_at = 68;
-constexpr std::size_t shard_at = 240;  // u32 index, u32 count
-static_assert(name_at + longest_name == shard_at);
+constexpr std::size_t checksum_at = 208;  // u64
+constexpr std::size_t changed_at = 216;   // i64 nanoseconds
+constexpr std::size_t inode_at = 224;     // u64
+constexpr std::size_t shard_at = 240;     // u32 index, u32 count
+static_assert(name_at + longest_name == checksum_at);
+static_assert(name_at + longest_name_before_shard == shard_at);
 static_assert(name_at + longest_older_name == stream_header_bytes);
 
 template <class Number>
@@ -52,9 +59,16 @@ void put_number(std::string& bytes, std::size_t offset, Number number) {
 }
 
 TokenShard shard_in(std::string_view header, std::uint32_t name_bytes) {
-  if (name_bytes > longest_name) return {};
+  if (name_bytes > longest_name_before_shard) return {};
   return {number_at<std::uint32_t>(header, shard_at),
           number_at<std::uint32_t>(header, shard_at + 4)};
+}
+
+// A seed makes one checksum of header and ids.
+std::uint64_t stream_checksum(std::string header, std::uint64_t of_ids) {
+  put_number(header, checksum_at, std::uint64_t{0});
+  const auto sum = XXH3_64bits_withSeed(header.data(), header.size(), of_ids);
+  return sum == 0 ? 1 : sum;  // 0 means that there is none
 }
 
 TokenStreamFormat own_stream(const std::string& path, std::string_view header,
@@ -81,7 +95,7 @@ TokenStreamFormat own_stream(const std::string& path, std::string_view header,
                 "token stream {} is damaged: its header does not fit its {} bytes; write it again "
                 "with tessera tokenize",
                 path, file_bytes);
-  return {
+  TokenStreamFormat format{
       "tessera",
       static_cast<std::int64_t>(stream_header_bytes),
       static_cast<std::int64_t>(tokens),
@@ -91,6 +105,12 @@ TokenStreamFormat own_stream(const std::string& path, std::string_view header,
       static_cast<std::int64_t>(vocabulary),
       {number_at<std::int64_t>(header, source_at), number_at<std::int64_t>(header, source_at + 8)},
       shard};
+  if (name_bytes <= longest_name) {
+    format.checksum = number_at<std::uint64_t>(header, checksum_at);
+    format.source.changed_ns = number_at<std::int64_t>(header, changed_at);
+    format.source.inode = number_at<std::uint64_t>(header, inode_at);
+  }
+  return format;
 }
 
 // llm.c: 256 numbers of 4 bytes: the magic number, the version, the number of tokens, ...
@@ -141,6 +161,16 @@ std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::p
                 "give a text another name",
                 name, file_bytes);
   return TokenStreamFormat{"uint16", 0, file_bytes / 2, 2, "", 0, 0, {}};
+}
+
+bool is_sound_token_stream(const std::filesystem::path& path) {
+  const DataFile file(path.string());
+  std::string header(stream_header_bytes, '\0');
+  if (file.read_to_end(0, header.data(), header.size()) < header.size()) return false;
+  const auto format = recognise_token_stream(path, header, file.size());
+  if (!format || format->kind != "tessera" || format->checksum == 0) return false;
+  const std::uint64_t ids = checksum_of_file(path, format->offset);
+  return stream_checksum(std::move(header), ids) == format->checksum;
 }
 
 namespace {
@@ -246,17 +276,20 @@ void TokenStreamWriter::append(std::span<const std::int32_t> ids) {
         std::find_if(ids.begin(), ids.end(), [&](std::int32_t id) { return id < 0 || id > last; });
     misuse("token {} outside a vocabulary of {}", *outside, vocabulary_);
   }
-  const std::int64_t offset =
-      static_cast<std::int64_t>(stream_header_bytes) + tokens_ * bytes_per_token_;
   if (bytes_per_token_ == 4) {
-    write(ids.data(), ids.size_bytes(), offset);
+    append_bytes(ids.data(), ids.size_bytes());
   } else {
     narrow_.resize(ids.size());
     for (std::size_t i = 0; i < ids.size(); ++i) narrow_[i] = static_cast<std::uint16_t>(ids[i]);
-    write(narrow_.data(), 2 * narrow_.size(), offset);
+    append_bytes(narrow_.data(), 2 * narrow_.size());
   }
   tokens_ += static_cast<std::int64_t>(ids.size());
   start_writeback();
+}
+
+void TokenStreamWriter::append_bytes(const void* data, std::size_t bytes) {
+  checksum_.update(data, bytes);
+  write(data, bytes, static_cast<std::int64_t>(stream_header_bytes) + tokens_ * bytes_per_token_);
 }
 
 // The disk writes while ids are made, so that finish() has little to wait for.
@@ -283,6 +316,9 @@ std::string TokenStreamWriter::header() const {
   bytes.replace(name_at, tokenizer_.size(), tokenizer_);
   put_number(bytes, shard_at, static_cast<std::uint32_t>(shard_.index));
   put_number(bytes, shard_at + 4, static_cast<std::uint32_t>(shard_.count));
+  put_number(bytes, changed_at, source_.changed_ns);
+  put_number(bytes, inode_at, source_.inode);
+  put_number(bytes, checksum_at, stream_checksum(bytes, checksum_.value()));
   return bytes;
 }
 

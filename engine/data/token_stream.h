@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/data/file_checksum.h"
 #include "engine/data/tokenizer.h"
 
 namespace tessera {
@@ -17,10 +18,13 @@ namespace tessera {
 // The first bytes of a stream of `tessera tokenize`.
 inline constexpr std::string_view token_stream_magic = "TESSERA\nTOKENS\n\x1a";
 
-// Identifies a version of a text.
+// Identifies a version of a text. Programs set the time of modification as they like; the time of
+// the last change of the file or its attributes is the system's.
 struct TextStamp {
   std::int64_t bytes = 0;
   std::int64_t modified_ns = 0;
+  std::int64_t changed_ns = 0;
+  std::uint64_t inode = 0;
   bool operator==(const TextStamp&) const = default;
 };
 
@@ -43,6 +47,7 @@ struct TokenStreamFormat {
   std::int64_t vocabulary = 0;    // number of ids of the tokenizer; 0: unknown
   TextStamp source = {};          // of the text that it was made from, if recorded
   TokenShard shard = {};
+  std::uint64_t checksum = 0;  // of header and ids; 0: not recorded
 };
 
 // Recognises a file by its first bytes (up to 256), size and name: a stream of `tessera tokenize`,
@@ -51,6 +56,10 @@ struct TokenStreamFormat {
 std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::path& path,
                                                         std::string_view beginning,
                                                         std::int64_t file_bytes);
+
+// True if the bytes of a stream of `tessera tokenize` have the checksum in its header. Reads the
+// whole file. False for a stream without a checksum.
+bool is_sound_token_stream(const std::filesystem::path& path);
 
 // Writes a stream under a temporary name, durably, and renames it when it is complete: no reader
 // ever sees half a stream.
@@ -70,6 +79,7 @@ class TokenStreamWriter {
 
  private:
   void write(const void* data, std::size_t bytes, std::int64_t offset);
+  void append_bytes(const void* data, std::size_t bytes);
   void start_writeback();
   [[nodiscard]] std::string header() const;
 
@@ -85,6 +95,7 @@ class TokenStreamWriter {
   TextStamp source_;
   TokenShard shard_;
   std::vector<std::uint16_t> narrow_;  // the ids of one append(), if two bytes hold one
+  RunningChecksum checksum_;           // of the ids
 };
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #include "engine/data/tokenize_text.h"
 
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -251,11 +252,18 @@ std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& t
 }
 
 TextStamp stamp_of_text(const std::filesystem::path& path) {
+  const auto nanoseconds = [](const timespec& time) {
+    return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
   struct stat status {};
   TESSERA_CHECK(::stat(path.c_str(), &status) == 0, ErrorCode::data, "text {}: {}", path.string(),
                 describe_errno("stat", errno));
-  return {status.st_size,
-          std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+  // Programs that are file systems may number their files anew at each look.
+  constexpr std::int64_t fuse = 0x65735546;
+  struct statfs system {};
+  const bool numbered = ::statfs(path.c_str(), &system) == 0 && system.f_type != fuse;
+  return {status.st_size, nanoseconds(status.st_mtim), nanoseconds(status.st_ctim),
+          numbered ? status.st_ino : 0};
 }
 
 }  // namespace tessera

@@ -36,6 +36,7 @@ std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& t
 // Where to cut a text in memory, at most at its end. Public for tests.
 std::size_t place_to_cut(std::string_view text, const Tokenizer& tokenizer);
 
+// On a FUSE file system `inode` is 0. Error(data) with the path.
 TextStamp stamp_of_text(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -6,15 +6,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "base/text/printable.h"
 #include "base/write_failure.h"
 
@@ -25,11 +30,24 @@ namespace fs = std::filesystem;
 
 constexpr int most_links = 40;  // the kernel's limit
 
-// The caller's own descriptors, and links of the kernel.
-bool is_stream_name(const fs::path& path) {
+// The number of the process's descriptor that a path names, or nothing.
+std::optional<int> named_descriptor(const fs::path& path) {
   const std::string name = path.lexically_normal().string();
-  return name.starts_with("/dev/std") || name.starts_with("/dev/fd/") ||
-         name.starts_with("/proc/self/fd/");
+  constexpr std::array<std::string_view, 3> standard{"/dev/stdin", "/dev/stdout", "/dev/stderr"};
+  const auto found = std::find(standard.begin(), standard.end(), name);
+  if (found != standard.end()) return static_cast<int>(found - standard.begin());
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!name.starts_with(folder)) continue;
+    int number = 0;
+    const char* const end = name.data() + name.size();
+    const auto [stop, error] = std::from_chars(name.data() + folder.size(), end, number);
+    if (error == std::errc{} && stop == end) return number;
+  }
+  return std::nullopt;
+}
+
+bool is_stream_name(const fs::path& path) {
+  return named_descriptor(path).has_value();
 }
 
 // The text of a symbolic link, or nothing if `path` is not one. Owner and text are those of one
@@ -119,10 +137,9 @@ class PartialOutput {
 };
 
 void write_stream(const std::string& what, const fs::path& path, std::string_view text) {
-  // Appends: standard output may be a file that other processes also write.
   const int file = open_output(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(
-      file < 0 ? nullptr : ::fdopen(file, "ab"), &std::fclose);
+      file < 0 ? nullptr : ::fdopen(file, "wb"), &std::fclose);
   TESSERA_CHECK(stream, ErrorCode::configuration, "{}: cannot be written: {}", what,
                 describe_errno("open", errno));
   // Names in a report must not reach a terminal as escape sequences.
@@ -158,6 +175,12 @@ fs::path written_path(const fs::path& path) {
 }
 
 int open_output(const fs::path& path, int flags) {
+  // A file that is opened once more would have a place of its own: what the process and its caller
+  // print there would be written over.
+  if (const std::optional<int> number = named_descriptor(path)) {
+    flush_standard_output();
+    return ::fcntl(*number, F_DUPFD_CLOEXEC, 0);
+  }
   const fs::path target = written_path(path);
   const bool is_kernels = is_stream_name(target) || target.string().starts_with("/proc/");
   return ::open(target.c_str(), is_kernels ? flags : flags | O_NOFOLLOW, 0666);

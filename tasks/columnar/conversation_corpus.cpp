@@ -1,6 +1,9 @@
 // From rows to numbers, and back.
 #include "tasks/columnar/conversation_corpus.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -111,6 +114,65 @@ class ConversationNumbers {
   TokenStreamWriter writer_;
 };
 
+std::string roles_in(const ConversationRow& row) {
+  constexpr std::size_t named = 8;
+  std::vector<std::string> roles;
+  if (row.conversation.messages.is_null()) return "with a completion that has no text";
+  for (const ordered_json& message : row.conversation.messages) {
+    std::string role = message.at("role").get<std::string>();
+    if (std::find(roles.begin(), roles.end(), role) == roles.end()) roles.push_back(role);
+  }
+  const std::string more = roles.size() > named ? ", ..." : "";
+  roles.resize(std::min(roles.size(), named));
+  return fmt::format("with the role{} {}{}", roles.size() == 1 ? "" : "s", fmt::join(roles, ", "),
+                     more);
+}
+
+// Takes rows up to one of them, and ends the reading there with FoundRow.
+struct FoundRow {
+  std::string description;
+};
+
+class RowFinder {
+ public:
+  RowFinder(const TableText& table, std::int64_t row) : table_(table), before_(row) {}
+
+  void begin_file(const TableFile& /*file*/) {}
+  std::vector<std::string> choose(const ArrowSchema& schema, const TableFile& file) {
+    std::vector<std::string> names;
+    for (const ArrowField& field : schema.fields) names.push_back(field.name);
+    columns_ = conversation_columns(names, table_.columns, "data file " + file.path);
+    std::vector<std::string> chosen = {columns_.messages};
+    if (!columns_.completion.empty()) chosen.push_back(columns_.completion);
+    return chosen;
+  }
+  void take(const TableChunk& chunk) {
+    if (before_ < chunk.rows) {
+      ordered_json row = ordered_json::object();
+      for (const TableChunk::Column& column : chunk.columns)
+        row[column.name] = column.json(before_);
+      found(row, columns_, chunk.place(before_));
+    }
+    before_ -= chunk.rows;
+  }
+  void take(const ordered_json& row, const TableFile& /*file*/, const std::string& place) {
+    if (before_-- > 0) return;
+    std::vector<std::string> names;
+    for (const auto& item : row.items()) names.push_back(item.key());
+    found(row, conversation_columns(names, table_.columns, place), place);
+  }
+
+ private:
+  [[noreturn]] static void found(const ordered_json& row, const ConversationColumns& columns,
+                                 const std::string& place) {
+    throw FoundRow{place + ", " + roles_in(conversation_of(row, columns, place))};
+  }
+
+  const TableText& table_;
+  ConversationColumns columns_;
+  std::int64_t before_;  // rows before the one that is looked for
+};
+
 void write_numbers(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on,
                    const std::filesystem::path& path) {
   ConversationNumbers numbers(table, tokenizer, loss_on, path);
@@ -132,6 +194,7 @@ std::unique_ptr<DerivedFile> make_numbers(const TableText& table, const Tokenize
 ConversationCorpus::ConversationCorpus(const TableText& table, const Tokenizer& tokenizer,
                                        LossOn loss_on)
     : path_(table.files.front().path),
+      table_(table),
       file_(make_numbers(table, tokenizer, loss_on)),
       numbers_(std::make_unique<Corpus>(file_->path(), ByteTokenizer())) {
   const std::int64_t all = numbers_->tokens();
@@ -153,6 +216,16 @@ ConversationCorpus::ConversationCorpus(const TableText& table, const Tokenizer& 
   }
   TESSERA_CHECK(ends_.back() == table_begin, ErrorCode::data,
                 "{}: the file is damaged; remove it, and it is made again", file_->path().string());
+}
+
+std::string ConversationCorpus::describe(std::int64_t row) const {
+  RowFinder finder(table_, row);
+  try {
+    read_rows(table_.files, finder);
+  } catch (const FoundRow& found) {
+    return found.description;
+  }
+  fail(ErrorCode::data, "data file {} became shorter while it was in use", path_);
 }
 
 ConversationTokens ConversationCorpus::read(std::int64_t row, std::int64_t tokens) const {

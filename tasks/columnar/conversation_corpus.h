@@ -38,11 +38,15 @@ class ConversationCorpus {
 
   // Changes with the tokens and with those that count.
   [[nodiscard]] std::uint64_t fingerprint() const { return numbers_->fingerprint(); }
+  // Where a row is, and who speaks in it: "text rows.jsonl, line 3, with the roles user, bot".
+  // Reads the data files up to the row.
+  [[nodiscard]] std::string describe(std::int64_t row) const;
   // The first data file.
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
   std::string path_;
+  TableText table_;
   std::unique_ptr<const DerivedFile> file_;
   std::unique_ptr<const Corpus> numbers_;
   std::vector<std::int64_t> ends_;    // of the rows before each, and of all

@@ -4,15 +4,19 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <random>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
+#include "base/text/print.h"
 #include "checkpoint/io/removal.h"
+#include "engine/data/file_checksum.h"
 #include "engine/data/permutation.h"
 #include "engine/data/tokenize_text.h"
 
@@ -31,20 +35,21 @@ class FirstFileLock {
       : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     TESSERA_CHECK(descriptor_ >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path,
                   describe_errno("open", errno));
-    int result = 0;
-    do {
-      result = ::flock(descriptor_, LOCK_EX);
-    } while (result != 0 && errno == EINTR);
-    taken_ = result == 0;
   }
   ~FirstFileLock() { ::close(descriptor_); }
   FirstFileLock(const FirstFileLock&) = delete;
   FirstFileLock& operator=(const FirstFileLock&) = delete;
-  [[nodiscard]] bool taken() const { return taken_; }
+  // `kind`: LOCK_SH or LOCK_EX. False if the file system has no locks.
+  [[nodiscard]] bool take(int kind) const {
+    int result = 0;
+    do {
+      result = ::flock(descriptor_, kind);
+    } while (result != 0 && errno == EINTR);
+    return result == 0;
+  }
 
  private:
   int descriptor_;
-  bool taken_ = false;
 };
 
 std::uint64_t stamp_of(const std::vector<TableFile>& files) {
@@ -53,6 +58,8 @@ std::uint64_t stamp_of(const std::vector<TableFile>& files) {
     const TextStamp stamp = stamp_of_text(file.path);
     hash = mix(hash, static_cast<std::uint64_t>(stamp.bytes));
     hash = mix(hash, static_cast<std::uint64_t>(stamp.modified_ns));
+    hash = mix(hash, static_cast<std::uint64_t>(stamp.changed_ns));
+    hash = mix(hash, stamp.inode);
   }
   return hash;
 }
@@ -75,16 +82,71 @@ std::uint64_t mix_names(std::uint64_t purpose, const std::vector<TableFile>& fil
   return purpose;
 }
 
-// Removes older files of the same purpose, and those that killed processes left.
-void remove_others(const fs::path& folder, const std::string& prefix, const std::string& ending) {
+// The files in a folder whose names begin and end so.
+std::vector<fs::path> files_named(const fs::path& folder, const std::string& prefix,
+                                  const std::string& ending) {
+  std::vector<fs::path> found;
   std::error_code ended;
   for (fs::directory_iterator entry(folder, ended); !ended && entry != fs::directory_iterator();
        entry.increment(ended)) {
     const std::string name = entry->path().filename().string();
-    const bool derived = name.starts_with(prefix) &&
-                         name.size() >= prefix.size() + hash_digits + ending.size() &&
-                         name.compare(prefix.size() + hash_digits, ending.size(), ending) == 0;
-    if (derived) checkpoint::try_remove_tree(entry->path());
+    if (name.starts_with(prefix) && name.ends_with(ending)) found.push_back(entry->path());
+  }
+  return found;
+}
+
+// A file, and its stamp: one that was made again has another.
+using StampedFile = std::pair<fs::path, TextStamp>;
+
+// The files of one version that can be read: between prefix and ending is their checksum.
+std::vector<StampedFile> files_of_version(const fs::path& folder, const std::string& prefix,
+                                          const std::string& ending) {
+  std::vector<StampedFile> files;
+  for (const fs::path& path : files_named(folder, prefix, ending)) {
+    const std::size_t bytes = path.filename().string().size();
+    if (bytes != prefix.size() + hash_digits + ending.size()) continue;
+    if (::access(path.c_str(), R_OK) == 0) files.emplace_back(path, stamp_of_text(path));
+  }
+  return files;
+}
+
+bool is_sound(const fs::path& path, const std::string& prefix) {
+  const std::string name = path.filename().string();
+  return name.compare(prefix.size(), hash_digits, fmt::format("{:016x}", checksum_of_file(path))) ==
+         0;
+}
+
+// Removes older files of the same purpose, and those that killed processes left.
+void remove_others(const fs::path& folder, const std::string& prefix, const std::string& ending) {
+  for (const fs::path& path : files_named(folder, prefix, "")) {
+    if (path.filename().string().find(ending, prefix.size()) == std::string::npos) continue;
+    checkpoint::try_remove_tree(path);
+  }
+}
+
+// The sound file of a version, with all its bytes read; empty if this process has to make it.
+// Processes read it at the same time, under a shared lock; who makes it has an exclusive one.
+// `locked` tells whether there are locks.
+fs::path find_sound(const FirstFileLock& lock, const fs::path& folder, const std::string& prefix,
+                    const std::string& ending, bool& locked) {
+  std::vector<StampedFile> damaged;
+  for (;;) {
+    locked = lock.take(LOCK_SH);
+    for (const StampedFile& file : files_of_version(folder, prefix, ending)) {
+      if (std::find(damaged.begin(), damaged.end(), file) != damaged.end()) continue;
+      if (is_sound(file.first, prefix)) return file.first;
+      damaged.push_back(file);
+    }
+    locked = lock.take(LOCK_EX);
+    const std::vector<StampedFile> files = files_of_version(folder, prefix, ending);
+    const bool none = std::all_of(files.begin(), files.end(), [&](const StampedFile& file) {
+      return std::find(damaged.begin(), damaged.end(), file) != damaged.end();
+    });
+    if (!none) continue;  // another process has made it meanwhile
+    for (const auto& [path, stamp] : files) {
+      print_err("tessera: {} is damaged, and is made again\n", path.string());
+    }
+    return {};
   }
 }
 
@@ -104,10 +166,13 @@ DerivedFile::DerivedFile(const std::vector<TableFile>& files, std::uint64_t purp
   const fs::path folder = first.has_parent_path() ? first.parent_path() : fs::path(".");
   purpose = mix_names(purpose, files, folder);
   const std::string prefix = fmt::format("_{}.{:016x}.", first.filename().string(), purpose);
+  const std::string version = fmt::format("{}{:016x}.", prefix, stamp_of(files));
   const FirstFileLock lock(first.string());
-  path_ = folder / fmt::format("{}{:016x}{}", prefix, stamp_of(files), ending);
-  if (::access(path_.c_str(), R_OK) == 0) return;
-  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK, AT_EACCESS) != 0) {
+  bool locked = false;
+  path_ = find_sound(lock, folder, version, ending, locked);
+  if (!path_.empty()) return;
+  const bool kept = ::faccessat(AT_FDCWD, folder.c_str(), W_OK, AT_EACCESS) == 0;
+  if (!kept) {
     // Only this user can enter the folder, whatever the mode of the file.
     std::error_code unknown;
     std::string name = (fs::temp_directory_path(unknown) / "tessera-rows-XXXXXX").string();
@@ -117,13 +182,20 @@ DerivedFile::DerivedFile(const std::vector<TableFile>& files, std::uint64_t purp
                   first.string(), name, describe_errno("mkdtemp", errno));
     passing_folder_ = name;
     path_ = passing_folder_ / ("rows" + ending);
-  } else if (lock.taken()) {
-    remove_others(folder, prefix, ending);
+  } else {
+    if (locked) remove_others(folder, prefix, ending);
+    path_ = folder / fmt::format("{}making-{:08x}{}", version, std::random_device()(), ending);
   }
   try {
     make(path_);
+    if (kept) {
+      const fs::path whole =
+          folder / fmt::format("{}{:016x}{}", version, checksum_of_file(path_), ending);
+      fs::rename(path_, whole);
+      path_ = whole;
+    }
   } catch (...) {
-    if (!passing_folder_.empty()) checkpoint::try_remove_tree(passing_folder_);
+    checkpoint::try_remove_tree(kept ? path_ : passing_folder_);
     throw;
   }
 }

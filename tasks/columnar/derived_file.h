@@ -11,12 +11,13 @@
 
 namespace tessera::tasks {
 
-// Its name is _FIRST.<purpose>.<stamp><ending> in the folder of the first file FIRST; other
-// programs pass over names with an underscore. The purpose says what was made from which files
-// (names and partitions), the stamp their sizes and times: when a file changes, another one is
-// made, and the old one is removed. One process of a machine makes it while the others wait. If the
-// folder cannot be written, the file is in an own folder of this process, which no other user can
-// enter, in the folder for temporary files, and ends with this object.
+// Its name is _FIRST.<purpose>.<stamp>.<checksum><ending> in the folder of the first file FIRST;
+// other programs pass over names with an underscore. The purpose says what was made from which
+// files (names and partitions), the stamp their sizes, times and inodes: when a file changes,
+// another one is made, and the old one is removed. Opening it reads it once: a file that does not
+// have its checksum is made again, with a line on stderr. One process of a machine makes it while
+// the others wait. If the folder cannot be written, the file is in an own folder of this process,
+// which no other user can enter, in the folder for temporary files, and ends with this object.
 class DerivedFile {
  public:
   // `make` writes the file under the name that it gets, and gives it that name when it is whole.

@@ -32,7 +32,7 @@ std::int64_t write_json_line_tokens(TextReader& reader, const std::string& colum
                                     const std::function<void()>& between) {
   TokenStreamWriter writer(out.path, tokenizer, TextStamp{}, out.shard);
   TextAppender texts(tokenizer, workers, writer);
-  for_each_line(reader, [&](std::string_view line, const std::string& place) {
+  for_each_json_line(reader, [&](std::string_view line, const std::string& place) {
     if (between) between();
     texts.add(text_in(line, column, place));
   });

@@ -11,11 +11,11 @@
 
 namespace tessera::tasks {
 
-// Writes the texts of a column of JSON lines, one object in each line, as TextAppender does, and
-// returns the number of tokens. `column` is a key, or a path with dots into objects. Memory holds
-// some MiB, and at least a line, of 64 MiB at most. `between` is called between lines and may throw
-// to stop. Error(data) with the line's number: a line that is empty, or no JSON object in UTF-8; a
-// column that is missing, null, or no text; no line at all, except for a shard.
+// Writes the texts of a column of JSON lines, one object in each line that is not blank, as
+// TextAppender does, and returns the number of tokens. `column` is a key, or a path with dots into
+// objects. Memory holds some MiB, and at least a line, of 64 MiB at most. `between` is called
+// between lines and may throw to stop. Error(data) with the line's number: what is not a JSON
+// object in UTF-8; a column that is missing, null, or no text; no line at all, except for a shard.
 std::int64_t write_json_line_tokens(TextReader& reader, const std::string& column,
                                     const Tokenizer& tokenizer, int workers, const TokenOutput& out,
                                     const std::function<void()>& between = {});

@@ -13,6 +13,7 @@ namespace tessera::tasks {
 namespace {
 
 constexpr std::int64_t read_bytes = std::int64_t{1} << 20;
+constexpr std::string_view json_blanks = " \t\r\n\f\v";
 constexpr std::size_t longest_line = std::size_t{64} << 20;
 
 // Hands out one line after another, without its end.
@@ -54,27 +55,47 @@ class Lines {
   std::int64_t number_ = 0;
 };
 
+// The way out for the first line of what is JSON, but has no object in each line.
+const char* way_to_lines(std::string_view line) {
+  const std::size_t begin = line.find_first_not_of(json_blanks);
+  if (begin == std::string_view::npos) return "";
+  if (line[begin] == '[') {
+    return "; a file that is one JSON array becomes JSON lines with: jq -c '.[]' FILE > rows.jsonl";
+  }
+  const bool only_begins = line.find_first_not_of(json_blanks, begin + 1) == std::string_view::npos;
+  if (line[begin] == '{' && only_begins) {
+    return "; objects over several lines become JSON lines with: jq -c . FILE > rows.jsonl";
+  }
+  return "";
+}
+
 }  // namespace
 
-void for_each_line(
+bool is_blank_line(std::string_view line) {
+  return line.find_first_not_of(json_blanks) == std::string_view::npos;
+}
+
+void for_each_json_line(
     TextReader& reader,
     const std::function<void(std::string_view line, const std::string& place)>& take) {
   Lines lines(reader);
-  for (std::string_view line; lines.next(line);) take(line, lines.place());
+  for (std::string_view line; lines.next(line);) {
+    if (!is_blank_line(line)) take(line, lines.place());
+  }
 }
 
 nlohmann::ordered_json json_row(std::string_view line, const std::string& place) {
-  TESSERA_CHECK(!line.empty(), ErrorCode::data, "{}: an empty line; each has a JSON object", place);
   nlohmann::ordered_json object;
   try {
     // This checks it: the depth, and that every name is there once. It sorts members.
     (void)checkpoint::parse_json(line, place);
     object = nlohmann::ordered_json::parse(line);
   } catch (const Error& error) {
-    throw Error(ErrorCode::data, error.what());
+    throw Error(ErrorCode::data, fmt::format("{}{}", error.what(), way_to_lines(line)));
   }
-  TESSERA_CHECK(object.is_object(), ErrorCode::data, "{}: {}, and not a JSON object", place,
-                object.type_name());
+  TESSERA_CHECK(object.is_object(), ErrorCode::data,
+                "{}: a JSON {}, and not an object; each line of JSON lines has one{}", place,
+                object.type_name(), way_to_lines(line));
   return object;
 }
 

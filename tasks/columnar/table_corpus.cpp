@@ -125,11 +125,12 @@ class TokenRows {
     if (between_) between_();
     std::vector<std::string> names;
     for (const auto& item : row.items()) names.push_back(item.key());
-    if (table_.columns.size() == 1) {
-      const nlohmann::ordered_json* const value = member_at(row, table_.columns.front());
+    if (table_.columns.size() < 2) {
+      const std::string column = table_.columns.empty() ? "text" : table_.columns.front();
+      const nlohmann::ordered_json* const value = member_at(row, column);
       if (value != nullptr && value->is_string()) {
         require_kind(true, place);
-        open(false, file.path, table_.columns.front());
+        open(false, file.path, column);
         texts_->add(value->get_ref<const std::string&>());
         return;
       }

@@ -234,14 +234,17 @@ std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::st
   return files;
 }
 
-std::optional<std::vector<TableFile>> find_json_lines(const std::vector<std::string>& paths) {
+std::vector<TableFile> json_lines(const std::vector<std::string>& paths) {
   std::vector<TableFile> files;
-  for (const std::string& path : paths) {
-    const auto ends_so = [&](const char* ending) { return path.ends_with(ending); };
-    if (!ends_so(".jsonl") && !ends_so(".ndjson") && !ends_so(".json")) return std::nullopt;
-    files.push_back({path, TableFileKind::json_lines, {}});
-  }
+  for (const std::string& path : paths) files.push_back({path, TableFileKind::json_lines, {}});
   return files;
+}
+
+std::optional<std::vector<TableFile>> find_json_lines(const std::vector<std::string>& paths) {
+  const bool named = std::all_of(paths.begin(), paths.end(), [](const std::string& path) {
+    return path.ends_with(".jsonl") || path.ends_with(".ndjson") || path.ends_with(".json");
+  });
+  return named ? std::optional(json_lines(paths)) : std::nullopt;
 }
 
 }  // namespace tessera::tasks

@@ -35,7 +35,9 @@ std::vector<std::string> expand_files(const std::vector<std::string>& files);
 // datasets.
 std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::string>& names);
 
-// These paths as files of JSON lines, if the names of all say so (.jsonl, .ndjson, .json).
+// These paths as files of JSON lines.
+std::vector<TableFile> json_lines(const std::vector<std::string>& paths);
+// The same, if the names of all say so (.jsonl, .ndjson, .json).
 std::optional<std::vector<TableFile>> find_json_lines(const std::vector<std::string>& paths);
 
 }  // namespace tessera::tasks

@@ -63,7 +63,7 @@ void read_rows(const std::vector<TableFile>& files, Rows& rows) {
   for (const TableFile& file : files) {
     rows.begin_file(file);
     TextReader reader(file.path);
-    for_each_line(reader, [&](std::string_view line, const std::string& place) {
+    for_each_json_line(reader, [&](std::string_view line, const std::string& place) {
       rows.take(json_row(line, place), file, place);
     });
   }

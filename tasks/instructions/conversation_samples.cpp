@@ -1,6 +1,8 @@
 // Which conversations share a row, and their tokens in it.
 #include "tasks/instructions/conversation_samples.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -53,13 +55,12 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const ConversationCorpu
                   options_.seq_len);
   std::vector<std::int32_t> kept;
   std::vector<std::int64_t> sizes;
-  std::int64_t unanswered = 0;
   counts_.conversations = corpus_->rows();
   for (std::int32_t row = 0; row < corpus_->rows(); ++row) {
     const std::int64_t first = corpus_->first_that_counts(row);
     if (first == 0 || first > options_.seq_len) {
       ++counts_.left_out;
-      unanswered += first == 0 ? 1 : 0;
+      if (first == 0 && unanswered_++ == 0) first_unanswered_ = row;
       continue;
     }
     kept.push_back(row);
@@ -69,10 +70,12 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const ConversationCorpu
     counts_.cut_tokens += cut;
     counts_.places += sizes.back();
   }
-  TESSERA_CHECK(!kept.empty() || unanswered < corpus_->rows(), ErrorCode::data,
-                "data file {}: none of {} has an answer: a message with the role assistant, or a "
-                "completion; name the roles so, or set data.loss_on: all",
-                corpus_->path(), counted(corpus_->rows(), "conversation"));
+  if (kept.empty() && unanswered_ == corpus_->rows()) {
+    fail(ErrorCode::data,
+         "data file {}: none of {} has an answer: a message with the role assistant, or a "
+         "completion; the first is {}; name the roles so, or set data.loss_on: all",
+         corpus_->path(), counted(corpus_->rows(), "conversation"), corpus_->describe(0));
+  }
   TESSERA_CHECK(!kept.empty(), ErrorCode::data,
                 "data file {}: none of {} has a token in the loss within the first {}; raise "
                 "model.seq_len, or give conversations with shorter prompts",
@@ -105,6 +108,15 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const ConversationCorpu
     const std::int32_t sample = sample_of[static_cast<std::size_t>(bin_of[i])];
     rows_[static_cast<std::size_t>(next[static_cast<std::size_t>(sample)]++)] = kept[i];
   }
+}
+
+std::string ConversationSamples::unanswered_note() const {
+  if (unanswered_ == 0) return {};
+  return fmt::format(
+      "{} without an answer (a message with the role assistant, or a completion) {} left out; the "
+      "first is {}",
+      counted(unanswered_, "conversation"), unanswered_ == 1 ? "is" : "are",
+      corpus_->describe(first_unanswered_));
 }
 
 ConversationSamples::Counts& ConversationSamples::Counts::operator+=(const Counts& other) {

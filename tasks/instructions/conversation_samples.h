@@ -65,6 +65,9 @@ class ConversationSamples {
     [[nodiscard]] std::vector<std::pair<std::string, std::int64_t>> by_name() const;
   };
   [[nodiscard]] const Counts& counts() const { return counts_; }
+  // The conversations that are left out because none of their tokens is in the loss, with the first
+  // of them, or empty. Reads the data files up to it.
+  [[nodiscard]] std::string unanswered_note() const;
 
  private:
   [[nodiscard]] std::int64_t places_of(std::int32_t row) const;
@@ -76,6 +79,8 @@ class ConversationSamples {
   std::vector<std::int32_t> rows_;
   std::vector<std::int64_t> begins_;
   Counts counts_;
+  std::int64_t unanswered_ = 0;  // rows without a token that counts, and the first one
+  std::int64_t first_unanswered_ = 0;
 };
 
 }  // namespace tessera::tasks

@@ -107,6 +107,18 @@ class Sft final : public ModelTask {
     return counts;
   }
 
+  [[nodiscard]] std::vector<std::string> data_notes() const override {
+    if (options_.loss_on != LossOn::answers) return {};
+    std::vector<std::string> notes;
+    const auto add = [&](const char* key, const ConversationSamples& samples) {
+      const std::string note = samples.unanswered_note();
+      if (!note.empty()) notes.push_back(fmt::format("{}: {}", key, note));
+    };
+    for (const ConversationSamples& one : samples_) add("data.train", one);
+    if (validation_) add("data.valid", *validation_);
+    return notes;
+  }
+
   [[nodiscard]] bool evaluates() const override { return options_.valid.has_value(); }
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
@@ -135,16 +147,19 @@ class Sft final : public ModelTask {
         "them is lost; give the old files, columns, chat template and data.loss_on, or start anew "
         "from the weights with model.pretrained",
         options_.train_place, folder);
-    TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == options_.seq_len &&
-                      scalars.get<bool>("packing", false) == options_.packing &&
-                      scalars.get<std::int64_t>("seed", 0) == options_.seed &&
-                      scalars.get<bool>("shuffle", false) == options_.shuffle,
-                  ErrorCode::configuration,
-                  "{}: the run there has model.seq_len {}, data.packing {}, train.seed {} and "
-                  "data.shuffle {}; with others the data order would be another",
-                  folder, scalars.get<std::int64_t>("seq_len", 0),
-                  scalars.get<bool>("packing", false), scalars.get<std::int64_t>("seed", 0),
-                  scalars.get<bool>("shuffle", false));
+    std::vector<std::string> changed;
+    const auto compare = [&](const char* key, auto there, auto here) {
+      if (there != here) changed.push_back(fmt::format("{} {}, not {}", key, there, here));
+    };
+    compare("model.seq_len", scalars.get<std::int64_t>("seq_len", 0), options_.seq_len);
+    compare("data.packing", scalars.get<bool>("packing", false), options_.packing);
+    compare("train.seed", scalars.get<std::int64_t>("seed", 0), options_.seed);
+    compare("data.shuffle", scalars.get<bool>("shuffle", false), options_.shuffle);
+    TESSERA_CHECK(
+        changed.empty(), ErrorCode::configuration,
+        "{}: the run there has {}: the data order would be another; set it back, or start "
+        "anew from the weights with model.pretrained",
+        folder, fmt::join(changed, ", and "));
   }
 
  private:
@@ -194,13 +209,16 @@ std::shared_ptr<const ConversationCorpus> open_conversations(const TextData& dat
                                                              LossOn loss_on) {
   TableText table{{}, data.columns, tokenizer_folder};
   if (auto tables = find_table_files(data.files)) {
+    check_no_format(data, *tables);
     table.files = std::move(*tables);
   } else {
     const std::vector<std::string> names = expand_files(data.files);
-    auto lines = find_json_lines(names);
-    TESSERA_CHECK(lines.has_value(), ErrorCode::data,
-                  "data file {}: conversations are in Parquet, Arrow or JSON lines (.jsonl)",
-                  fmt::join(names, ", "));
+    auto lines = data.json_lines ? json_lines(names) : find_json_lines(names);
+    TESSERA_CHECK(
+        lines.has_value(), ErrorCode::data,
+        "data file {}: conversations are in Parquet, Arrow or JSON lines (.jsonl, or with "
+        "another name and format: jsonl)",
+        fmt::join(names, ", "));
     table.files = std::move(*lines);
   }
   return std::make_shared<ConversationCorpus>(table, tokenizer, loss_on);

@@ -187,17 +187,19 @@ Tensor TeacherStates::add_to(const Tensor& loss, const Tensor& targets) {
   return total;
 }
 
-std::string TeacherStates::fault_of_teacher(double value, const std::string& name,
-                                            const Tensor& result) {
+std::string TeacherStates::fault_of_teacher(double value, const std::string& teacher,
+                                            const std::string& name, const Tensor& result) {
   std::vector<std::pair<std::string, Tensor>> taught{{name, result}};
   for (std::size_t i = 0; i < pairs_.size(); ++i) {
-    taught.emplace_back(fmt::format("the outputs of the teacher's {}", teacher_->names[i]),
+    taught.emplace_back(fmt::format("the outputs of {}", teacher_->names[i]),
                         std::exchange(teacher_->outputs[i], {}));
   }
   if (std::isfinite(value)) return {};
   for (const auto& [what, tensor] : taught) {
     if (!tensor.defined() || all_finite(tensor)) continue;
-    return fmt::format("{} are not (look at its weights, or compute in a wider dtype)", what);
+    return fmt::format(
+        "{} of the teacher {} are not: {} (look at its weights, or compute in a wider dtype)", what,
+        teacher, first_not_finite(tensor));
   }
   return {};
 }

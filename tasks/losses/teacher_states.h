@@ -64,10 +64,11 @@ class TeacherStates {
   // trained model's outputs. Without pairs `loss` itself. `targets`: as above. Throws
   // Error(configuration) if a module was not called, or if two outputs have different shapes.
   [[nodiscard]] Tensor add_to(const Tensor& loss, const Tensor& targets);
-  // Task::after_loss() of a task with a teacher. Drops the teacher's outputs. `result`: that of its
-  // forward, called `name` in messages, or undefined if nothing was learned from it.
-  [[nodiscard]] std::string fault_of_teacher(double value, const std::string& name,
-                                             const Tensor& result);
+  // Task::after_loss() of a task with a teacher, which messages call `teacher`. Drops the teacher's
+  // outputs. `result`: that of its forward, called `name` in messages, or undefined if nothing was
+  // learned from it.
+  [[nodiscard]] std::string fault_of_teacher(double value, const std::string& teacher,
+                                             const std::string& name, const Tensor& result);
 
  private:
   struct Watched {

@@ -193,6 +193,23 @@ def test_every_dtype_stride_and_alias(tessera, tmp_path):
     assert_same_tensors(template, state)
 
 
+def test_tied_heads_have_both_names(tessera, tmp_path):
+    """Models of transformers save a tied head once, and ask for both names in a state dict."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 96, "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 8}
+    saved, other = (transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)) for _ in range(2))
+    saved.save_pretrained(tmp_path / "hf")
+    tessera.run("convert", tmp_path / "hf", tmp_path / "dcp", "--to", "dcp")
+    tessera.run("convert", tmp_path / "hf", tmp_path / "weights.pt", "--to", "torch")
+    state = other.state_dict()
+    dcp.load({"model": state}, checkpoint_id=tmp_path / "dcp")
+    assert_same_tensors(state, saved.state_dict())
+    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), strict=True)
+    tessera.run("convert", tmp_path / "dcp", tmp_path / "again", "--to", "hf")
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "again")
+    assert_same_tensors(again.state_dict(), saved.state_dict())
+
+
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_files_from_before_pytorch_1_6(tessera, tmp_path, protocol):
     """torch.save with its old format, of a model with its optimizer: the same tensors as from a file of today."""

@@ -104,6 +104,16 @@ TEST(Table, SeveralFilesFollowEachOther) {
   (void)testing::error_of([&] { (void)expand_files({file.path("none*")}); }, ErrorCode::data);
 }
 
+TEST(Table, BlankLinesBetweenJsonLinesArePassedOver) {
+  const DataFolder folder;
+  const Table table({folder.write("a.jsonl", "\n{\"a\": 1}\n\n \t\n{\"a\": 2}\n\n")},
+                    {.columns = {"a"}});
+  ASSERT_EQ(table.rows(), 2);
+  EXPECT_EQ(table.read(0).front(), "1");
+  EXPECT_EQ(table.read(1).front(), "2");
+  EXPECT_EQ(table.place(1), folder.path("a.jsonl") + ":5");
+}
+
 TEST(Table, ErrorsHaveFileAndLine) {
   const TextTable file;
   const TableOptions two{.columns = {"1", "2"}};
@@ -122,7 +132,10 @@ TEST(Table, ErrorsHaveFileAndLine) {
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n{\"b\": 1}\n", {.columns = {"a"}}),
             "a.jsonl:2: no a");
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n[1]\n", {.columns = {"a"}}),
-            "a.jsonl:2: not a JSON object");
+            "a.jsonl:2: a JSON array, and not an object; each line of JSON lines has one; a file "
+            "that is one array becomes JSON lines with: jq -c '.[]' FILE > rows.jsonl");
+  EXPECT_EQ(file.refusal("a.jsonl", "\n{\"a\": 1}\n  \n1\n", {.columns = {"a"}}),
+            "a.jsonl:4: not a JSON object");
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n{\"a\": \"\\ud800\"}\n", {.columns = {"a"}}),
             "a.jsonl:2: the escape \\ud800 at byte 8 is half of a pair of surrogates, not a "
             "character; write the whole one, or \\ufffd");

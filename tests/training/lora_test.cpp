@@ -294,7 +294,7 @@ TEST_F(Lora, AResumeWithAnotherAdapterIsRefused) {
   // A whole model's folder has no tensor of an adapter: one line that fits a terminal.
   const Ended ended = run(1, small_adapter("kept", 4) + Settings{{"checkpoint.resume", base()}});
   EXPECT_EQ(ended.code, 3) << ended.err;
-  EXPECT_NE(ended.err.find("was trained with model.lora.target_modules none"), std::string::npos)
+  EXPECT_NE(ended.err.find("was trained with no model.lora.target_modules"), std::string::npos)
       << ended.err;
   EXPECT_LT(ended.err.size(), 1000u) << ended.err;
 }

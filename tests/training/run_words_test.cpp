@@ -161,7 +161,7 @@ TEST(RecipeDifferences, AreInKeysThatDecideTheTensorsAndTheModel) {
   EXPECT_EQ(keys_that_differ(targets + "r: 4}}", targets + "dropout: 0.1}}"),
             Keys{"model.lora.r 4 8"});
   EXPECT_EQ(keys_that_differ(targets + "alpha: 16}}", ""),
-            Keys{"model.lora.target_modules [\"c_attn\"] none"});
+            Keys{"model.lora.target_modules [\"c_attn\"] "});
 }
 
 // The keys of train.prune that may differ, and those that may not, after so many steps.
@@ -182,19 +182,22 @@ std::pair<Keys, Keys> pruning_differences(const std::string& saved, const std::s
 }
 
 TEST(RecipeDifferences, InPruningDecideFromItsBeginOn) {
-  const std::string saved = "global, begin: 10, end: 20";
+  const std::string saved = "global, begin: 10, end: 20, every: 5";
   const auto expect = [&](const std::string& own, std::int64_t steps, const Keys& accepted,
                           const Keys& refused) {
     const auto found = pruning_differences(saved, own, steps);
     EXPECT_EQ(found.first, accepted) << own << steps;
     EXPECT_EQ(found.second, refused) << own << steps;
   };
-  expect("global, begin: 10, end: 20, sparsity: 0.5, every: 100", 15, {}, {});
-  expect("global, begin: 10, end: 30, every: 5", 15,
-         {"train.prune.end 20 30", "train.prune.every 100 5"}, {});
-  expect("global, begin: 10, end: 20, sparsity: 0.4", 15, {}, {"train.prune.sparsity 0.5 0.4"});
-  expect("wanda, begin: 10, end: 20", 15, {}, {"train.prune.method global wanda"});
-  expect("wanda, begin: 12, end: 20, sparsity: 0.4", 9,
+  expect("global, begin: 10, end: 20, sparsity: 0.5, every: 5", 15, {}, {});
+  expect("global, begin: 10, end: 30, every: 4", 15,
+         {"train.prune.end 20 30", "train.prune.every 5 4"}, {});
+  expect("global, begin: 10, end: 20, every: 5, sparsity: 0.4", 15, {},
+         {"train.prune.sparsity 0.5 0.4"});
+  expect("wanda, begin: 10, end: 20, every: 5", 15, {}, {"train.prune.method global wanda"});
+  // The curve begins with a sparsity of 0.
+  expect("wanda, begin: 10, end: 20, every: 5", 14, {"train.prune.method global wanda"}, {});
+  expect("wanda, begin: 12, end: 20, every: 5, sparsity: 0.4", 9,
          {"train.prune.begin 10 12", "train.prune.method global wanda",
           "train.prune.sparsity 0.5 0.4"},
          {});

@@ -78,6 +78,28 @@ RecipeKey teacher_states_key() {
   return row;
 }
 
+// `none` is a value, and not only the default: it switches pruning off beside its other keys.
+RecipeKey prune_method_key() {
+  using M = PruneMethod;
+  RecipeKey row = default_is(
+      "none", choice(TESSERA_KEY(train, prune.method),
+                     std::vector<Choice<M>>{{"global", M::global},
+                                            {"per_layer", M::per_layer},
+                                            {"2:4", M::two_four},
+                                            {"wanda", M::wanda},
+                                            {"wanda_2:4", M::wanda_two_four}},
+                     "Sets weights of small magnitude to zero: the smallest of all pruned "
+                     "weights, of each weight, or two of four inputs in a row. `wanda`: the "
+                     "smallest magnitudes times norms of inputs, of each output."));
+  row.type = "none \\| " + row.type;
+  row.read = [read = row.read](Recipe& recipe, const YamlNode& node) {
+    const bool none = node.kind == YamlNode::Kind::scalar && lower_case(node.text) == "none";
+    recipe.train.prune.method.reset();
+    if (!none) read(recipe, node);
+  };
+  return row;
+}
+
 void validate_teacher(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
   check_key(!train.teacher || train.task != TaskKind::sft, recipe, "train.teacher",
@@ -102,7 +124,7 @@ void validate_pruning(const Recipe& recipe) {
   const std::string method = "train.prune.method";
   const bool others = prune.sparsity || prune.begin || prune.end || prune.every ||
                       prune.modules.has_value() || prune.calibration_batches;
-  check_key(prune.method || !others, recipe, method,
+  check_key(prune.method || !others || recipe.given.contains(method), recipe, method,
             "is missing: global, per_layer, 2:4, wanda or wanda_2:4");
   if (!prune.method) return;
   check_key(!trains_adapters(recipe), recipe, method,
@@ -135,7 +157,6 @@ void validate_compression(const Recipe& recipe) {
 }
 
 std::vector<RecipeKey> compression_keys() {
-  using M = PruneMethod;
   return {
       default_is("none",
                  key(TESSERA_KEY(train, teacher),
@@ -151,17 +172,7 @@ std::vector<RecipeKey> compression_keys() {
               "1 - `distill_weight`.",
               Range{0, 1, true, false})),
       default_is("none", teacher_states_key()),
-      default_is(
-          "none",
-          choice(TESSERA_KEY(train, prune.method),
-                 std::vector<Choice<M>>{{"global", M::global},
-                                        {"per_layer", M::per_layer},
-                                        {"2:4", M::two_four},
-                                        {"wanda", M::wanda},
-                                        {"wanda_2:4", M::wanda_two_four}},
-                 "Sets weights of small magnitude to zero: the smallest of all pruned "
-                 "weights, of each weight, or two of four inputs in a row. `wanda`: the smallest "
-                 "magnitudes times norms of inputs, of each output.")),
+      prune_method_key(),
       default_is("0.5", key(TESSERA_KEY(train, prune.sparsity),
                             "The part of the pruned weights that is zero in the end.",
                             Range{0, 1, true, true})),

@@ -116,7 +116,7 @@ const std::vector<DataSetKey>& data_set_keys() {
              "auto",
              "`csv` has commas and quotes, `tsv` tabs and no quotes, `jsonl` one object per line, "
              "`text` one text per line. `auto`: by the name (.jsonl, .tsv, .txt), else `tsv` if "
-             "the first line has a tab."),
+             "the first line has a tab. `next_token` and `sft`: `auto` or `jsonl`."),
       names(
           "columns", &DataSetRecipe::columns, "list of names or numbers", "the first ones",
           "Names of the header (keys, of JSON lines; columns, of Parquet and Arrow), or numbers "
@@ -172,6 +172,9 @@ DataSetRecipe read_data_set(const YamlNode& node, const std::string& key) {
     }
     YamlNode value = node.items[i];
     value.where = node.keys[i].where;
+    const bool absent = value.kind == YamlNode::Kind::null ||
+                        (value.kind == YamlNode::Kind::scalar && lower_case(value.text) == "none");
+    if (absent && row->fallback == "none" && !row->type.starts_with("none ")) continue;
     row->read(set, value, fmt::format("{}'s {}", key, name));
   }
   TESSERA_CHECK(!set.files.empty(), ErrorCode::configuration, "{}: {} names no file", node.where,

@@ -1,5 +1,5 @@
-// The words of Transformers' TrainingArguments, Accelerate, DeepSpeed, Lightning, FSDP, torchtitan
-// and nanoGPT.
+// The words of Transformers' TrainingArguments, TRL, axolotl, Accelerate, DeepSpeed, Lightning,
+// FSDP, torchtitan and nanoGPT.
 #include "training/recipe/other_words.h"
 
 #include <fmt/format.h>
@@ -20,6 +20,14 @@ constexpr std::string_view zero_stages =
     "ZeRO's stage 1 is SHARD_OPTIMIZER, 2 is SHARD_GRAD_OP, 3 is FULL_SHARD";
 
 constexpr std::string_view of_answers = "answers, of assistants and completions, or all";
+constexpr std::string_view local_folder = "a folder; nothing is downloaded";
+constexpr std::string_view local_files = "a file, several or a folder; nothing is downloaded";
+constexpr std::string_view whole_weights =
+    "weights are not quantised for training; with sharding.mixed_precision: bf16 the base of "
+    "adapters is kept in bf16";
+constexpr std::string_view no_preferences =
+    "there is no training on preferences (DPO, KTO, GRPO); train.task: sft trains on answers";
+
 constexpr std::string_view wsd_decays =
     "wsd_linear, wsd_cosine and wsd_1_sqrt are its decays, and train.lr_decay_start is where they "
     "begin";
@@ -62,7 +70,18 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "assistant_only_loss", "data.loss_on", of_answers},
     {"key", "completion_only_loss", "data.loss_on", of_answers},
     {"key", "train_on_inputs", "data.loss_on", of_answers},
+    {"key", "eval_sample_packing", "data.packing", "of data.train and data.valid alike"},
+    {"key", "completions_only_loss", "data.loss_on", of_answers},
+    {"key", "roles_to_train", "data.loss_on", of_answers},
+    {"key", "response_template", "data.loss_on",
+     "answers are found by the chat template, and not by a text"},
     {"key", "seq_length", "model.seq_len"},
+    {"key", "sequence_len", "model.seq_len"},
+    {"key", "max_length", "model.seq_len"},
+    {"key", "max_prompt_length", "model.seq_len", "of a prompt and its answer together"},
+    {"key", "pad_to_sequence_len", "",
+     "rows are as long as the longest of their micro-batch, or, "
+     "with data.packing, as model.seq_len"},
     {"key", "sequence_length", "model.seq_len"},
     {"key", "max_seq_length", "model.seq_len"},
     {"key", "max_seq_len", "model.seq_len"},
@@ -127,6 +146,24 @@ constexpr auto words = std::to_array<OtherWord>({
      "write files"},
     // Data and model.
     {"key", "dataset", "data.train"},
+    {"key", "dataset_name", "data.train", local_files},
+    {"key", "dataset_path", "data.train", local_files},
+    {"key", "dataset_text_field", "data.train",
+     "a data set's column is named as in {file: rows.jsonl, columns: text}"},
+    {"key", "eval_dataset", "data.valid", local_files},
+    {"key", "test_datasets", "data.valid", local_files},
+    {"key", "val_set_size", "data.valid", "a file of its own"},
+    {"key", "shuffle_merged_datasets", "data.shuffle"},
+    {"key", "dataset_num_proc", "",
+     "data is encoded once and kept; tessera tokenize --workers N uses several threads"},
+    {"key", "dataset_processes", "",
+     "data is encoded once and kept; tessera tokenize --workers N uses several threads"},
+    {"key", "dataset_prepared_path", "", "encoded data is kept beside the data files"},
+    {"key", "chat_template", "data.tokenizer",
+     "the template is in that folder, as chat_template.jinja or in tokenizer_config.json"},
+    {"key", "special_tokens", "data.tokenizer", "that folder's files name them"},
+    {"key", "eos_token", "data.tokenizer", "that folder's files name it"},
+    {"key", "pad_token", "data.tokenizer", "that folder's files name it"},
     {"key", "train_file", "data.train"},
     {"key", "train_data", "data.train"},
     {"key", "training_data", "data.train"},
@@ -137,9 +174,35 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "dataloader_drop_last", "data.drop_last"},
     {"key", "tokenizer_name", "data.tokenizer"},
     {"key", "tokenizer_path", "data.tokenizer"},
-    {"key", "model_name", "model.pretrained", "a folder; nothing is downloaded"},
-    {"key", "model_name_or_path", "model.pretrained", "a folder; nothing is downloaded"},
-    {"key", "pretrained_model_name_or_path", "model.pretrained", "a folder; nothing is downloaded"},
+    {"key", "model_name", "model.pretrained", local_folder},
+    {"key", "model_name_or_path", "model.pretrained", local_folder},
+    {"key", "pretrained_model_name_or_path", "model.pretrained", local_folder},
+    {"key", "base_model", "model.pretrained", local_folder},
+    {"key", "teacher_model_name_or_path", "train.teacher", local_folder},
+    {"key", "teacher_model", "train.teacher", local_folder},
+    {"key", "temperature", "train.distill_temperature"},
+    {"key", "lmbda", "",
+     "a teacher's texts are not sampled during training; train.teacher compares "
+     "its logits on data.train"},
+    {"key", "beta", "", no_preferences},
+    {"key", "loss_type", "",
+     "the loss is the cross-entropy, with train.teacher also the teacher's; "
+     "a data set of sentence_pairs has its loss"},
+    {"key", "rl", "", no_preferences},
+    {"key", "dpo", "", no_preferences},
+    {"key", "dpo_beta", "", no_preferences},
+    {"key", "ref_model", "", no_preferences},
+    {"key", "neftune_noise_alpha", "", "there is no noise on embeddings"},
+    {"key", "attn_implementation", "",
+     "attention is always computed in tiles (docs/architecture.md)"},
+    {"key", "flash_attention", "", "attention is always computed in tiles (docs/architecture.md)"},
+    {"key", "xformers_attention", "",
+     "attention is always computed in tiles (docs/architecture.md)"},
+    {"key", "sdp_attention", "", "attention is always computed in tiles (docs/architecture.md)"},
+    {"key", "use_liger_kernel", "", "the head's loss never holds all logits"},
+    {"key", "load_in_8bit", "", whole_weights},
+    {"key", "load_in_4bit", "", whole_weights},
+    {"key", "quantization_config", "", whole_weights},
     {"key", "model_type", "model.architecture"},
     {"key", "data_seed", "train.seed"},
     {"key", "random_seed", "train.seed"},
@@ -150,6 +213,10 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "lora_dropout", "model.lora.dropout"},
     {"key", "lora_r", "model.lora.r"},
     {"key", "lora_rank", "model.lora.r"},
+    {"key", "lora_target_modules", "model.lora.target_modules"},
+    {"key", "lora_target_linear", "model.lora.target_modules", "all-linear"},
+    {"key", "lora_model_dir", "model.adapter"},
+    {"key", "use_rslora", "model.lora.use_rslora"},
     {"key", "qat", "model.quantize_aware", "none, q8_0 or q4_0"},
     // Precision and sharding.
     {"key", "bf16", precision_key, precision},
@@ -189,6 +256,8 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "fsdp_config", "sharding"},
     {"key", "lora", "model.lora"},
     {"key", "peft", "model.lora"},
+    {"key", "use_peft", "model.lora"},
+    {"key", "peft_config", "model.lora"},
     {"key", "logging", "log"},
     {"key", "metrics", "log"},
     // Options.

@@ -53,6 +53,15 @@ bool same_key(const std::string& name, const std::string& other) {
   });
 }
 
+// `none`, written for a key that is absent by default.
+bool says_absent(const std::string& name, const YamlNode& value) {
+  if (value.kind != YamlNode::Kind::scalar || lower_case(value.text) != "none") return false;
+  const auto& keys = recipe_keys();
+  return std::any_of(keys.begin(), keys.end(), [&](const RecipeKey& key) {
+    return has_name(key, name) && key.fallback == "none" && !key.type.starts_with("none ");
+  });
+}
+
 bool is_section(const std::string& name) {
   const auto& keys = recipe_keys();
   return std::any_of(keys.begin(), keys.end(),
@@ -115,6 +124,7 @@ void collect(const YamlNode& mapping, const std::string& prefix, std::vector<Lea
     const std::string name = prefix.empty() ? key.text : prefix + "." + key.text;
     if (is_key(name)) {
       leaves.push_back({name, key.where, value});
+      if (says_absent(name, value)) leaves.back().value.kind = YamlNode::Kind::null;
     } else if (!is_section(name)) {
       refuse_unknown(key.where, name);
     } else if (value.kind == YamlNode::Kind::mapping) {
@@ -157,6 +167,7 @@ Leaf parse_override(const std::string& text) {
     leaf.value = parse_yaml(value, place, false);
     leaf.value.where = place;
   }
+  if (says_absent(leaf.name, leaf.value)) leaf.value.kind = YamlNode::Kind::null;
   return leaf;
 }
 

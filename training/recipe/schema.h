@@ -19,10 +19,12 @@
 namespace tessera::training {
 
 struct RecipeKey {
-  std::string name;      // "train.lr"
-  std::string type;      // for people: "whole number", "adamw | sgd"
-  std::string range;     // "at least 1", or empty
-  std::string fallback;  // the default in words; empty: the value in a default Recipe
+  std::string name;   // "train.lr"
+  std::string type;   // for people: "whole number", "adamw | sgd"
+  std::string range;  // "at least 1", or empty
+  // The default in words; empty: the value in a default Recipe. With "none" the key takes `none`
+  // as it takes null, unless that is one of its values.
+  std::string fallback;
   std::string help;
   std::string architecture;           // the model that has the key; empty: all
   std::vector<std::string> synonyms;  // full names

@@ -282,6 +282,7 @@ inline RecipeKey checked(std::function<void(const YamlNode&, const std::string& 
 }
 
 inline RecipeKey default_is(std::string fallback, RecipeKey row) {
+  row.optional = row.optional || fallback == "none";
   row.fallback = std::move(fallback);
   return row;
 }

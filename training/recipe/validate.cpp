@@ -35,11 +35,14 @@ void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std
   if (predicts_tokens(recipe)) {
     check_set(
         set.columns.size() <= 2 && set.loss == SentenceLoss::none &&
-            set.evaluator == SentenceEvaluator::none && set.labels.empty() &&
-            set.format == tasks::TableFormat::automatic && !set.header && !set.num_labels &&
-            !set.label_scale && !set.scale,
-        "a data set with more than two columns, or with a loss, an evaluator, labels, a scale, "
-        "a header or a format, is for train.task: sentence_pairs");
+            set.evaluator == SentenceEvaluator::none && set.labels.empty() && !set.header &&
+            !set.num_labels && !set.label_scale && !set.scale,
+        "a data set with more than two columns, or with a loss, an evaluator, labels, a scale or "
+        "a header, is for train.task: sentence_pairs");
+    check_set(
+        set.format == tasks::TableFormat::automatic || set.format == tasks::TableFormat::jsonl,
+        "the format of a language model's data is auto or jsonl; without it a text is taken "
+        "as it is");
     return;
   }
   check_set(

@@ -77,8 +77,9 @@ struct PickleRules {
   bool (*allows)(std::string_view global) = nullptr;
   const char* holds = "";   // "a torch.save file of tensors": the allowed contents
   const char* advice = "";  // what to do if the file has other contents
-  // The advice about files with this global, or null for the general one.
-  const char* (*advice_about)(std::string_view global) = nullptr;
+  // The advice about files with this global, or null for the general one. The bytes of the pickle
+  // may name other globals behind it.
+  const char* (*advice_about)(std::string_view global, std::string_view pickle) = nullptr;
 };
 
 class Pickle {

@@ -126,7 +126,7 @@ void PickleMachine::push_global(std::string_view module, std::string_view name) 
   const std::string global = fmt::format("{}.{}", module, name);
   if (!rules_.allows(global)) {
     const char* const about =
-        rules_.advice_about == nullptr ? nullptr : rules_.advice_about(global);
+        rules_.advice_about == nullptr ? nullptr : rules_.advice_about(global, in_);
     refuse(
         fmt::format("asks for the Python object {}, which {} does not need: it is not loaded. "
                     "{}",

@@ -28,7 +28,7 @@ bool is_dtensor_global(std::string_view global) {
                      [&](std::string_view module) { return global.starts_with(module); });
 }
 
-const char* advice_about_fsdp1(std::string_view global) {
+const char* advice_about_fsdp1(std::string_view global, std::string_view /*pickle*/) {
   return global.starts_with("torch.distributed._shard.")
              ? "It has ShardedTensors of FSDP1, whose parts are not joined: save by "
                "torch.distributed.checkpoint.save (use_dcp=True of Accelerate) or with "

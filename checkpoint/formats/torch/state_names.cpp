@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "checkpoint/formats/pickle/pickle.h"
 #include "checkpoint/formats/torch/state_dicts.h"
+#include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/state/scalars_json.h"
 
 namespace tessera::checkpoint::formats {
@@ -167,8 +168,15 @@ class Namer {
     return names;
   }
 
-  bool name_by_number(std::vector<OptimizerTensor>& states) {
+  // Returns what is missing, or nothing.
+  std::string name_by_number(std::vector<OptimizerTensor>& states) {
     const std::vector<std::string> names = numbered_parameters();
+    if (names.empty() && groups_.size() > 1) {
+      return fmt::format(
+          "it has {} parameter groups without param_names, which would say which is "
+          "which",
+          groups_.size());
+    }
     std::map<std::string, const std::vector<std::int64_t>*> shapes;
     for (const StateTensor* tensor : parameters_) {
       shapes[parameter_name(tensor->path.back())] = &tensor->shape;
@@ -177,15 +185,28 @@ class Namer {
     for (OptimizerTensor& state : states) {
       numbers.insert(state.parameter);
       const auto number = static_cast<std::size_t>(std::stoul(state.parameter));
-      if (number >= names.size() || names[number].empty()) return false;
+      if (number >= names.size() || names[number].empty()) {
+        return fmt::format("it has a state of parameter {}, and {}", state.parameter,
+                           number >= names.size() ? fmt::format("the model beside it has {}",
+                                                                counted(names.size(), "parameter"))
+                                                  : "no name of it");
+      }
       state.parameter = names[number];
       const auto shape = shapes.find(state.parameter);
       const bool fits =
           shape == shapes.end() || state.key == "step" || *shape->second == state.tensor->shape;
-      if (!fits) return false;
+      if (!fits) {
+        return fmt::format("the state of parameter {} has the shape {}, and {} in its place has {}",
+                           number, describe_shape(state.tensor->shape), shown(state.parameter),
+                           describe_shape(*shape->second));
+      }
     }
     // Buffers and frozen parameters shift the numbers: only when all have a state is it certain.
-    return numbers.size() == names.size();
+    if (numbers.size() == names.size()) return {};
+    return fmt::format(
+        "it has the states of {} and the model beside it {}, so that buffers or "
+        "frozen parameters among them would shift the numbers",
+        counted(numbers.size(), "parameter"), names.size());
   }
 
   void name_optimizer() {
@@ -200,11 +221,14 @@ class Namer {
     }
     const bool all_numbered = std::all_of(
         states.begin(), states.end(), [](const auto& state) { return is_digits(state.parameter); });
-    if (numbered && all_numbered && !name_by_number(states)) {
+    const std::string missing = numbered && all_numbered ? name_by_number(states) : std::string();
+    if (!missing.empty()) {
       note(
           "not read: the optimizer's state, whose parameters have numbers for names, and the model "
-          "beside it does not tell which is which; save it with get_optimizer_state_dict or "
-          "FSDP.optim_state_dict to keep it");
+          "beside it does not tell which is which: {}; save it with get_optimizer_state_dict or "
+          "FSDP.optim_state_dict, or give the optimizer named_parameters() (PyTorch 2.6), to keep "
+          "it",
+          missing);
       out_.contents.unread_state = "the optimizer's state in " + source_;
       return;
     }

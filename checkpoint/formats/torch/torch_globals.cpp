@@ -115,9 +115,26 @@ bool is_torch_global(std::string_view global) {
 namespace {
 
 // An object that a state dict of FSDP holds in place of a tensor.
-const char* advice_about_shards(std::string_view global) {
+const char* advice_about_shards(std::string_view global, std::string_view pickle) {
   const bool shards = global == "torch._utils._rebuild_wrapper_subclass" ||
                       global.starts_with("torch.distributed.");
+  const auto names = [&](std::string_view text) {
+    return pickle.find(text) != std::string_view::npos;
+  };
+  if (shards && names("torch.distributed._shard.")) {
+    return names("flat_param")
+               ? "It has one rank's part of FSDP1's flat parameters (LOCAL_STATE_DICT), without "
+                 "the "
+                 "names and shapes of what is in them, and the files of all ranks do not have "
+                 "them, "
+                 "either: load them with the program that saved them, on as many ranks, and save "
+                 "again with SHARDED_STATE_DICT, by torch.distributed.checkpoint.save, or with "
+                 "FULL_STATE_DICT"
+               : "It has one rank's ShardedTensors of FSDP1, whose parts are not joined, in place "
+                 "of "
+                 "tensors: load the files with the program that saved them, on as many ranks, and "
+                 "save by torch.distributed.checkpoint.save or with FULL_STATE_DICT";
+  }
   return shards ? "It has one rank's shards (DTensor, ShardedTensor) in place of tensors: save "
                   "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), or "
                   "the sharded one by torch.distributed.checkpoint.save, or give the folder of "

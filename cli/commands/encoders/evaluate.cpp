@@ -195,6 +195,8 @@ EvaluateCommand::Result EvaluateCommand::answers(const Context& context) const {
       {.seq_len = length_of(model.model()),
        .shuffle = false,
        .padding_id = model.tokenizer().padding_id()});
+  if (const std::string note = context.is_main() ? samples.unanswered_note() : ""; !note.empty())
+    print_err("{}\n", note);
   EvaluationProgress progress(context, samples.counts().places);
   const auto scores = tasks::evaluate_conversations(
       model.model(), samples, samples.samples_per_epoch(), batch_size, context,

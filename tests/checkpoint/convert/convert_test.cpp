@@ -307,6 +307,25 @@ TEST_F(Convert, TiedHeadsAreComparedAndStoredOnce) {
   EXPECT_EQ(convert_to(folder, *this / "equal", "hf").tensors.size(), 1u);
 }
 
+// PyTorch's state dicts have both names.
+TEST_F(Convert, ATiedHeadThatIsNotStoredIsAddedForPyTorch) {
+  const std::string tied = R"({"model_type": "llama", "tie_word_embeddings": true})";
+  const std::string apart = R"({"model_type": "llama", "tie_word_embeddings": false})";
+  const std::string note = "'lm_head.weight' is 'model.embed_tokens.weight' (tied)";
+  const auto notes_of = [&](const std::string& config, const char* to, const char* table) {
+    fs::remove_all(*this / "out");
+    const auto report = convert_to(hugging_face({table}, config), *this / "out", to);
+    return fmt::format("{}", fmt::join(report.notes, "\n"));
+  };
+  for (const char* const to : {"dcp", "torch"}) {
+    EXPECT_TRUE(has(notes_of(tied, to, "model.embed_tokens.weight"), note)) << to;
+    EXPECT_FALSE(has(notes_of(apart, to, "model.embed_tokens.weight"), "lm_head")) << to;
+    EXPECT_FALSE(has(notes_of(tied, to, "embed_tokens.weight"), "lm_head"))
+        << to;  // no head at all
+  }
+  EXPECT_FALSE(has(notes_of(tied, "hf", "model.embed_tokens.weight"), "lm_head"));
+}
+
 TEST_F(Convert, ModelsSavedWithoutTheirHeadGetTheNamesOfWholeModels) {
   const fs::path folder = hugging_face({"wte.weight", "h.0.attn.bias", "h.0.attn.c_attn.bias"},
                                        R"({"model_type": "gpt2"})");

@@ -66,6 +66,13 @@ TEST(FoundFiles, ShardsInPlaceOfTensorsAreRefusedWithTheWayOut) {
   EXPECT_TRUE(has(refusal_of_found("dtensor.pt"), "full_state_dict=True"));
 }
 
+TEST(FoundFiles, OneRanksFlatShardIsToldFromOneRanksTensors) {
+  const std::string text = refusal_of_found("local/pytorch_model_fsdp_rank0.bin");
+  EXPECT_TRUE(has(text, "(LOCAL_STATE_DICT)"));
+  EXPECT_TRUE(has(text, "on as many ranks, and save again with SHARDED_STATE_DICT"));
+  EXPECT_FALSE(has(text, "get_model_state_dict"));
+}
+
 // With the optimizer's folder beside them, which is a readable checkpoint by itself.
 TEST(FoundFiles, FlatShardsAreNotPassedOver) {
   const TemporaryFolder folder;

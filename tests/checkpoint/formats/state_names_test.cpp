@@ -254,10 +254,17 @@ TEST(StateNames, NumbersBecomeNamesOnlyWhereItIsCertain) {
       (Names{"model/a", "model/b", "model/seen", "optimizer/a.exp_avg", "optimizer/b.exp_avg"}));
   // Two groups without names; a buffer among the tensors; other shapes.
   const json two = {{{"params", {0}}}, {{"params", {1}}}};
-  for (const NamedState& state :
-       {numbered().value({"optimizer", "param_groups"}, two).name(),
-        numbered().tensor({"model", "buffer"}, {1}).name(),
-        numbered().tensor({"optimizer", "state", "1", "exp_avg_sq"}, {5}).name()}) {
+  const std::vector<std::pair<NamedState, std::string>> uncertain = {
+      {numbered().value({"optimizer", "param_groups"}, two).name(),
+       "which is which: it has 2 parameter groups without param_names"},
+      {numbered().tensor({"model", "buffer"}, {1}).name(),
+       "it has the states of 2 parameters and the model beside it 3"},
+      {numbered().tensor({"optimizer", "state", "7", "exp_avg"}, {5}).name(),
+       "it has a state of parameter 7, and the model beside it has 2 parameters"},
+      {numbered().tensor({"optimizer", "state", "1", "exp_avg_sq"}, {5}).name(),
+       "the state of parameter 1 has the shape [5], and \"b\" in its place has [4]"}};
+  for (const auto& [state, cause] : uncertain) {
+    EXPECT_TRUE(has(all_notes(state), cause)) << all_notes(state);
     EXPECT_EQ(state.contents.tensors.back().part, Part::model);
     EXPECT_TRUE(has(all_notes(state), "numbers for names"));
     // As in a file beside the weights: no conversion loses it without a word.

@@ -53,8 +53,15 @@ TEST_F(RenderTest, MistakesEndWithTheirCode) {
   folder_.write("bad.jsonl", "{\"messages\": [{\"role\": \"user\"}]}\n[]\n");
   const Ended bad = render({}, "bad.jsonl");
   EXPECT_EQ(bad.code, 4);
-  EXPECT_NE(bad.err.find("bad.jsonl, line 2: array, and not a JSON object"), std::string::npos)
+  EXPECT_NE(bad.err.find("bad.jsonl, line 2: a JSON array, and not an object"), std::string::npos)
       << bad.err;
+  folder_.write("rows.parquet", "PAR1" + std::string(8, '\0') + "PAR1");
+  const Ended parquet = render({}, "rows.parquet");
+  EXPECT_EQ(parquet.code, 4);
+  EXPECT_NE(parquet.err.find("rows.parquet' is Parquet or Arrow, and tessera render takes JSON "
+                             "lines; write some of its rows so, in Python: pandas.read_parquet"),
+            std::string::npos)
+      << parquet.err;
   folder_.write("chat_template.jinja", "a\n{{ raise_exception('no') }}");
   const Ended refused = render({});
   EXPECT_EQ(refused.code, 4);

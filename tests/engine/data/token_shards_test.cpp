@@ -221,8 +221,13 @@ TEST(TokenShards, LongNamesOfOlderStreamsAreNoShard) {
   const ShardFolder folder;
   const fs::path path = ShardFolder::stream(folder / "a.tokens", ids_from(0, 5), {},
                                             NamedTokenizer(std::string(300, 'x')));
+  EXPECT_EQ(Corpus(path, ByteTokenizer()).tokenizer_name(), std::string(140, 'x'));
+  EXPECT_TRUE(is_sound_token_stream(path));
+  // Earlier versions kept 172 bytes of a name, and before that 188.
+  put_number_at(path, 64, 172);
+  for (std::streamoff at = 208; at < 240; at += 4) put_number_at(path, at, 0x78787878);
   EXPECT_EQ(Corpus(path, ByteTokenizer()).tokenizer_name(), std::string(172, 'x'));
-  // Earlier versions kept 188 bytes of a name.
+  EXPECT_FALSE(is_sound_token_stream(path));
   put_number_at(path, 64, 188);
   for (const std::streamoff at : {240, 244, 248, 252}) put_number_at(path, at, 0x78787878);
   EXPECT_EQ(Corpus(path, ByteTokenizer()).tokenizer_name(), std::string(188, 'x'));

@@ -72,6 +72,11 @@ std::string bytes_of(const std::vector<Number>& numbers) {
   return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Number)};
 }
 
+std::string file_bytes(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
+
 std::vector<std::int32_t> all_tokens(const Corpus& corpus) {
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(corpus.tokens()));
   corpus.read(0, tokens);
@@ -145,8 +150,7 @@ TEST(TokenStream, DamageIsNamed) {
     writer.append(std::vector<std::int32_t>{1, 2, 3});
     writer.finish();
   }
-  std::ifstream stream(folder / "tokens.bin", std::ios::binary);
-  const std::string sound{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  const std::string sound = file_bytes(folder / "tokens.bin");
   const auto message = [&](const std::string& contents) {
     const fs::path path = folder.write("bad.tokens", contents);
     return refused([&] { Corpus(path, ByteTokenizer()); }, ErrorCode::data);
@@ -236,6 +240,46 @@ TEST(TokenizedText, IsTokenisedOnce) {
     if (entry.path().extension() == ".tokens") fs::resize_file(entry.path(), 300);
   }
   EXPECT_EQ(Corpus(text, tokenizer).tokens(), 7);
+}
+
+TEST(TokenizedText, DamageIsFoundAndMended) {
+  const StreamFolder folder;
+  const fs::path text = folder.write("text.txt", "a bb ccc\ndddd  e");
+  const WordLengths tokenizer;
+  const std::vector<std::int32_t> expected = all_tokens(Corpus(text, tokenizer));
+  fs::path stream;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (entry.path().extension() == ".tokens") stream = entry.path();
+  }
+  const std::string sound = file_bytes(stream);
+  for (const std::size_t place : {std::size_t{0}, std::size_t{70}, std::size_t{210},
+                                  std::size_t{256}, sound.size() - 1, sound.size()}) {
+    std::string other = sound;
+    if (place < sound.size()) other[place] ^= '\x01';
+    if (place == sound.size()) other.pop_back();  // cut
+    (void)folder.write(stream.filename(), other);
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(all_tokens(Corpus(text, tokenizer)), expected) << place;
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find(stream.string() + " is damaged"), std::string::npos) << place << said;
+    EXPECT_EQ(file_bytes(stream), sound) << place;
+  }
+}
+
+TEST(TokenizedText, AnotherTextOfTheSameSizeAndTimeIsNoticed) {
+  const StreamFolder folder;
+  const fs::path text = folder.write("text.txt", "a bb ccc");
+  const WordLengths tokenizer;
+  EXPECT_EQ(all_tokens(Corpus(text, tokenizer)), (std::vector<std::int32_t>{1, 2, 3}));
+  const auto time = fs::last_write_time(text);
+  (void)folder.write("text.txt", "ccc bb a");
+  fs::last_write_time(text, time);
+  EXPECT_EQ(all_tokens(Corpus(text, tokenizer)), (std::vector<std::int32_t>{3, 2, 1}));
+  // Moved over the first one, with its time.
+  const fs::path other = folder.write("other.txt", "a ccc bb");
+  fs::last_write_time(other, time);
+  fs::rename(other, text);
+  EXPECT_EQ(all_tokens(Corpus(text, tokenizer)), (std::vector<std::int32_t>{1, 3, 2}));
 }
 
 // The next writer removes the leftovers of a killed process, but not files that a process has open.

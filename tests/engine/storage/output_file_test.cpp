@@ -87,6 +87,23 @@ TEST_F(OutputFile, ALinkStaysALink) {
   EXPECT_NE(refusal(at("round"), ErrorCode::configuration).find("ELOOP"), std::string::npos);
 }
 
+// `(echo first; tessera ... --json /dev/stdout; echo last) > out`: nothing is written over.
+TEST_F(OutputFile, ADescriptorOfTheCallerKeepsItsPlace) {
+  const int file = ::open(at("out").c_str(), O_WRONLY | O_CREAT, 0666);
+  ASSERT_GE(file, 0);
+  const std::string number = std::to_string(file);
+  ASSERT_EQ(::write(file, "first ", 6), 6);
+  write_output("--json x", "/dev/fd/" + number, "text ");
+  ASSERT_EQ(::write(file, "second ", 7), 7);
+  write_output("--json x", "/proc/self/fd/" + number, "more ");
+  ASSERT_EQ(::write(file, "last", 4), 4);
+  EXPECT_EQ(::fcntl(file, F_GETFL) & O_APPEND, 0);
+  ::close(file);
+  EXPECT_EQ(contents(at("out")), "first text second more last");
+  EXPECT_NE(refusal("/dev/fd/" + number, ErrorCode::configuration).find("EBADF"),
+            std::string::npos);
+}
+
 // In a folder that others can write, a link could name any file of this user's.
 TEST_F(OutputFile, ALinkOfAnotherUserIsNotFollowed) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make a link of another user's";

@@ -70,6 +70,21 @@ TEST_F(ConversationCorpusTest, RowsAreFoundByNumber) {
   EXPECT_NE(all.fingerprint(), corpus.fingerprint());
 }
 
+TEST_F(ConversationCorpusTest, ARowIsDescribedByItsPlaceAndRoles) {
+  const ConversationCorpus corpus(lines("\n"
+                                        R"({"prompt": "x", "completion": ""})"
+                                        "\n\n"
+                                        R"({"messages": [{"role": "user", "content": "b"}, )"
+                                        R"({"role": "bot", "content": "c"}, )"
+                                        R"({"role": "user", "content": "d"}]})"
+                                        "\n"),
+                                  ByteTokenizer(), LossOn::answers);
+  ASSERT_EQ(corpus.rows(), 2);
+  const std::string file = "text " + folder_.path("rows.jsonl");
+  EXPECT_EQ(corpus.describe(0), file + ", line 2, with a completion that has no text");
+  EXPECT_EQ(corpus.describe(1), file + ", line 4, with the roles user, bot");
+}
+
 TEST_F(ConversationCorpusTest, ArrowFilesHaveTheSameRows) {
   const std::string path = folder_.path("messages.arrow");
   fs::copy_file(columnar_fixture("messages.arrow"), path);
@@ -82,6 +97,8 @@ TEST_F(ConversationCorpusTest, ArrowFilesHaveTheSameRows) {
   const ConversationCorpus from_lines(lines(written), ByteTokenizer(), LossOn::all);
   ASSERT_GT(corpus.rows(), 1);
   EXPECT_EQ(corpus.fingerprint(), from_lines.fingerprint());
+  EXPECT_NE(corpus.describe(1).find("messages.arrow, row 2, with the role"), std::string::npos)
+      << corpus.describe(1);
 }
 
 TEST_F(ConversationCorpusTest, WhatIsNoConversationIsRefusedWithItsRow) {

@@ -54,6 +54,23 @@ TEST(JsonLines, EachTextIsFollowedByItsEnd) {
             "one\ntwo\n");
 }
 
+// As pandas and pyarrow do; they count.
+TEST(JsonLines, BlankLinesArePassedOver) {
+  const LinesFolder folder;
+  EXPECT_EQ(folder.texts_of("\n{\"text\": \"one\"}\n\n \t\r\n{\"text\": \"two\"}\n\n"),
+            "one\ntwo\n");
+  folder.expect_refusal("\n{\"text\": \"one\"}\n \n{}\n", "line 4: no column text");
+  folder.expect_refusal(" \n\n", "gives no tokens");
+}
+
+TEST(JsonLines, JsonOfOtherFormsNamesTheWayOut) {
+  const LinesFolder folder;
+  const std::string array = "one JSON array becomes JSON lines with: jq -c '.[]' FILE > rows.jsonl";
+  folder.expect_refusal("[{\"text\": \"one\"}, {\"text\": \"two\"}]", array);
+  folder.expect_refusal("[\n  {\"text\": \"one\"}\n]\n", array);
+  folder.expect_refusal("{\n  \"text\": \"one\"\n}\n", "jq -c . FILE > rows.jsonl");
+}
+
 TEST(JsonLines, AColumnIsAKeyOrAPath) {
   const LinesFolder folder;
   const std::string lines = "{\"a\": {\"b\": \"path\", \"c.d\": \"last\"}, \"a.b.c\": \"key\"}\n";
@@ -81,13 +98,12 @@ TEST(JsonLines, BadLinesAreNamed) {
   folder.expect_refusal(good + "{\"text\": \"cut o", "line 2': not valid JSON at byte 16");
   folder.expect_refusal(good + good + "{\"text\": \"\xc3\"}\n" + good, "line 3': not valid JSON");
   folder.expect_refusal(good + std::string("{\"text\": \"\0\"}\n", 14), "line 2'");
-  folder.expect_refusal("\n" + good, "line 1: an empty line");
   folder.expect_refusal("{\"a\": 1, \"txt\": \"\"}", "line 1: no column text; the line has a, txt");
   folder.expect_refusal("{}", "line 1: no column text; the line has none");
   folder.expect_refusal("{\"text\": null}", "line 1: column text is null, not a text; leave such");
   folder.expect_refusal("{\"text\": [1, 2]}", "line 1: column text is array, not a text");
   folder.expect_refusal("{\"text\": \"a\", \"text\": \"b\"}", "line 1': key \"text\" twice");
-  folder.expect_refusal("\"text\"\n", "line 1: string, and not a JSON object");
+  folder.expect_refusal("\"text\"\n", "line 1: a JSON string, and not an object");
   folder.expect_refusal(std::string(1000, '['), "line 1'");
   folder.expect_refusal("", "gives no tokens");
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 
 #include "tasks/columnar/derived_file.h"
@@ -186,7 +187,9 @@ TEST(TableCorpus, RelativePathsNameTheSameDerivedFile) {
   const auto derived = [](const std::string& first, const std::string& second) {
     const std::vector<TableFile> files = {{first, TableFileKind::arrow, {}},
                                           {second, TableFileKind::arrow, {}}};
-    return DerivedFile(files, 7, ".x", [](const fs::path&) {}).path().filename();
+    return DerivedFile(files, 7, ".x", [](const fs::path& path) { std::ofstream(path) << "x"; })
+        .path()
+        .filename();
   };
   const std::string second = folder.path("more/b.arrow");
   const std::string relative = fs::relative(folder.path("a.arrow")).string();

@@ -143,8 +143,8 @@ TEST(DistilledRun, NamesATeacherWhoseLogitsAreNotFinite) {
   testing::spoil_weights(teacher + "/model.safetensors", "ln_f.weight");
   const Settings common = folder.small() + Settings{{"train.teacher", teacher}};
   const std::string cause =
-      ", because the teacher's logits are not (look at its weights, or "
-      "compute in a wider dtype)";
+      ", because the logits of the teacher " + teacher + " are not: nan at [0, 0, 0] of [";
+  const std::string advice = "] (look at its weights, or compute in a wider dtype)";
   for (const char* precision : {"no", "fp16"}) {
     const Ended ended = run_program(
         launched(2, train_arguments(common + Settings{{"sharding.mixed_precision", precision}})));
@@ -152,12 +152,12 @@ TEST(DistilledRun, NamesATeacherWhoseLogitsAreNotFinite) {
     EXPECT_NE(ended.err.find("step 1: loss nan and gradient norm nan are not finite" + cause),
               std::string::npos)
         << precision << ended.err;
+    EXPECT_NE(ended.err.find(advice), std::string::npos) << ended.err;
     EXPECT_EQ(ended.err.find("train.lr"), std::string::npos) << ended.err;
   }
   const Ended skipping = train(1, common + Settings{{"train.on_spike", "skip"}});
-  EXPECT_NE(skipping.err.find("are not finite" + cause + ": the step is skipped"),
-            std::string::npos)
-      << skipping.err;
+  EXPECT_NE(skipping.err.find("are not finite" + cause), std::string::npos) << skipping.err;
+  EXPECT_NE(skipping.err.find(advice + ": the step is skipped"), std::string::npos) << skipping.err;
   const Ended alone = run_program(train_arguments(
       folder.small() + Settings{{"train.lr", "1e30"}, {"train.warmup_steps", "0"}}));
   EXPECT_NE(alone.err.find("are not finite; lower train.lr"), std::string::npos) << alone.err;

@@ -198,11 +198,14 @@ TEST(PrunedRun, ARunThatWouldTrainPrunedWeightsDoesNotGoOn) {
     EXPECT_EQ(ended.code, 3) << ended.err;
     EXPECT_NE(ended.err.find(text), std::string::npos) << ended.err;
   };
-  refuse({}, "train.prune.method global, and this run has train.prune.method none");
+  refuse({}, "was trained with train.prune.method global, and this run has no train.prune.method");
+  refuse({{"train.prune.method", "none"}},
+         "in another checkpoint.dir, from its weights with model.pretrained: " +
+             folder.path("run/step-2"));
   refuse(method + Settings{{"train.prune.begin", "4"}},
          "train.prune.begin 1, and this run has train.prune.begin 4");
   refuse(method + Settings{{"train.prune.modules", ".*c_fc"}},
-         "train.prune.modules none, and this run has train.prune.modules .*c_fc");
+         "no train.prune.modules, and this run has train.prune.modules .*c_fc");
   refuse({{"train.prune.method", "per_layer"}},
          "train.prune.method global, and this run has train.prune.method per_layer");
   refuse(method + Settings{{"train.prune.sparsity", "0.4"}},
@@ -213,6 +216,28 @@ TEST(PrunedRun, ARunThatWouldTrainPrunedWeightsDoesNotGoOn) {
   const Ended same =
       train(1, common + Settings{{"train.steps", "3"}, {"train.prune.begin", "1"}} + method);
   EXPECT_EQ(same.err.find("was trained with"), std::string::npos) << same.err;
+}
+
+// A curve begins with a sparsity of 0.
+TEST(PrunedRun, ARunWhoseCurveHasJustBegunMayGoOnWithout) {
+  const TrainingFolder folder;
+  const Settings common = folder.small() + Settings{{"checkpoint.dir", folder.path("run")},
+                                                    {"train.prune.begin", "2"},
+                                                    {"train.prune.end", "6"},
+                                                    {"train.prune.every", "2"},
+                                                    {"train.steps", "6"},
+                                                    {"checkpoint.every", "2"}};
+  train(1, common + Settings{{"train.prune.method", "global"}});
+  std::filesystem::remove_all(folder.path("run/step-6"));
+  const auto go_on = [&] {
+    return run_program(train_arguments(common + Settings{{"train.prune.method", "none"}}));
+  };
+  const Ended pruned = go_on();
+  EXPECT_EQ(pruned.code, 3) << pruned.err;
+  std::filesystem::remove_all(folder.path("run/step-4"));
+  const Ended dense = go_on();
+  EXPECT_EQ(dense.code, 0) << dense.err;
+  EXPECT_NE(dense.err.find("goes on with no train.prune.method"), std::string::npos) << dense.err;
 }
 
 TEST(PrunedRun, ARunThatPrunesMoreSaysSo) {
@@ -247,7 +272,7 @@ TEST(PrunedRun, BeginsInARunThatWasNotPrunedOnlyIfStepsAreLeft) {
   EXPECT_NE(late.err.find("train.prune.end 1 is not after the 2 steps of"), std::string::npos)
       << late.err;
   const Ended begins = train(1, common + method + Settings{{"train.prune.begin", "3"}});
-  EXPECT_NE(begins.err.find("was trained with train.prune.method none; this run goes on with "
+  EXPECT_NE(begins.err.find("was trained with no train.prune.method; this run goes on with "
                             "train.prune.method global"),
             std::string::npos)
       << begins.err;

@@ -129,7 +129,32 @@ TEST_F(SftRun, GoesOnWithTheSameConversationsOnAnotherWorld) {
       train_arguments(small(false) + Settings{{"train.steps", "20"},
                                               {"checkpoint.dir", folder_.path("packedone")}}));
   EXPECT_EQ(other.code, 3) << other.err;
-  EXPECT_NE(other.err.find("data.packing true"), std::string::npos) << other.err;
+  EXPECT_NE(other.err.find("the run there has data.packing true, not false: the data order"),
+            std::string::npos)
+      << other.err;
+}
+
+// Blank lines, a name that does not say what the file is, and an answer of a role that no template
+// knows as the assistant.
+TEST_F(SftRun, TakesJsonLinesOfAnyNameAndNamesUnknownRoles) {
+  const std::string unknown = json{{"messages",
+                                    {{{"role", "user"}, {"content", "a question"}},
+                                     {{"role", "bot"}, {"content", "an answer"}}}}}
+                                  .dump();
+  std::string lines = "\n";
+  for (int i = 0; i < 20; ++i) lines += chat_line(i) + "  \n" + (i == 4 ? unknown + "\n" : "");
+  folder_.write("chats.txt", lines);
+  const std::string file = folder_.path("chats.txt");
+  const Ended ended =
+      train(2, small(false) + Settings{{"data.train", "{file: " + file + ", format: jsonl}"}});
+  EXPECT_NE(ended.err.find("data: conversations 21, left out without loss 1"), std::string::npos)
+      << ended.err;
+  const std::string note =
+      "data.train: 1 conversation without an answer (a message with the role assistant, or a "
+      "completion) is left out; the first is text " +
+      file + ", line 12, with the roles user, bot\n";
+  EXPECT_NE(ended.err.find(note), std::string::npos) << ended.err;
+  EXPECT_EQ(ended.err.find(note), ended.err.rfind(note));
 }
 
 // `tessera evaluate` has the run's validation loss.
@@ -161,6 +186,8 @@ TEST_F(SftRun, IsEvaluatedByTheSameLoss) {
 TEST_F(SftRun, SaysWhatIsCutAndLeftOut) {
   std::string lines;
   for (int i = 100; i < 111; ++i) lines += chat_line(i);
+  const std::string bot = json{{"messages", {{{"role", "bot"}, {"content", "a"}}}}}.dump();
+  folder_.write("bots.jsonl", lines + bot + "\n");
   folder_.write("valid.jsonl", lines);
   const std::string out = folder_.path("out"), summary = folder_.path("summary.json");
   train(1, small(false) + Settings{{"data.valid", folder_.path("valid.jsonl")},
@@ -178,6 +205,10 @@ TEST_F(SftRun, SaysWhatIsCutAndLeftOut) {
   EXPECT_EQ(data.at("left_out_without_loss").get<int>() + found.at("samples").get<int>(), 11);
   EXPECT_NE(ended.out.find("data: conversations 11, left out without loss"), std::string::npos)
       << ended.out;
+  const Ended bots =
+      run_program({"evaluate", out, "--task", "sft", "--data", folder_.path("bots.jsonl")});
+  EXPECT_NE(bots.err.find("1 conversation without an answer"), std::string::npos) << bots.err;
+  EXPECT_NE(bots.err.find("bots.jsonl, line 12, with the role bot"), std::string::npos) << bots.err;
 }
 
 TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
@@ -193,8 +224,8 @@ TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
   expect_refused(good + Settings{{"data.packing", "false"}, {"data.loss_on", "users"}}, 3,
                  "must be one of answers | all");
   expect_refused(
-      good + Settings{{"data.train", "{file: " + folder_.path("text.txt") + ", format: jsonl}"}}, 3,
-      "or a format, is for train.task: sentence_pairs");
+      good + Settings{{"data.train", "{file: " + folder_.path("text.txt") + ", format: csv}"}}, 3,
+      "the format of a language model's data is auto or jsonl");
   expect_refused(good + Settings{{"train.teacher", folder_.path("tokenizer")}}, 3,
                  "train.teacher is for");
   expect_refused(with_data(R"({"messages": []})"
@@ -203,6 +234,10 @@ TEST_F(SftRun, RefusesWhatIsNoConversationInOneLine) {
   expect_refused(with_data(R"({"messages": [{"role": "user", "content": "a"}]})"
                            "\n"),
                  4, "none of 1 conversation has an answer: a message with the role assistant");
+  expect_refused(with_data(R"({"messages": [{"role": "bot", "content": "a"}]})"
+                           "\n"),
+                 4, "bad.jsonl, line 1, with the role bot; name the roles so");
+  expect_refused(with_data("[" + chat_line(1) + "]"), 4, "jq -c '.[]' FILE > rows.jsonl");
   expect_refused(with_data(chat_line(1)) + Settings{{"model.seq_len", "4"}}, 4,
                  "none of 1 conversation has a token in the loss within the first 5");
   expect_refused(with_data(R"({"messages": [{"role": "assistant", "content": "a"}]})"
