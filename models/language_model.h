@@ -2,7 +2,9 @@
 #pragma once
 
 #include "engine/nn/layers.h"
+#include "engine/nn/lora.h"
 #include "engine/ops.h"
+#include "engine/tensor_ops.h"
 #include "models/key_value_cache.h"
 #include "models/model.h"
 #include "models/own_call.h"
@@ -29,6 +31,9 @@ class LanguageModel : public Model {
   // The same for rows of several texts. The documents' tensors are on the parameters' device.
   virtual Tensor packed_loss(const Tensor& ids, const Tensor& targets,
                              const Documents& documents) = 0;
+  // The mean cross-entropy of each row alone: [batch], in fp32 (fp64 for fp64). Without the loss of
+  // a mixture's routers, which is not a row's.
+  virtual Tensor row_losses(const Tensor& ids, const Tensor& targets) = 0;
 
   // A cache for one sequence of up to `capacity` tokens.
   [[nodiscard]] virtual KeyValueCache make_cache(std::int64_t capacity) const = 0;
@@ -42,7 +47,7 @@ class LanguageModel : public Model {
 inline Tensor decode_layer(const nn::Linear& layer, const Tensor& x) {
   return layer.call([&](const nn::LinearImpl& linear) {
     Tensor y = decode_linear(x, linear.weight(), linear.bias(), linear.layout());
-    if (!linear.has_lora()) return y;
+    if (!linear.has_lora() || WithoutLora::is_on()) return y;
     const Tensor low = decode_linear(x, linear.lora_a()->weight(), {}, WeightLayout::out_in);
     return y + decode_linear(low * linear.lora_scaling(), linear.lora_b()->weight(), {},
                              WeightLayout::out_in);
@@ -62,6 +67,33 @@ inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const nn::Em
   return head.call([&](const nn::LinearImpl& linear) {
     const Tensor weight = linear.weight();
     return linear_cross_entropy(nn::detail::in_precision(x, weight.dtype()), weight, targets);
+  });
+}
+
+// The same for each row of x [batch, length, width] and targets [batch, length] alone: [batch].
+inline Tensor row_losses_of_head(const Tensor& x, const nn::Linear& head,
+                                 const nn::Embedding& table, const Tensor& targets) {
+  const std::vector<Tensor> targets_of = split(targets, 1);
+  std::vector<Tensor> losses;
+  const auto add = [&](const Tensor& of_all, const auto& loss) {
+    const std::vector<Tensor> rows = split(of_all, 1);
+    for (std::size_t i = 0; i < rows.size(); ++i) losses.push_back(loss(rows[i], targets_of[i]));
+    return stack(losses);
+  };
+  const auto of_weight = [&](const Tensor& inputs, const Tensor& weight) {
+    return add(inputs, [&weight](const Tensor& row, const Tensor& wanted) {
+      return linear_cross_entropy(row, weight, wanted);
+    });
+  };
+  if (!head) return of_weight(x, table->weight());
+  if (needs_own_call(head)) {
+    return add(head(x), [](const Tensor& logits, const Tensor& wanted) {
+      return cross_entropy(logits, wanted, -100);
+    });
+  }
+  return head.call([&](const nn::LinearImpl& linear) {
+    const Tensor weight = linear.weight();
+    return of_weight(nn::detail::in_precision(x, weight.dtype()), weight);
   });
 }
 
