@@ -45,7 +45,7 @@ std::string to_json_line(const StepMetrics& metrics) {
   std::string more;
   if (metrics.loss_scale) {
     more = fmt::format(R"(, "loss_scale": {}, "skipped_steps": {})", *metrics.loss_scale,
-                          metrics.skipped_steps);
+                       metrics.skipped_steps);
   }
   for (const auto& [name, value] : metrics.of_task) {
     more += fmt::format(R"(, "{}": {})", name, number(value));

@@ -21,8 +21,8 @@
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
 #include "training/recipe_difference.h"
-#include "training/sharding_options.h"
 #include "training/reference.h"
+#include "training/sharding_options.h"
 #include "training/teacher.h"
 
 namespace tessera::training {

@@ -52,8 +52,8 @@ ordered_json with_prompt(const ordered_json& row, const PreferenceColumns& colum
   const ordered_json& chosen = row.at(columns.chosen);
   const ordered_json& rejected = row.at(columns.rejected);
   if (chosen.is_string()) {
-    const CommonText common = common_text(chosen.get_ref<const std::string&>(),
-                                          rejected.get_ref<const std::string&>());
+    const CommonText common =
+        common_text(chosen.get_ref<const std::string&>(), rejected.get_ref<const std::string&>());
     made[columns.prompt] = common.chosen.substr(0, common.prompt);
     made[columns.chosen] = common.chosen.substr(common.prompt);
     made[columns.rejected] = common.rejected.substr(common.prompt);

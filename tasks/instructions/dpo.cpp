@@ -106,8 +106,7 @@ class Dpo final : public ModelTask {
     const AnswerLogProbs of =
         log_probs_of(models(), batch, options_.preference.loss, context.device());
     reference_ = of.reference.to_vector();
-    rewards_ =
-        preference_rewards(of.trained.to_vector(), reference_, options_.preference.beta);
+    rewards_ = preference_rewards(of.trained.to_vector(), reference_, options_.preference.beta);
     return preference_loss(of.trained, of.reference, options_.preference);
   }
   [[nodiscard]] std::string after_loss(double value) override {
@@ -142,9 +141,9 @@ class Dpo final : public ModelTask {
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
     const std::int64_t most = options_.eval_batches * context.world_size() * batch_size;
-    const Scores scores = evaluate_preferences(
-        models(), *validation_, std::min(most, validation_->samples_per_epoch()), batch_size,
-        options_.preference, context);
+    const Scores scores = evaluate_preferences(models(), *validation_,
+                                               std::min(most, validation_->samples_per_epoch()),
+                                               batch_size, options_.preference, context);
     Evaluation found;
     for (const auto& [name, value] : scores) {
       if (name != "pairs") found.numbers.emplace_back("valid_" + name, value);

@@ -9,7 +9,7 @@
 #include "models/language_model.h"
 #include "tasks/evaluators.h"
 #include "tasks/instructions/preference_samples.h"
-#include "tasks/losses/preference.h"
+#include "tasks/losses/preference_loss.h"
 #include "tasks/next_token.h"
 #include "tasks/task.h"
 

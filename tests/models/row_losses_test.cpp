@@ -51,10 +51,11 @@ void expect_rows_alone(nlohmann::json config, const nn::LoraOptions* adapter = n
 }
 
 nlohmann::json gpt2_config(bool tied) {
-  return {{"model_type", "gpt2"},  {"vocab_size", 11},     {"n_positions", 8},
-          {"n_embd", 8},           {"n_layer", 1},         {"n_head", 2},
-          {"resid_pdrop", 0.0},    {"embd_pdrop", 0.0},    {"attn_pdrop", 0.0},
-          {"tie_word_embeddings", tied}};
+  return {{"model_type", "gpt2"}, {"vocab_size", 11},
+          {"n_positions", 8},     {"n_embd", 8},
+          {"n_layer", 1},         {"n_head", 2},
+          {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0},
+          {"attn_pdrop", 0.0},    {"tie_word_embeddings", tied}};
 }
 
 TEST(RowLosses, AreThoseOfEachRowAlone) {

@@ -80,8 +80,7 @@ RecipeKey teacher_states_key() {
 
 void validate_teacher(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
-  const bool teaches =
-      train.task == TaskKind::next_token || train.task == TaskKind::sentence_pairs;
+  const bool teaches = train.task == TaskKind::next_token || train.task == TaskKind::sentence_pairs;
   check_key(!train.teacher || teaches, recipe, "train.teacher",
             "is for train.task: next_token and sentence_pairs");
   const auto needs_teacher = [&](bool given, const std::string& key) {

@@ -246,9 +246,9 @@ void validate_preferences(const Recipe& recipe) {
 std::vector<RecipeKey> preference_keys() {
   using L = tasks::PreferenceLoss;
   return {
-      default_is("0.1", key(TESSERA_KEY(train, dpo.beta),
-                            "`dpo`: how strongly the trained model is held at the reference.",
-                            above(0))),
+      default_is("0.1",
+                 key(TESSERA_KEY(train, dpo.beta),
+                     "`dpo`: how strongly the trained model is held at the reference.", above(0))),
       default_is("sigmoid",
                  choice(TESSERA_KEY(train, dpo.loss),
                         std::vector<Choice<L>>{

@@ -22,7 +22,7 @@
 #include "sharding/policy/options.h"
 #include "tasks/batch_order.h"
 #include "tasks/conversations/conversation.h"
-#include "tasks/losses/preference.h"
+#include "tasks/losses/preference_loss.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
 #include "trainer/pruning/options.h"
@@ -125,8 +125,8 @@ struct PruneRecipe {
   std::optional<std::int64_t> calibration_batches;
 };
 
-// train.task: dpo. Absent: the defaults of PreferenceOptions; the reference is the model that the run
-// starts with.
+// train.task: dpo. Absent: the defaults of PreferenceOptions; the reference is the model that the
+// run starts with.
 struct DpoRecipe {
   std::optional<double> beta;
   std::optional<tasks::PreferenceLoss> loss;

@@ -439,9 +439,9 @@ void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
 std::vector<RecipeKey> all_keys() {
   std::vector<RecipeKey> keys;
   for (auto part :
-       {model_keys(), model_config_keys(), data_keys(), train_keys(), preference_keys(), compression_keys(),
-        strategy_keys(), precision_and_group_keys(), loss_scale_keys(), recomputation_keys(),
-        offload_keys(), checkpoint_keys(), log_keys()}) {
+       {model_keys(), model_config_keys(), data_keys(), train_keys(), preference_keys(),
+        compression_keys(), strategy_keys(), precision_and_group_keys(), loss_scale_keys(),
+        recomputation_keys(), offload_keys(), checkpoint_keys(), log_keys()}) {
     for (RecipeKey& row : part) keys.push_back(std::move(row));
   }
   add_prefixed_synonyms(keys);

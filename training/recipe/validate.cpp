@@ -34,10 +34,10 @@ void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std
   };
   if (predicts_tokens(recipe)) {
     check_set(
-        set.columns.size() <= (recipe.train.task == TaskKind::dpo ? 3 : 2) && set.loss == SentenceLoss::none &&
-            set.evaluator == SentenceEvaluator::none && set.labels.empty() &&
-            set.format == tasks::TableFormat::automatic && !set.header && !set.num_labels &&
-            !set.label_scale && !set.scale,
+        set.columns.size() <= (recipe.train.task == TaskKind::dpo ? 3 : 2) &&
+            set.loss == SentenceLoss::none && set.evaluator == SentenceEvaluator::none &&
+            set.labels.empty() && set.format == tasks::TableFormat::automatic && !set.header &&
+            !set.num_labels && !set.label_scale && !set.scale,
         "a data set with more than two columns, or with a loss, an evaluator, labels, a scale, "
         "a header or a format, is for train.task: sentence_pairs");
     return;

@@ -40,8 +40,8 @@ constexpr std::size_t pair_columns = 3;
 constexpr const char* evaluation_format = "tessera-evaluation";
 
 const std::vector<std::string>& task_names() {
-  static const std::vector<std::string> names = {"similarity", "accuracy", "triplet", "perplexity",
-                                                 "sft",        "dpo"};
+  static const std::vector<std::string> names = {"similarity", "accuracy", "triplet",
+                                                 "perplexity", "sft",      "dpo"};
   return names;
 }
 
@@ -231,6 +231,7 @@ EvaluateCommand::Result EvaluateCommand::preferences(const Context& context) con
   if (!reference.empty()) {
     EncoderChoices of_reference = choices();
     of_reference.base = reference_base;
+    of_reference.with_tokenizer = false;
     compared.emplace(reference, context, of_reference);
     TESSERA_CHECK(compared->model().vocabulary() == model.model().vocabulary() &&
                       compared->model().positions() >= length_of(model.model()),
@@ -306,8 +307,8 @@ int EvaluateCommand::run() const {
   TESSERA_CHECK(labels.empty() || task == "accuracy", ErrorCode::usage,
                 "--labels: --task {} has no classes; leave it out", task);
   TESSERA_CHECK(task == "dpo" || (reference.empty() && reference_base.empty()), ErrorCode::usage,
-                "--reference{}: --task {} has none; leave it out",
-                reference.empty() ? "-base" : "", task);
+                "--reference{}: --task {} has none; leave it out", reference.empty() ? "-base" : "",
+                task);
   TESSERA_CHECK(reference_base.empty() || !reference.empty(), ErrorCode::usage,
                 "--reference-base {}: it is for the adapter in --reference", reference_base);
   TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give the data to evaluate on as --data FILE");
@@ -352,8 +353,10 @@ Command describe_evaluate() {
            base_argument(command->base),
            {.name = "--data",
             .target = &command->data,
-            .help = "CSV, TSV or JSON lines; for perplexity a text; for sft conversations and for dpo "
-                    "pairs of answers in JSON lines, Parquet or Arrow. May be repeated, and may be a pattern",
+            .help =
+                "CSV, TSV or JSON lines; for perplexity a text; for sft conversations and for dpo "
+                "pairs of answers in JSON lines, Parquet or Arrow. May be repeated, and may be a "
+                "pattern",
             .type = "FILE"},
            {.name = "--columns",
             .target = &command->columns,

@@ -16,8 +16,7 @@ PreferenceRow pair_of(const std::string& json, const std::vector<std::string>& n
 }
 
 void expect_no_pair(const std::string& json, const std::string& problem,
-                    const std::vector<std::string>& named = {},
-                    ErrorCode code = ErrorCode::data) {
+                    const std::vector<std::string>& named = {}, ErrorCode code = ErrorCode::data) {
   try {
     (void)pair_of(json, named);
     ADD_FAILURE() << "taken: " << json;
@@ -45,8 +44,8 @@ void expect_messages(const PreferenceRow& pair) {
 
 TEST(PreferenceRows, EveryFormOfMessagesIsRead) {
   const std::string prompt = "[" + user("q") + "]";
-  const std::string answers = R"("chosen": [)" + assistant("a") + R"(], "rejected": [)" +
-                              assistant("b") + "]";
+  const std::string answers =
+      R"("chosen": [)" + assistant("a") + R"(], "rejected": [)" + assistant("b") + "]";
   const std::string wholes = R"("chosen": [)" + user("q") + "," + assistant("a") +
                              R"(], "rejected": [)" + user("q") + "," + assistant("b") + "]";
   expect_messages(pair_of(R"({"prompt": )" + prompt + "," + answers + "}"));
@@ -72,8 +71,8 @@ TEST(PreferenceRows, TextsHaveTheirPromptOrTheirCommonBeginning) {
     EXPECT_EQ(pair.rejected.prompt + pair.rejected.completion, rejected);
     return pair.chosen.prompt;
   };
-  EXPECT_EQ(split("is blue", "is green"), "is");  // the space belongs to the answers
-  EXPECT_EQ(split("is a", "is ab"), "is a");      // which leaves the chosen one empty
+  EXPECT_EQ(split("is blue", "is green"), "is");               // the space belongs to the answers
+  EXPECT_EQ(split("is a", "is ab"), "is a");                   // which leaves the chosen one empty
   EXPECT_EQ(split("\u00e4\u00f6", "\u00e4\u00fc"), "\u00e4");  // no half of a character
   EXPECT_EQ(split("a", "b"), "");
 }
@@ -99,10 +98,10 @@ TEST(PreferenceRows, WhatIsNoPairIsRefused) {
                  "chosen and rejected are a text and a list");
   expect_no_pair(R"({"prompt": [)" + user("q") + R"(], "chosen": "a", "rejected": "b"})",
                  "prompt and chosen are a text and a list");
-  expect_no_pair(
-      R"({"chosen": [)" + assistant("a") + R"(], "rejected": [)" + assistant("b") + "]}",
-      "begin with no message in common, which is the prompt");
-  expect_no_pair(R"({"prompt": [], "chosen": [], "rejected": []})", "column prompt is an empty list");
+  expect_no_pair(R"({"chosen": [)" + assistant("a") + R"(], "rejected": [)" + assistant("b") + "]}",
+                 "begin with no message in common, which is the prompt");
+  expect_no_pair(R"({"prompt": [], "chosen": [], "rejected": []})",
+                 "column prompt is an empty list");
   expect_no_pair(R"({"chosen": "a", "rejected": "b"})", "no column worse", {"chosen", "worse"});
   expect_no_pair(R"({"chosen": "a", "rejected": "b"})", "one column is named", {"chosen"},
                  ErrorCode::configuration);

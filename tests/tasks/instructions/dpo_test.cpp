@@ -88,7 +88,8 @@ StepGradient of_all_pairs(const std::string& file, bool of_llama, PreferenceLoss
 }
 
 StepGradient of_pair_step(const std::string& file, int ranks, std::int64_t micro_batches,
-                          bool of_llama, PreferenceLoss loss, const ShardingOptions& sharding = {}) {
+                          bool of_llama, PreferenceLoss loss,
+                          const ShardingOptions& sharding = {}) {
   TrainerOptions options;
   options.batch_size = all_pairs / ranks / micro_batches;
   options.gradient_accumulation_steps = micro_batches;
@@ -138,8 +139,7 @@ TEST_F(DpoSplit, HasItUnderEveryStrategy) {
     ShardingOptions sharding;
     sharding.strategy = row.strategy;
     sharding.group_size = 2;
-    expect_equal(expected,
-                 of_pair_step(file(), 4, 2, false, PreferenceLoss::sigmoid, sharding),
+    expect_equal(expected, of_pair_step(file(), 4, 2, false, PreferenceLoss::sigmoid, sharding),
                  std::string(row.name));
   }
 }

@@ -1,5 +1,5 @@
 // Losses of differences of log-probabilities.
-#include "tasks/losses/preference.h"
+#include "tasks/losses/preference_loss.h"
 
 #include "base/error.h"
 #include "engine/ops.h"
@@ -22,10 +22,11 @@ Tensor preference_loss(const Tensor& log_probs, const Tensor& reference,
                       reference.shape() == log_probs.shape(),
                   "preference_loss of shapes {} and {}; both are [2, pairs]",
                   log_probs.shape().to_string(), reference.shape().to_string());
-  TESSERA_REQUIRE(options.beta > 0 && options.label_smoothing >= 0 && options.label_smoothing <= 0.5,
-                  "preference_loss with beta {} and label_smoothing {}: beta is above 0, and "
-                  "label_smoothing from 0 to 0.5",
-                  options.beta, options.label_smoothing);
+  TESSERA_REQUIRE(
+      options.beta > 0 && options.label_smoothing >= 0 && options.label_smoothing <= 0.5,
+      "preference_loss with beta {} and label_smoothing {}: beta is above 0, and "
+      "label_smoothing from 0 to 0.5",
+      options.beta, options.label_smoothing);
   const std::vector<Tensor> ratios = split(log_probs - reference.detach(), 1);
   const Tensor advantage = ratios[0] - ratios[1];
   switch (options.loss) {

@@ -1,6 +1,6 @@
 // The losses of pairs of answers: the values of their formulas, the gradients of differences, and
 // rewards.
-#include "tasks/losses/preference.h"
+#include "tasks/losses/preference_loss.h"
 
 #include <gtest/gtest.h>
 
@@ -28,8 +28,8 @@ double mean_over_pairs(const Values& log_probs, const std::function<double(doubl
   double sum = 0;
   const std::size_t pairs = log_probs.size() / 2;
   for (std::size_t i = 0; i < pairs; ++i) {
-    sum += loss((log_probs[i] - of_reference[i]) -
-                (log_probs[pairs + i] - of_reference[pairs + i]));
+    sum +=
+        loss((log_probs[i] - of_reference[i]) - (log_probs[pairs + i] - of_reference[pairs + i]));
   }
   return sum / static_cast<double>(pairs);
 }
