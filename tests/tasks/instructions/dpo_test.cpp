@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "engine/autograd.h"
 #include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "engine/random.h"
