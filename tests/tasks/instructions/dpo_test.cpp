@@ -70,19 +70,31 @@ DpoOptions pair_options(const std::string& file, bool of_llama, PreferenceLoss l
   return options;
 }
 
-// All pairs at once, without a trainer.
+// All pairs at once, without a task and a trainer.
 StepGradient of_all_pairs(const std::string& file, bool of_llama, PreferenceLoss loss) {
   const testing::OneThread one_thread;
-  auto task = make_dpo_task(pair_options(file, of_llama, loss));
+  WholeReference reference(of_llama);
+  manual_seed(7);
+  const auto model = models::make_language_model(pair_model(of_llama));
+  const PreferenceSamples samples(open_preferences({{file}, {}}, ByteTokenizer(), ""),
+                                  {.seq_len = pair_seq_len, .shuffle = false});
   std::vector<std::int64_t> numbers(all_pairs);
   std::iota(numbers.begin(), numbers.end(), 0);
-  StepGradient result;
-  launch(1, [&](Context& context) {
-    const Tensor value = task->loss(*task->prepare(0, numbers), context);
-    value.backward();
-    result.loss = value.item();
-  });
-  for (const nn::NamedParameter& parameter : task->module().named_parameters()) {
+  const auto batch = samples.batch(numbers);
+  const Shape rows{2 * all_pairs, batch->length};
+  const Tensor ids = Tensor::from(batch->inputs, rows);
+  const Tensor targets = Tensor::from(batch->targets, rows);
+  const Tensor counts = Tensor::from(batch->counts, {2 * all_pairs});
+  const auto log_probs = [&](const Tensor& losses) {
+    const Tensor all = loss == PreferenceLoss::ipo ? losses : losses * counts;
+    return reshape(all * -1.0, {2, all_pairs});
+  };
+  const Tensor value =
+      preference_loss(log_probs(model->row_losses(ids, targets)),
+                      log_probs(reference.row_losses(ids, targets)), {.beta = 0.3, .loss = loss});
+  value.backward();
+  StepGradient result{value.item(), {}};
+  for (const nn::NamedParameter& parameter : model->named_parameters()) {
     result.gradient[parameter.name] = parameter.tensor.grad().to_vector();
   }
   return result;
