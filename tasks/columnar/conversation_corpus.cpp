@@ -142,7 +142,7 @@ class ConversationNumbers {
   const TableText& table_;
   const Tokenizer& tokenizer_;
   RowLoss loss_;
-  // Of the file that is read: one of the two.
+  // Those of the file that is read: one of the two is set.
   ConversationColumns columns_;
   PreferenceColumns pair_columns_;
   std::optional<ConversationTexts> texts_;

@@ -27,25 +27,28 @@ Tensor placed(const std::vector<T>& values, const Shape& shape, Device device) {
   return Tensor::from(std::span<const T>(values), shape).to(device);
 }
 
-// Log-probabilities of the answers of a batch, [2, pairs]. Of ipo they are divided by tokens.
+// The log-probabilities of a batch's answers and the numbers of their tokens, all [2, pairs].
 struct AnswerLogProbs {
-  Tensor trained, reference;
+  Tensor trained, reference, tokens;
+
+  [[nodiscard]] Tensor loss(const PreferenceOptions& options) const {
+    if (options.loss != PreferenceLoss::ipo) return preference_loss(trained, reference, options);
+    return preference_loss(trained / tokens, reference / tokens, options);
+  }
 };
 
 // The reference's forward is the first, so that nothing but its results is kept beside the
 // activations of the trained model.
 AnswerLogProbs log_probs_of(const ComparedModels& models, const PreferenceBatch& batch,
-                            PreferenceLoss loss, Device device) {
-  const Shape rows{2 * batch.samples, batch.length};
+                            Device device) {
+  const Shape rows{2 * batch.samples, batch.length}, answers{2, batch.samples};
   const Tensor ids = placed(batch.inputs, rows, device);
   const Tensor targets = placed(batch.targets, rows, device);
-  const Tensor counts = placed(batch.counts, {2 * batch.samples}, device);
-  const auto log_probs = [&](const Tensor& losses) {
-    const Tensor all =
-        loss == PreferenceLoss::ipo ? losses * -1.0 : losses * cast(counts, losses.dtype()) * -1.0;
-    return reshape(all, {2, batch.samples});
-  };
   AnswerLogProbs made;
+  const auto log_probs = [&](const Tensor& losses) {
+    made.tokens = cast(placed(batch.counts, answers, device), losses.dtype());
+    return reshape(losses, answers) * made.tokens * -1.0;
+  };
   made.reference = log_probs(models.reference(ids, targets));
   made.trained = log_probs(models.trained(ids, targets));
   return made;
@@ -103,11 +106,10 @@ class Dpo final : public ModelTask {
   }
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
     const auto& batch = dynamic_cast<const PreferenceBatch&>(prepared);
-    const AnswerLogProbs of =
-        log_probs_of(models(), batch, options_.preference.loss, context.device());
+    const AnswerLogProbs of = log_probs_of(models(), batch, context.device());
     reference_ = of.reference.to_vector();
     rewards_ = preference_rewards(of.trained.to_vector(), reference_, options_.preference.beta);
-    return preference_loss(of.trained, of.reference, options_.preference);
+    return of.loss(options_.preference);
   }
   [[nodiscard]] std::string after_loss(double value) override {
     const auto is_finite = [](double one) { return std::isfinite(one); };
@@ -218,7 +220,7 @@ class Dpo final : public ModelTask {
   std::vector<PreferenceSamples> samples_;  // of each data set
   std::unique_ptr<PreferenceSamples> validation_;
   std::unique_ptr<models::LanguageModel> model_;
-  // Of the last loss().
+  // What the last loss() found.
   std::vector<double> reference_;
   PreferenceRewards rewards_;
 };
@@ -254,8 +256,8 @@ Scores evaluate_preferences(const ComparedModels& models, const PreferenceSample
   const std::vector<double> sums = sum_over_batches(
       count, batch_size, context, [&](std::span<const std::int64_t> numbers, bool repeats) {
         const auto batch = samples.batch(numbers);
-        const AnswerLogProbs of = log_probs_of(models, *batch, options.loss, context.device());
-        std::vector<double> values{preference_loss(of.trained, of.reference, options).item()};
+        const AnswerLogProbs of = log_probs_of(models, *batch, context.device());
+        std::vector<double> values{of.loss(options).item()};
         for (const double value : values_of(preference_rewards(
                  of.trained.to_vector(), of.reference.to_vector(), options.beta))) {
           values.push_back(value);

@@ -22,7 +22,7 @@ struct PreferenceOptions {
 //
 //   sigmoid  -(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h), s being label_smoothing.
 //            Rafailov et al. 2023, arXiv:2305.18290, equation 7; s is that of conservative DPO
-//   ipo      (h - 1 / (2 beta))^2 with log-probabilities divided by the answers' tokens, as TRL's.
+//   ipo      (h - 1 / (2 beta))^2, in TRL of log-probabilities divided by the answers' tokens.
 //            Azar et al. 2023, arXiv:2310.12036, equation 17
 //   hinge    max(0, 1 - beta h). Zhao et al. 2023, arXiv:2305.10425
 //

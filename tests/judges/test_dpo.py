@@ -135,13 +135,12 @@ def curve_of_torch(model, reference, steps, rate, kind="sigmoid", beta=0.1, smoo
     for batch in steps:
         numbers = torch.zeros(5, dtype=torch.float64)
         for pair in batch:
-            def both(of, pair=pair):
-                values = [log_prob(of, *answer) for answer in pair]
-                return [value / count if kind == "ipo" else value for value, count in values]
-            trained = both(model)
+            trained, counts = zip(*(log_prob(model, *answer) for answer in pair), strict=True)
             with torch.no_grad():
-                frozen = both(reference)
-            loss = loss_of(trained, frozen, kind, beta, smoothing) / len(batch)
+                frozen = [log_prob(reference, *answer)[0] for answer in pair]
+            divided = counts if kind == "ipo" else (1, 1)
+            loss = loss_of(*([value / count for value, count in zip(values, divided, strict=True)]
+                             for values in (trained, frozen)), kind, beta, smoothing) / len(batch)
             loss.backward()
             rewards = [beta * (one - other).item() for one, other in zip(trained, frozen, strict=True)]
             numbers += torch.tensor([loss.item(), *(value / len(batch) for value in (
@@ -206,6 +205,28 @@ def test_the_reference_of_an_adapter_is_the_model_under_it(tessera):
     reference = MAKERS["llama"](vocabulary=len(tokenizer), positions=128)
     tessera.train(recipe(", adapter: adapter"))
     compare(tessera, curve_of_torch(model, reference, steps_of(tokenizer, "messages", 4), 0.05))
+
+
+@pytest.mark.parametrize("kind,beta", [("sigmoid", 0.1), ("ipo", 0.2), ("hinge", 0.3)])
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_rewards_and_gradient_norms_are_those_of_trl(tessera, form, kind, beta):
+    """The trainer itself, where trl and datasets are installed."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    tokenizer, model = prepare(tessera, form)
+    rows = rows_of(form)
+    arguments = trl.DPOConfig(
+        output_dir=str(tessera.folder / "trl"), max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        optim="sgd", learning_rate=0.05, lr_scheduler_type="constant", max_grad_norm=1e9, weight_decay=0.0, beta=beta,
+        loss_type=kind, max_length=LIMIT + 1, logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, bf16=False,
+        gradient_checkpointing=False, train_sampling_strategy="sequential", disable_tqdm=True)
+    tokenizer.pad_token = "<unk>"
+    trainer = trl.DPOTrainer(model, MAKERS["gpt2"](vocabulary=len(tokenizer), positions=128), arguments,
+                             train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer)
+    trainer.train()
+    names = ("loss", *(f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins")), "grad_norm")
+    curve = [tuple(float(step[name]) for name in names) for step in trainer.state.log_history if "loss" in step]
+    tessera.train(recipe(train=f", dpo: {{beta: {beta}, loss: {kind}}}"))
+    compare(tessera, curve)
 
 
 def test_an_evaluation_has_the_numbers_of_all_pairs(tessera):
