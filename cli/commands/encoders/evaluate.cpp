@@ -1,11 +1,9 @@
 // `tessera evaluate`: scores a model on a data set, on one rank or many.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -17,13 +15,13 @@
 #include "base/text/nearest.h"
 #include "base/text/print.h"
 #include "cli/commands/encoders/encoder_folder.h"
+#include "cli/commands/encoders/evaluation_progress.h"
 #include "cli/run_notes.h"
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
 #include "engine/nn/layers.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
-#include "logs/progress.h"
 #include "planner/sweep.h"
 #include "tasks/evaluators.h"
 #include "tasks/instructions/dpo.h"
@@ -44,43 +42,6 @@ const std::vector<std::string>& task_names() {
                                                  "perplexity", "sft",      "dpo"};
   return names;
 }
-
-// The progress of a long evaluation on stderr: redrawn on a terminal, otherwise a line from time to
-// time. Counts the batches of the first rank; all ranks have the same number.
-class EvaluationProgress {
- public:
-  EvaluationProgress(const Context& context, std::int64_t tokens)
-      : shown_(context.is_main()), ranks_(context.world_size()), tokens_(tokens) {}
-  ~EvaluationProgress() {
-    if (drawn_) redraw_line(STDERR_FILENO, "");
-  }
-  EvaluationProgress(const EvaluationProgress&) = delete;
-  EvaluationProgress& operator=(const EvaluationProgress&) = delete;
-
-  void add(std::int64_t tokens) {
-    done_ = std::min(done_ + tokens * ranks_, tokens_);
-    const auto now = std::chrono::steady_clock::now();
-    if (!shown_ || now - last_ < (animated_ ? redraw_interval : line_interval)) return;
-    last_ = now;
-    drawn_ = animated_;
-    const std::string text = fmt::format("{} of {}", done_, counted(tokens_, "token"));
-    if (animated_) {
-      redraw_line(STDERR_FILENO, text);
-    } else {
-      print_err("tessera: {}\n", text);
-    }
-  }
-
- private:
-  static constexpr std::chrono::milliseconds redraw_interval{200}, line_interval{10'000};
-
-  bool shown_;
-  std::int64_t ranks_, tokens_;
-  std::int64_t done_ = 0;
-  bool animated_ = logs::animated_by_default();
-  bool drawn_ = false;
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 struct EvaluateCommand {
   std::string folder;
