@@ -3,10 +3,13 @@ in each form of a row, the loss of fixed pairs, the rewards, and the losses and 
 whose reference is the model under the adapter."""
 import json
 import struct
+import sys
 
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 import torch
-from conftest import PROGRAM  # noqa: F401
 from models import MAKERS
 from test_sft import MARKED, tokenizer_of, write_rows
 from torch.nn.functional import logsigmoid
@@ -79,8 +82,7 @@ def tokens_kept(tessera):
     return made
 
 
-def recipe(more="", ranks=1, steps=4, form="messages", train=""):
-    del form
+def recipe(more="", ranks=1, steps=4, train=""):
     return f"""
 model: {{pretrained: start, seq_len: {LIMIT}{more}}}
 data: {{train: pairs.jsonl, tokenizer: tokenizer, shuffle: false, batch_size: {4 // ranks // 2}}}
@@ -109,6 +111,23 @@ def test_tokens_and_masks_are_those_of_prompt_and_answer(tessera, form):
     for (ids, mask), (wanted, prompt) in zip(made, expected, strict=True):
         assert ids == wanted
         assert mask == [0] * prompt + [1] * (len(wanted) - prompt)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("form", FORMS)
+def test_parquet_and_arrow_have_the_rows_of_json_lines(tessera, monkeypatch, form, kind):
+    monkeypatch.setenv("TESSERA_PYTHON", sys.executable)
+    tokenizer, _ = prepare(tessera, form)
+    table = pyarrow.Table.from_pylist(rows_of(form))
+    file = tessera.folder / f"pairs.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, file, row_group_size=7)
+    else:
+        with pyarrow.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+    tessera.train(recipe(steps=0).replace("pairs.jsonl", file.name))
+    expected = [one for pair in expected_pairs(tokenizer, form) for one in pair]
+    assert [(ids, sum(mask)) for ids, mask in tokens_kept(tessera)] == [(ids, len(ids) - prompt) for ids, prompt in expected]
 
 
 def log_prob(model, ids, prompt):
