@@ -26,7 +26,7 @@ struct PreferenceOptions {
 //            Azar et al. 2023, arXiv:2310.12036, equation 17
 //   hinge    max(0, 1 - beta h). Zhao et al. 2023, arXiv:2305.10425
 //
-// log_probs and reference [2, pairs], fp32 or fp64: the chosen answers first. The reference's get no
+// log_probs and reference [2, pairs], fp32 or fp64: the chosen answers first. The reference gets no
 // gradient.
 Tensor preference_loss(const Tensor& log_probs, const Tensor& reference,
                        const PreferenceOptions& options = {});
