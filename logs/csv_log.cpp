@@ -58,6 +58,7 @@ void CsvLog::write(const StepMetrics& m) {
                   csv_number(m.samples_per_s), csv_number(m.step_s), m.peak_bytes, m.cached_bytes,
                   m.comm_bytes, csv_number(m.exposed_comm_s), csv_number(m.data_wait_s)),
       m.step);
+  if (!m.of_task.empty()) write_evaluation(m.step, m.of_task);
 }
 
 void CsvLog::write_spike(const Spike& spike) {

@@ -42,10 +42,13 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t resum
 }  // namespace
 
 std::string to_json_line(const StepMetrics& metrics) {
-  std::string scaling;
+  std::string more;
   if (metrics.loss_scale) {
-    scaling = fmt::format(R"(, "loss_scale": {}, "skipped_steps": {})", *metrics.loss_scale,
-                          metrics.skipped_steps);
+    more = fmt::format(R"(, "loss_scale": {}, "skipped_steps": {})", *metrics.loss_scale,
+                       metrics.skipped_steps);
+  }
+  for (const auto& [name, value] : metrics.of_task) {
+    more += fmt::format(R"(, "{}": {})", name, number(value));
   }
   return fmt::format(
       R"({{"step": {}, "loss": {}, "grad_norm": {}, "lr": {}, "tokens_per_s": {}, )"
@@ -53,7 +56,7 @@ std::string to_json_line(const StepMetrics& metrics) {
       metrics.step, number(metrics.loss), number(metrics.grad_norm), number(metrics.lr),
       number(metrics.tokens_per_s), number(metrics.samples_per_s), number(metrics.step_s),
       metrics.peak_bytes, metrics.cached_bytes, metrics.comm_bytes, number(metrics.exposed_comm_s),
-      number(metrics.data_wait_s), scaling);
+      number(metrics.data_wait_s), more);
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step)

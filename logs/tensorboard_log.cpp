@@ -76,6 +76,7 @@ void TensorboardLog::write(const StepMetrics& m) {
     numbers.emplace_back("train/loss_scale", *m.loss_scale);
     numbers.emplace_back("train/skipped_steps", static_cast<double>(m.skipped_steps));
   }
+  for (const auto& [name, value] : m.of_task) numbers.emplace_back("train/" + name, value);
   file_.append(tf_record(scalar_event(wall_time(), m.step, numbers)), m.step);
 }
 

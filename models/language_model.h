@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/nn/layers.h"
+#include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "models/key_value_cache.h"
 #include "models/model.h"
@@ -29,6 +30,9 @@ class LanguageModel : public Model {
   // The same for rows of several texts. The documents' tensors are on the parameters' device.
   virtual Tensor packed_loss(const Tensor& ids, const Tensor& targets,
                              const Documents& documents) = 0;
+  // The mean cross-entropy of each row alone: [batch], in fp32 (fp64 for fp64). Without the loss of
+  // a mixture's routers, which is not a row's.
+  virtual Tensor row_losses(const Tensor& ids, const Tensor& targets) = 0;
 
   // A cache for one sequence of up to `capacity` tokens.
   [[nodiscard]] virtual KeyValueCache make_cache(std::int64_t capacity) const = 0;
@@ -42,7 +46,7 @@ class LanguageModel : public Model {
 inline Tensor decode_layer(const nn::Linear& layer, const Tensor& x) {
   return layer.call([&](const nn::LinearImpl& linear) {
     Tensor y = decode_linear(x, linear.weight(), linear.bias(), linear.layout());
-    if (!linear.has_lora()) return y;
+    if (!linear.has_lora() || WithoutLora::is_on()) return y;
     const Tensor low = decode_linear(x, linear.lora_a()->weight(), {}, WeightLayout::out_in);
     return y + decode_linear(low * linear.lora_scaling(), linear.lora_b()->weight(), {},
                              WeightLayout::out_in);
@@ -64,5 +68,9 @@ inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const nn::Em
     return linear_cross_entropy(nn::detail::in_precision(x, weight.dtype()), weight, targets);
   });
 }
+
+// The same for each row of x [batch, length, width] and targets [batch, length] alone: [batch].
+Tensor row_losses_of_head(const Tensor& x, const nn::Linear& head, const nn::Embedding& table,
+                          const Tensor& targets);
 
 }  // namespace tessera::models

@@ -180,7 +180,11 @@ bool something_fits(const PlanReport& report) {
 std::string batch_text(const training::Recipe& recipe, int ranks) {
   const std::int64_t samples = training::batch_size_per_rank(recipe, ranks);
   if (!training::predicts_tokens(recipe)) return counted(samples, "pair");
-  return fmt::format("{} x {}", samples, counted(recipe.model.seq_len, "token"));
+  const std::string tokens = counted(recipe.model.seq_len, "token");
+  if (recipe.train.task == training::TaskKind::dpo) {
+    return fmt::format("{} of 2 x {}", counted(samples, "pair"), tokens);
+  }
+  return fmt::format("{} x {}", samples, tokens);
 }
 
 std::string plan_text(const PlanReport& report) {

@@ -170,7 +170,8 @@ void set_time(TimedRow& timed, const training::Recipe& recipe, const Cluster& cl
   timed.samples = static_cast<double>(training::batch_size_per_rank(recipe, timed.world.ranks)) *
                   timed.world.ranks * batches;
   if (training::predicts_tokens(recipe)) {
-    timed.tokens = timed.samples * static_cast<double>(recipe.model.seq_len);
+    const double rows = recipe.train.task == training::TaskKind::dpo ? 2 : 1;
+    timed.tokens = timed.samples * rows * static_cast<double>(recipe.model.seq_len);
   }
   try {
     timed.time = predict(*timed.row.plan->step);

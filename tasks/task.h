@@ -81,6 +81,11 @@ class Task {
   // module, as the end of "the loss is not finite, because": "the teacher's logits are not". Not
   // collective.
   [[nodiscard]] virtual std::string after_loss(double /*value*/) { return {}; }
+  // Numbers beside the loss, such as rewards: their names for logs, and their means over the batch
+  // of the last loss(), in the same order. A step's come from them as its loss comes from those of
+  // its batches. The names are the same on every rank.
+  [[nodiscard]] virtual std::vector<std::string> metric_names() const { return {}; }
+  [[nodiscard]] virtual std::vector<double> metrics() const { return {}; }
   // How a step's loss comes from the means of its batches (micro-batches of all ranks). true: it is
   // the mean over all that they are means of, each batch counts by its Prepared::weight, and loss
   // and gradient do not depend on how the samples are split. false: batches count equally, which is

@@ -73,6 +73,13 @@ Trainer::WeighedBatches Trainer::take_weighed_batches(tasks::DataPosition data) 
   return weighed;
 }
 
+void Trainer::MicroBatch::add(const MicroBatch& other) {
+  loss += other.loss;
+  tokens += other.tokens;
+  metrics.resize(other.metrics.size());
+  for (std::size_t i = 0; i < metrics.size(); ++i) metrics[i] += other.metrics[i];
+}
+
 Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, WeighedBatches& weighed) {
   const auto accumulated = static_cast<double>(options_.gradient_accumulation_steps);
   const bool weighs = task_->weighs_batches();
@@ -95,6 +102,10 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, Weighed
   }
   check_loss(loss);
   const double value = loss.item();
+  std::vector<double> metrics = task_->metrics();
+  TESSERA_REQUIRE(metrics.size() == task_->metric_names().size(),
+                  "Task::metrics() returned {} numbers for the {} names of metric_names()",
+                  metrics.size(), task_->metric_names().size());
   if (std::string fault = task_->after_loss(value); loss_fault_.empty()) {
     loss_fault_ = std::move(fault);
   }
@@ -104,7 +115,8 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, Weighed
   if (part != 1) loss = loss * part;
   (scaler_ ? scaler_->scale(loss) : loss).backward();
   order_->advance(data, next.batch);
-  return {weighs ? value * part : value / accumulated, next.prepared->tokens};
+  for (double& metric : metrics) metric = weighs ? metric * part : metric / accumulated;
+  return {weighs ? value * part : value / accumulated, next.prepared->tokens, std::move(metrics)};
 }
 
 std::string Trainer::find_fault() {

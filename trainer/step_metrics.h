@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "trainer/spikes.h"
 
@@ -26,6 +29,8 @@ struct StepMetrics {
   // fp16: the factor of this step's loss, and the number of steps that overflowed until now.
   std::optional<double> loss_scale = std::nullopt;
   std::int64_t skipped_steps = 0;
+  // Task::metric_names() with the means of all batches, weighted as the loss.
+  std::vector<std::pair<std::string, double>> of_task = {};
   // Set if the step was not used: the optimizer has not changed anything.
   std::optional<Spike> spike = std::nullopt;
 };

@@ -159,8 +159,7 @@ std::optional<StepMetrics> Trainer::take_step() {
     if (options_.sharding.defer_replica_sums) sharded_->set_requires_all_reduce(last);
     if (!options_.sync_each_batch && !last) local_only.emplace(*sharded_);
     const MicroBatch one = forward_backward(data, weighed);
-    mine.loss += one.loss;
-    mine.tokens += one.tokens;
+    mine.add(one);
     if (!last && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
       abandon_step();
       return std::nullopt;
@@ -324,8 +323,12 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
       mine.loss,      mine.tokens,         peak_bytes(),
       cached_bytes(), metrics.data_wait_s, metrics.step_s,
       signals.stop,   signals.saves,       saver_ && saver_->failed() ? 1 : 0};
-  std::string bytes(sizeof report_of_mine, '\0');
+  std::string bytes(sizeof report_of_mine + mine.metrics.size() * sizeof(double), '\0');
   std::memcpy(bytes.data(), &report_of_mine, sizeof report_of_mine);
+  if (!mine.metrics.empty()) {
+    std::memcpy(bytes.data() + sizeof report_of_mine, mine.metrics.data(),
+                mine.metrics.size() * sizeof(double));
+  }
   MicroBatch all;
   interruption_ = 0;
   save_requests_before_ = save_requests_;
@@ -335,9 +338,15 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
   const ComputeScope exchange(recorder_.get(), SpanKind::exchange);
   for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
     StepReport report;
+    TESSERA_REQUIRE(part.size() == bytes.size(),
+                    "ranks have different Task::metric_names(); they are the same on every rank");
     std::memcpy(&report, part.data(), sizeof report);
-    all.loss += report.loss;
-    all.tokens += report.tokens;
+    MicroBatch of_rank{report.loss, report.tokens, std::vector<double>(mine.metrics.size())};
+    if (!of_rank.metrics.empty()) {
+      std::memcpy(of_rank.metrics.data(), part.data() + sizeof report,
+                  of_rank.metrics.size() * sizeof(double));
+    }
+    all.add(of_rank);
     metrics.peak_bytes = std::max(metrics.peak_bytes, report.peak_bytes);
     metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
     metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s);
@@ -351,6 +360,10 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
     (void)saver_->wait();  // throws the same on every rank
   }
   metrics.loss = static_cast<float>(all.loss / context_.world_size());
+  const std::vector<std::string> names = task_->metric_names();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    metrics.of_task.emplace_back(names[i], all.metrics[i] / context_.world_size());
+  }
   // A plan has no time of its own, and looks after each micro-batch.
   if (!context_.device().is_planned() && slowest > 0) {
     const auto accumulated = static_cast<double>(options_.gradient_accumulation_steps);

@@ -167,6 +167,9 @@ class Trainer {
   struct MicroBatch {
     double loss = 0;
     std::int64_t tokens = 0;
+    std::vector<double> metrics = {};  // Task::metrics(), as `loss`
+
+    void add(const MicroBatch& other);
   };
   [[nodiscard]] LoadOptions load_options() const;
   RunEvents find_begin();

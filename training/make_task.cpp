@@ -12,6 +12,7 @@
 #include "models/mixture_of_experts.h"
 #include "models/registry/registry.h"
 #include "models/sentence_encoder/sentence_encoder.h"
+#include "tasks/instructions/dpo.h"
 #include "tasks/instructions/sft.h"
 #include "tasks/next_token.h"
 #include "tasks/sentence_pairs.h"
@@ -215,6 +216,15 @@ std::unique_ptr<tasks::ModelTask> sft_task(const Recipe& recipe, bool planned) {
   return tasks::make_sft_task(options);
 }
 
+std::unique_ptr<tasks::ModelTask> dpo_task(const Recipe& recipe, bool planned,
+                                           std::shared_ptr<tasks::Reference> reference) {
+  tasks::DpoOptions options;
+  set_options(recipe, planned, options);
+  options.preference = preference_options(recipe);
+  options.reference = std::move(reference);
+  return tasks::make_dpo_task(options);
+}
+
 }  // namespace
 
 checkpoint::ModelFiles tokenizer_files(const Recipe& recipe) {
@@ -231,6 +241,8 @@ std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned,
       return next_token_task(recipe, planned, teachers.of_logits);
     case TaskKind::sft:
       return sft_task(recipe, planned);
+    case TaskKind::dpo:
+      return dpo_task(recipe, planned, teachers.of_answers);
     case TaskKind::sentence_pairs:
       return sentence_pairs_task(recipe, planned, teachers.of_embeddings);
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/save/model_files.h"
+#include "tasks/instructions/dpo.h"
 #include "tasks/next_token.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/task.h"
@@ -13,10 +14,12 @@
 
 namespace tessera::training {
 
-// The model of train.teacher: at most one of them, that of the recipe's task.
+// The frozen model beside the trained one, that of train.teacher or the reference of
+// train.task: dpo: at most one of them, that of the recipe's task.
 struct Teachers {
   std::shared_ptr<tasks::Teacher> of_logits = {};
   std::shared_ptr<tasks::SentenceTeacher> of_embeddings = {};
+  std::shared_ptr<tasks::Reference> of_answers = {};
 };
 
 // The recipe's task. Its model is initialized from the thread's seed. A planned run reads no data.

@@ -21,6 +21,7 @@
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
 #include "training/recipe_difference.h"
+#include "training/reference.h"
 #include "training/sharding_options.h"
 #include "training/teacher.h"
 
@@ -303,6 +304,10 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   } else if (recipe.train.teacher) {
     teachers.of_logits = of_logits = std::make_shared<LanguageTeacher>(run->recipe, context);
   }
+  std::shared_ptr<FrozenReference> reference;
+  if (has_reference(recipe)) {
+    teachers.of_answers = reference = std::make_shared<FrozenReference>(run->recipe, context);
+  }
   manual_seed(static_cast<std::uint64_t>(recipe.train.seed));
   const bool planned = context.device().is_planned();
   if (run->recipe.model.pretrained) {
@@ -310,6 +315,7 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   }
   std::unique_ptr<tasks::ModelTask> task = make_task(run->recipe, planned, teachers);
   if (of_logits) of_logits->require_fit(run->recipe, task->model());
+  if (reference) reference->require_fit(run->recipe, task->model());
   run->task = task.get();
   run->adapter = adapter_of(run->recipe);
   ShardingOptions sharding = sharding_options(run->recipe, context, task->model().layer_class());

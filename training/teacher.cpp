@@ -49,12 +49,13 @@ bool same_tokens(const Tokenizer& one, const Tokenizer& other) {
 
 }  // namespace
 
-FrozenModel::FrozenModel(const Recipe& recipe, const Context& context, const Make& make) {
-  at_key(recipe, teacher_key, [&] {
-    folder_ = model_folder(*recipe.train.teacher, teacher_key, context);
+FrozenModel::FrozenModel(const Recipe& recipe, const Context& context, const Place& place,
+                         const Make& make) {
+  at_key(recipe, place.key, [&] {
+    folder_ = model_folder(place.folder, place.key, context);
     if (checkpoint::is_peft_folder(folder_)) {
       adapter_ = folder_;
-      folder_ = model_folder(models::find_weights(adapter_).base, teacher_key, context);
+      folder_ = model_folder(models::find_weights(adapter_).base, place.key, context);
     }
     models::check_weights_bound(folder_, models::read_config(folder_));
     const std::optional<DType> of_compute =
@@ -80,35 +81,43 @@ void FrozenModel::load(const Context& context) {
   if (!adapter_.empty()) models::load_lora(adapter_, *model_, whole.model);
 }
 
-LanguageTeacher::LanguageTeacher(const Recipe& recipe, const Context& context)
-    : frozen_(recipe, context, [](const std::string& folder) {
-        return models::make_language_model(models::read_config(folder),
-                                           (fs::path(folder) / "config.json").string());
-      }) {}
+std::unique_ptr<models::Model> make_frozen_language_model(const std::string& folder) {
+  return models::make_language_model(models::read_config(folder),
+                                     (fs::path(folder) / "config.json").string());
+}
 
-void LanguageTeacher::require_fit(const Recipe& recipe, const models::Model& student) const {
-  const std::string& folder = frozen_.folder();
+void require_same_ids(const Recipe& recipe, const std::string& key, const FrozenModel& frozen,
+                      const models::Model& trained) {
+  const std::string& folder = frozen.folder();
   const auto check = [&](bool holds, const std::string& text) {
-    TESSERA_CHECK(holds, ErrorCode::configuration, "{}: {}: {}", where(recipe, teacher_key),
-                  teacher_key, text);
+    TESSERA_CHECK(holds, ErrorCode::configuration, "{}: {}: {}", where(recipe, key), key, text);
   };
-  check(frozen_.model().vocabulary() == student.vocabulary(),
-        fmt::format("{} has a vocabulary of {}, and the trained model one of {}; a teacher's ids "
-                    "are those of its student",
-                    folder, frozen_.model().vocabulary(), student.vocabulary()));
-  check(!student.config().value("output_router_logits", false),
-        "excludes output_router_logits of the trained model's config.json, whose loss the loss of "
-        "a teacher does not contain");
-  check(frozen_.model().positions() >= recipe.model.seq_len,
+  const std::string name = key == teacher_key ? "a teacher's ids" : "its ids";
+  const std::string others = key == teacher_key ? "its student" : "the trained model";
+  check(frozen.model().vocabulary() == trained.vocabulary(),
+        fmt::format("{} has a vocabulary of {}, and the trained model one of {}; {} are those of "
+                    "{}",
+                    folder, frozen.model().vocabulary(), trained.vocabulary(), name, others));
+  check(frozen.model().positions() >= recipe.model.seq_len,
         fmt::format("{} has {} positions, less than model.seq_len {}", folder,
-                    frozen_.model().positions(), recipe.model.seq_len));
+                    frozen.model().positions(), recipe.model.seq_len));
   if (!tokenizers::is_tokenizer_folder(folder)) return;
   const std::string own = tokenizer_name(recipe);
-  const auto taught = tokenizers::load_tokenizer(folder);
-  check(same_tokens(*taught, *tokenizers::load_tokenizer(own)),
-        fmt::format("the tokenizer of {} is not data.tokenizer {}; a teacher's ids are those of "
-                    "its student",
-                    folder, own));
+  const auto its = tokenizers::load_tokenizer(folder);
+  check(same_tokens(*its, *tokenizers::load_tokenizer(own)),
+        fmt::format("the tokenizer of {} is not data.tokenizer {}; {} are those of {}", folder, own,
+                    name, others));
+}
+
+LanguageTeacher::LanguageTeacher(const Recipe& recipe, const Context& context)
+    : frozen_(recipe, context, {*recipe.train.teacher, teacher_key}, make_frozen_language_model) {}
+
+void LanguageTeacher::require_fit(const Recipe& recipe, const models::Model& student) const {
+  TESSERA_CHECK(!student.config().value("output_router_logits", false), ErrorCode::configuration,
+                "{}: {}: excludes output_router_logits of the trained model's config.json, whose "
+                "loss the loss of a teacher does not contain",
+                where(recipe, teacher_key), teacher_key);
+  require_same_ids(recipe, teacher_key, frozen_, student);
 }
 
 Tensor LanguageTeacher::logits(const Tensor& ids) {
@@ -117,7 +126,7 @@ Tensor LanguageTeacher::logits(const Tensor& ids) {
 }
 
 EncoderTeacher::EncoderTeacher(const Recipe& recipe, const Context& context)
-    : frozen_(recipe, context,
+    : frozen_(recipe, context, {*recipe.train.teacher, teacher_key},
               [](const std::string& folder) { return models::make_sentence_encoder(folder); }) {
   const std::string& folder = frozen_.folder();
   const std::string name =

@@ -1,4 +1,4 @@
-// The model of train.teacher.
+// Frozen models beside the trained one: those of train.teacher.
 #pragma once
 
 #include <functional>
@@ -23,10 +23,14 @@ class FrozenModel {
  public:
   // Builds the model of a folder on `meta`.
   using Make = std::function<std::unique_ptr<models::Model>(const std::string& folder)>;
+  // A folder, and the recipe's key that names it.
+  struct Place {
+    std::string folder, key;
+  };
 
-  // Collective. `recipe` has train.teacher. On a planned device it reads the configuration alone.
-  // Throws an Error with the place of the key for a folder without such a model.
-  FrozenModel(const Recipe& recipe, const Context& context, const Make& make);
+  // Collective. On a planned device it reads the configuration alone. Throws an Error with the
+  // place of the key for a folder without such a model.
+  FrozenModel(const Recipe& recipe, const Context& context, const Place& place, const Make& make);
 
   [[nodiscard]] models::Model& model() const { return *model_; }
   // The folder of the weights; for an adapter its base's.
@@ -40,6 +44,14 @@ class FrozenModel {
   std::unique_ptr<models::Model> model_;
   std::optional<ShardedModel> sharded_;
 };
+
+// Makes the language model of a folder.
+std::unique_ptr<models::Model> make_frozen_language_model(const std::string& folder);
+
+// Throws Error(configuration) with the place of the key if the ids of a frozen language model do
+// not mean the trained model's tokens, or its positions do not reach for model.seq_len.
+void require_same_ids(const Recipe& recipe, const std::string& key, const FrozenModel& frozen,
+                      const models::Model& trained);
 
 // A language model whose logits the trained one learns.
 class LanguageTeacher final : public tasks::Teacher {

@@ -136,6 +136,7 @@ std::string_view what_peers_lack(const training::Recipe& recipe) {
   if (training::trains_adapters(recipe)) return "an adapter (model.lora, model.adapter)";
   if (!recipe.train.parameter_groups.empty()) return "train.parameter_groups";
   if (recipe.train.teacher) return "train.teacher";
+  if (recipe.train.task == training::TaskKind::dpo) return "train.task: dpo";
   if (recipe.train.prune.method) return "train.prune";
   if (recipe.model.quantize_aware != WeightRounding::none) return "model.quantize_aware";
   return recipe.sharding.ignored_modules ? "sharding.ignored_modules" : "";

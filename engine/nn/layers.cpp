@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "engine/device/memory_kind.h"
+#include "engine/nn/lora.h"
 #include "engine/tensor_ops.h"
 
 namespace tessera::nn {
@@ -103,13 +104,13 @@ void LinearImpl::add_lora(const LoraOptions& options) {
 }
 
 Tensor LinearImpl::add_lora_product(const Tensor& y, const Tensor& dropped) const {
-  if (!has_lora()) return y;
+  if (!has_lora() || WithoutLora::is_on()) return y;
   // Multiplies by the factor where the tensor is smallest.
   return y + cast(lora_b_(lora_a_(dropped) * lora_scaling_), y.dtype());
 }
 
 Tensor LinearImpl::with_lora(const Tensor& y, const Tensor& x) const {
-  if (!has_lora()) return y;
+  if (!has_lora() || WithoutLora::is_on()) return y;
   return add_lora_product(y, dropout(x, lora_dropout()));
 }
 

@@ -8,8 +8,10 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
+#include "engine/autograd.h"
 #include "engine/device/memory_kind.h"
 #include "engine/nn/name_pattern.h"
 #include "engine/nn/output_head.h"
@@ -190,6 +192,23 @@ std::vector<std::string> add_lora(nn::Module& module, const LoraOptions& options
     if (wanted.contains(layer.name)) layer.layer->add_lora(options);
   }
   return names;
+}
+
+namespace {
+
+thread_local bool adapters_are_off = false;
+
+}  // namespace
+
+WithoutLora::WithoutLora() : previous_(std::exchange(adapters_are_off, true)) {
+  TESSERA_REQUIRE(!grad_enabled(),
+                  "WithoutLora needs a NoGradGuard: a backward computes with the adapters");
+}
+WithoutLora::~WithoutLora() {
+  adapters_are_off = previous_;
+}
+bool WithoutLora::is_on() {
+  return adapters_are_off;
 }
 
 bool is_lora_parameter(std::string_view name) {

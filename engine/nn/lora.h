@@ -38,4 +38,19 @@ std::vector<std::string> add_lora(nn::Module& module, const LoraOptions& options
 // True if the name is that of an adapter's parameter.
 bool is_lora_parameter(std::string_view name);
 
+// While it lives, layers on this thread compute without their adapters: as the frozen module alone.
+// For a forward without a graph, because a backward that computes again would not see the guard.
+class WithoutLora {
+ public:
+  WithoutLora();
+  ~WithoutLora();
+  WithoutLora(const WithoutLora&) = delete;
+  WithoutLora& operator=(const WithoutLora&) = delete;
+
+  [[nodiscard]] static bool is_on();
+
+ private:
+  bool previous_;
+};
+
 }  // namespace tessera

@@ -166,6 +166,10 @@ Tensor GPT2LMHeadModel::packed_loss(const Tensor& ids, const Tensor& targets,
   return loss_of_head(transformer_(ids, documents), lm_head_, transformer_->token_table(), targets);
 }
 
+Tensor GPT2LMHeadModel::row_losses(const Tensor& ids, const Tensor& targets) {
+  return row_losses_of_head(transformer_(ids), lm_head_, transformer_->token_table(), targets);
+}
+
 KeyValueCache GPT2LMHeadModel::make_cache(std::int64_t capacity) const {
   const Tensor& table = transformer_->token_table()->stored_weight();
   return {config_.n_layer, capacity, {.key = 3 * config_.n_embd}, table.dtype(), table.device()};

@@ -82,6 +82,7 @@ class GPT2LMHeadModel : public LanguageModel {
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
   Tensor packed_loss(const Tensor& ids, const Tensor& targets, const Documents& documents) override;
+  Tensor row_losses(const Tensor& ids, const Tensor& targets) override;
   [[nodiscard]] KeyValueCache make_cache(std::int64_t capacity) const override;
   Tensor decode(const DecodingBatch& batch) override;
 

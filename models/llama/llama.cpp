@@ -143,6 +143,10 @@ Tensor LlamaForCausalLM::packed_loss(const Tensor& ids, const Tensor& targets,
   return loss + cast(balance * experts.router_aux_loss_coef, loss.dtype());
 }
 
+Tensor LlamaForCausalLM::row_losses(const Tensor& ids, const Tensor& targets) {
+  return row_losses_of_head(model_(ids), lm_head_, model_->token_table(), targets);
+}
+
 KeyValueCache LlamaForCausalLM::make_cache(std::int64_t capacity) const {
   const std::int64_t width = config_.num_key_value_heads * config_.head_dim;
   const Tensor& table = model_->token_table()->stored_weight();

@@ -55,6 +55,7 @@ class LlamaForCausalLM : public LanguageModel {
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
   Tensor packed_loss(const Tensor& ids, const Tensor& targets, const Documents& documents) override;
+  Tensor row_losses(const Tensor& ids, const Tensor& targets) override;
   [[nodiscard]] KeyValueCache make_cache(std::int64_t capacity) const override;
   Tensor decode(const DecodingBatch& batch) override;
 

@@ -23,11 +23,11 @@ using nlohmann::ordered_json;
 // Takes rows and appends their numbers to a stream.
 class ConversationNumbers {
  public:
-  ConversationNumbers(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on,
+  ConversationNumbers(const TableText& table, const Tokenizer& tokenizer, RowLoss loss,
                       const std::filesystem::path& path)
       : table_(table),
         tokenizer_(tokenizer),
-        loss_on_(loss_on),
+        loss_(loss),
         writer_(path, UnknownTokenizer(), TextStamp{}) {}
 
   void begin_file(const TableFile& file) {
@@ -39,9 +39,19 @@ class ConversationNumbers {
     begin_file(file);
     std::vector<std::string> names;
     for (const ArrowField& field : schema.fields) names.push_back(field.name);
-    columns_ = conversation_columns(names, table_.columns, "data file " + file.path);
-    std::vector<std::string> chosen = {columns_.messages};
-    if (!columns_.completion.empty()) chosen.push_back(columns_.completion);
+    find_columns(names, "data file " + file.path);
+    std::vector<std::string> chosen;
+    const auto read = [&](const std::string& name) {
+      if (!name.empty()) chosen.push_back(name);
+    };
+    if (loss_ == RowLoss::of_preferences) {
+      read(pair_columns_.prompt);
+      read(pair_columns_.chosen);
+      read(pair_columns_.rejected);
+    } else {
+      read(columns_.messages);
+      read(columns_.completion);
+    }
     for (const char* const more : {tools_column, variables_column}) {
       const auto found = find_column(schema.fields, more);
       if (found && !has_only_nulls(*found->field)) chosen.emplace_back(more);
@@ -53,27 +63,55 @@ class ConversationNumbers {
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       ordered_json row = ordered_json::object();
       for (const TableChunk::Column& column : chunk.columns) row[column.name] = column.json(i);
-      add(row, columns_, chunk.place(i));
+      add(row, chunk.place(i));
     }
   }
 
   void take(const ordered_json& row, const TableFile& /*file*/, const std::string& place) {
     std::vector<std::string> names;
     for (const auto& item : row.items()) names.push_back(item.key());
-    add(row, conversation_columns(names, table_.columns, place), place);
+    find_columns(names, place);
+    add(row, place);
   }
 
   void finish() {
-    TESSERA_CHECK(!table_of_rows_.empty(), ErrorCode::data, "data file {} has no conversations",
-                  table_.files.front().path);
+    TESSERA_CHECK(!table_of_rows_.empty(), ErrorCode::data, "data file {} has no {}",
+                  table_.files.front().path,
+                  loss_ == RowLoss::of_preferences ? "pairs of answers" : "conversations");
     table_of_rows_.push_back(static_cast<std::int32_t>(table_of_rows_.size() / 2));
     writer_.append(table_of_rows_);
     writer_.finish();
   }
 
  private:
-  void add(const ordered_json& row, const ConversationColumns& columns, const std::string& place) {
-    const ConversationTokens tokens = tokens_of(conversation_of(row, columns, place), place);
+  void find_columns(const std::vector<std::string>& names, const std::string& place) {
+    if (loss_ == RowLoss::of_preferences) {
+      pair_columns_ = preference_columns(names, table_.columns, place);
+    } else {
+      columns_ = conversation_columns(names, table_.columns, place);
+    }
+  }
+
+  void add(const ordered_json& row, const std::string& place) {
+    if (loss_ != RowLoss::of_preferences) {
+      add(tokens_of(conversation_of(row, columns_, place), place));
+      return;
+    }
+    const PreferenceRow pair = preference_of(row, pair_columns_, place);
+    add(tokens_of_preference(pair.chosen, place));
+    add(tokens_of_preference(pair.rejected, place));
+  }
+
+  // Without an answer the token that ends the text does not count either.
+  ConversationTokens tokens_of_preference(const ConversationRow& row, const std::string& place) {
+    ConversationTokens tokens = tokens_of(row, place);
+    if (row.conversation.messages.is_null() && row.completion.empty()) {
+      tokens.counts.assign(tokens.ids.size(), false);
+    }
+    return tokens;
+  }
+
+  void add(const ConversationTokens& tokens) {
     numbers_.clear();
     std::int32_t first = 0;
     for (std::size_t i = 0; i < tokens.ids.size(); ++i) {
@@ -87,7 +125,7 @@ class ConversationNumbers {
   }
 
   ConversationTokens tokens_of(const ConversationRow& row, const std::string& place) {
-    if (loss_on_ == LossOn::answers) {
+    if (loss_ != RowLoss::of_all) {
       const ConversationText text = texts_->answered_text(row, place);
       try {
         return tokens_of_answers(text, tokenizer_);
@@ -106,8 +144,10 @@ class ConversationNumbers {
 
   const TableText& table_;
   const Tokenizer& tokenizer_;
-  LossOn loss_on_;
-  ConversationColumns columns_;  // of the file that is read
+  RowLoss loss_;
+  // Those of the file that is read: one of the two is set.
+  ConversationColumns columns_;
+  PreferenceColumns pair_columns_;
   std::optional<ConversationTexts> texts_;
   std::vector<std::int32_t> numbers_;
   std::vector<std::int32_t> table_of_rows_;
@@ -173,29 +213,49 @@ class RowFinder {
   std::int64_t before_;  // rows before the one that is looked for
 };
 
-void write_numbers(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on,
+void write_numbers(const TableText& table, const Tokenizer& tokenizer, RowLoss loss,
                    const std::filesystem::path& path) {
-  ConversationNumbers numbers(table, tokenizer, loss_on, path);
+  ConversationNumbers numbers(table, tokenizer, loss, path);
   read_rows(table.files, numbers);
   numbers.finish();
 }
 
+// Names of what is made of the rows.
+const char* purpose_of(RowLoss loss) {
+  switch (loss) {
+    case RowLoss::of_answers:
+      return "answers";
+    case RowLoss::of_all:
+      return "all";
+    case RowLoss::of_preferences:
+      return "preferences";
+  }
+  misuse("a row has no such loss");
+}
+
 std::unique_ptr<DerivedFile> make_numbers(const TableText& table, const Tokenizer& tokenizer,
-                                          LossOn loss_on) {
-  const std::uint64_t purpose =
-      mix_text(tokens_purpose(table, tokenizer), loss_on == LossOn::answers ? "answers" : "all");
+                                          RowLoss loss) {
+  const std::uint64_t purpose = mix_text(tokens_purpose(table, tokenizer), purpose_of(loss));
   return std::make_unique<DerivedFile>(
-      table.files, purpose, ".conversations",
-      [&](const std::filesystem::path& path) { write_numbers(table, tokenizer, loss_on, path); });
+      table.files, purpose, loss == RowLoss::of_preferences ? ".preferences" : ".conversations",
+      [&](const std::filesystem::path& path) { write_numbers(table, tokenizer, loss, path); });
+}
+
+RowLoss loss_of(LossOn loss_on) {
+  return loss_on == LossOn::answers ? RowLoss::of_answers : RowLoss::of_all;
 }
 
 }  // namespace
 
 ConversationCorpus::ConversationCorpus(const TableText& table, const Tokenizer& tokenizer,
                                        LossOn loss_on)
+    : ConversationCorpus(table, tokenizer, loss_of(loss_on)) {}
+
+ConversationCorpus::ConversationCorpus(const TableText& table, const Tokenizer& tokenizer,
+                                       RowLoss loss)
     : path_(table.files.front().path),
       table_(table),
-      file_(make_numbers(table, tokenizer, loss_on)),
+      file_(make_numbers(table, tokenizer, loss)),
       numbers_(std::make_unique<Corpus>(file_->path(), ByteTokenizer())) {
   const std::int64_t all = numbers_->tokens();
   std::int32_t rows = 0;

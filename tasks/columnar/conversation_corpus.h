@@ -11,8 +11,14 @@
 #include "tasks/columnar/derived_file.h"
 #include "tasks/columnar/table_corpus.h"
 #include "tasks/conversations/conversation_texts.h"
+#include "tasks/conversations/preference.h"
 
 namespace tessera::tasks {
+
+// What the rows of data files are, and which of their tokens count. Of preferences each row of the
+// files is two conversations that follow each other: the prompt with the chosen answer, and with
+// the rejected one. An answer without a character has no token that counts.
+enum class RowLoss : std::uint8_t { of_answers, of_all, of_preferences };
 
 // The rows in the order of files and rows. They are encoded once: their tokens are kept in a file
 // beside the data (DerivedFile), in which each is a number of 32 bits, twice its id, plus one if it
@@ -23,6 +29,7 @@ class ConversationCorpus {
   // Error(data) with file and row: a row that is not a conversation, that the chat template
   // refuses, or whose answers are not found; no row at all. `loss_on: all` needs no answers.
   ConversationCorpus(const TableText& table, const Tokenizer& tokenizer, LossOn loss_on);
+  ConversationCorpus(const TableText& table, const Tokenizer& tokenizer, RowLoss loss);
 
   [[nodiscard]] std::int64_t rows() const { return static_cast<std::int64_t>(firsts_.size()); }
   [[nodiscard]] std::int64_t tokens(std::int64_t row) const {

@@ -2,20 +2,18 @@
 #include "tasks/instructions/sft.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "base/counted.h"
 #include "base/error.h"
-#include "comm/exchange_values.h"
 #include "engine/autograd.h"
 #include "engine/data/permutation.h"
 #include "engine/device/memory_kind.h"
-#include "tasks/columnar/table_files.h"
+#include "tasks/instructions/batch_sums.h"
+#include "tasks/instructions/conversation_files.h"
 
 namespace tessera::tasks {
 namespace {
@@ -207,21 +205,8 @@ std::shared_ptr<const ConversationCorpus> open_conversations(const TextData& dat
                                                              const Tokenizer& tokenizer,
                                                              const std::string& tokenizer_folder,
                                                              LossOn loss_on) {
-  TableText table{{}, data.columns, tokenizer_folder};
-  if (auto tables = find_table_files(data.files)) {
-    check_no_format(data, *tables);
-    table.files = std::move(*tables);
-  } else {
-    const std::vector<std::string> names = expand_files(data.files);
-    auto lines = data.json_lines ? json_lines(names) : find_json_lines(names);
-    TESSERA_CHECK(
-        lines.has_value(), ErrorCode::data,
-        "data file {}: conversations are in Parquet, Arrow or JSON lines (.jsonl, or with "
-        "another name and format: jsonl)",
-        fmt::join(names, ", "));
-    table.files = std::move(*lines);
-  }
-  return std::make_shared<ConversationCorpus>(table, tokenizer, loss_on);
+  return open_rows(data, tokenizer, tokenizer_folder,
+                   loss_on == LossOn::answers ? RowLoss::of_answers : RowLoss::of_all);
 }
 
 Tensor conversation_loss(models::LanguageModel& model, const ConversationBatch& batch,
@@ -234,38 +219,16 @@ Tensor conversation_loss(models::LanguageModel& model, const ConversationBatch& 
 Scores evaluate_conversations(models::LanguageModel& model, const ConversationSamples& samples,
                               std::int64_t count, std::int64_t batch_size, const Context& context,
                               const std::function<void(const ConversationBatch&)>& took) {
-  TESSERA_REQUIRE(count > 0 && batch_size > 0, "an evaluation of {} samples in batches of {}",
-                  count, batch_size);
-  const std::int64_t batches = (count + batch_size - 1) / batch_size;
-  const std::int64_t ranks = context.world_size();
   const NoGradGuard no_grad;
-  std::vector<double> mine;  // for each batch the sum of its losses, and their number
-  for (std::int64_t first = 0; first < batches; first += ranks) {
-    // A rank without a batch of its own repeats the last one so that the others do not wait.
-    const std::int64_t number = first + context.rank();
-    const std::int64_t begin = std::min(number, batches - 1) * batch_size;
-    std::vector<std::int64_t> numbers(
-        static_cast<std::size_t>(std::min(batch_size, count - begin)));
-    std::iota(numbers.begin(), numbers.end(), begin);
-    const auto batch = samples.batch(numbers);
-    const double value = conversation_loss(model, *batch, context.device()).item();
-    if (number >= batches) continue;
-    const auto weight = static_cast<double>(batch->weight);
-    mine.insert(mine.end(), {value * weight, weight});
-    if (took) took(*batch);
-  }
-  const auto parts = comm::exchange_arrays(context.communicator(), std::span(std::as_const(mine)),
-                                           comm::Tag{0, 0, comm::Phase::metrics});
-  double total = 0, weight = 0;
-  for (std::int64_t number = 0; number < batches; ++number) {
-    const std::vector<double>& from = parts[static_cast<std::size_t>(number % ranks)];
-    const auto place = static_cast<std::size_t>(2 * (number / ranks));
-    TESSERA_CHECK(place + 1 < from.size(), ErrorCode::rank_failed,
-                  "rank {} evaluated other conversations; give every rank the same data",
-                  number % ranks);
-    total += from[place];
-    weight += from[place + 1];
-  }
+  const std::vector<double> sums = sum_over_batches(
+      count, batch_size, context, [&](std::span<const std::int64_t> numbers, bool repeats) {
+        const auto batch = samples.batch(numbers);
+        const double value = conversation_loss(model, *batch, context.device()).item();
+        if (took && !repeats) took(*batch);
+        const auto weight = static_cast<double>(batch->weight);
+        return std::vector<double>{value * weight, weight};
+      });
+  const double total = sums[0], weight = sums[1];
   const double mean = total / weight;
   return {{"loss", mean}, {"perplexity", std::exp(mean)}, {"tokens", weight}};
 }

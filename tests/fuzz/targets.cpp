@@ -34,6 +34,7 @@
 #include "tasks/columnar/json_lines.h"
 #include "tasks/columnar/json_rows.h"
 #include "tasks/conversations/conversation.h"
+#include "tasks/conversations/preference.h"
 #include "tokenizers/chat/chat_template.h"
 #include "tokenizers/load.h"
 #include "training/recipe/recipe.h"
@@ -341,6 +342,10 @@ void run_conversation(std::string_view bytes) {
   const nlohmann::ordered_json row = tasks::json_row(bytes, "'row'");
   std::vector<std::string> names;
   for (const auto& item : row.items()) names.push_back(item.key());
+  if (row.contains("chosen")) {
+    (void)tasks::preference_of(row, tasks::preference_columns(names, {}, "'row'"), "'row'");
+    return;
+  }
   const tasks::ConversationRow read =
       tasks::conversation_of(row, tasks::conversation_columns(names, {}, "'row'"), "'row'");
   const tokenizers::ChatTemplate parsed(

@@ -74,6 +74,14 @@ TEST(Metrics, NonFiniteNumbersAreNull) {
   EXPECT_TRUE(object["grad_norm"].is_null());
 }
 
+TEST(Metrics, ATasksNumbersFollowTheOthers) {
+  StepMetrics metrics = step(1);
+  metrics.of_task = {{"rewards_margin", 0.25}, {"rewards_chosen", std::nan("")}};
+  const auto object = nlohmann::json::parse(to_json_line(metrics));
+  EXPECT_EQ(object["rewards_margin"], 0.25);
+  EXPECT_TRUE(object["rewards_chosen"].is_null());
+}
+
 TEST(Metrics, EveryStepIsWrittenAtOnceAndResumeDropsLaterOnes) {
   const TemporaryFolder folder;
   const auto path = folder / "new/folder/metrics.jsonl";

@@ -180,6 +180,33 @@ TEST(TrainerMisuse, TasksThatReturnNothing) {
               }).starts_with("a Trainer without a task"));
 }
 
+class MeasuringTask final : public testing::MadeTask {
+ public:
+  explicit MeasuringTask(std::vector<double> values) : values_(std::move(values)) {}
+  [[nodiscard]] std::vector<std::string> metric_names() const override { return {"a", "b"}; }
+  [[nodiscard]] std::vector<double> metrics() const override { return values_; }
+
+ private:
+  std::vector<double> values_;
+};
+
+TEST(TrainerMisuse, NumbersOfATaskThatHaveNoNames) {
+  EXPECT_EQ(refused_in_a_step([](const Context& /*context*/, testing::DroppingNet& /*net*/) {
+              return std::make_unique<MeasuringTask>(std::vector<double>{1});
+            }),
+            "Task::metrics() returned 1 numbers for the 2 names of metric_names()");
+  // With them they are the means over ranks and micro-batches.
+  testing::SmallRun run{.ranks = 2};
+  run.options.gradient_accumulation_steps = 2;
+  run.make = [](const Context& context, testing::DroppingNet& /*net*/) {
+    return std::make_unique<MeasuringTask>(std::vector<double>{1, 2.0 * context.rank()});
+  };
+  run_small(run, [](Trainer& trainer) {
+    using Numbers = std::vector<std::pair<std::string, double>>;
+    EXPECT_EQ(trainer.step().value().of_task, (Numbers{{"a", 1}, {"b", 1}}));
+  });
+}
+
 TEST(TrainerMisuse, WhatATaskOrARunDoesNotHave) {
   run_small({}, [](Trainer& trainer) {
     EXPECT_TRUE(misuse_of([&] {

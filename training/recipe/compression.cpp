@@ -102,7 +102,8 @@ RecipeKey prune_method_key() {
 
 void validate_teacher(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
-  check_key(!train.teacher || train.task != TaskKind::sft, recipe, "train.teacher",
+  const bool teaches = train.task == TaskKind::next_token || train.task == TaskKind::sentence_pairs;
+  check_key(!train.teacher || teaches, recipe, "train.teacher",
             "is for train.task: next_token and sentence_pairs");
   const auto needs_teacher = [&](bool given, const std::string& key) {
     check_key(train.teacher || !given, recipe, key,

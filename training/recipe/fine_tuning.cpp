@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/text/nearest.h"
 #include "engine/nn/name_pattern.h"
+#include "training/recipe/schema_rows.h"
 #include "training/recipe/values.h"
 
 namespace tessera::training {
@@ -206,6 +207,64 @@ RecipeKey parameter_groups_key() {
     return write_parameter_groups(recipe.train.parameter_groups);
   };
   return row;
+}
+
+tasks::PreferenceOptions preference_options(const Recipe& recipe) {
+  const DpoRecipe& dpo = recipe.train.dpo;
+  tasks::PreferenceOptions options;
+  options.beta = dpo.beta.value_or(options.beta);
+  options.loss = dpo.loss.value_or(options.loss);
+  options.label_smoothing = dpo.label_smoothing.value_or(options.label_smoothing);
+  return options;
+}
+
+bool has_reference(const Recipe& recipe) {
+  return recipe.train.task == TaskKind::dpo &&
+         (recipe.train.dpo.reference.has_value() || !trains_adapters(recipe));
+}
+
+void validate_preferences(const Recipe& recipe) {
+  const DpoRecipe& dpo = recipe.train.dpo;
+  const bool tunes = recipe.train.task == TaskKind::dpo;
+  const auto of_dpo = [&](bool given, const std::string& key) {
+    check_key(tunes || !given, recipe, key, "is for train.task: dpo");
+  };
+  of_dpo(dpo.beta.has_value(), "train.dpo.beta");
+  of_dpo(dpo.loss.has_value(), "train.dpo.loss");
+  of_dpo(dpo.label_smoothing.has_value(), "train.dpo.label_smoothing");
+  of_dpo(dpo.reference.has_value(), "train.dpo.reference");
+  if (!tunes) return;
+  check_key(recipe.model.pretrained || dpo.reference, recipe, "train.task",
+            "dpo needs model.pretrained, the model to start from and to compare with, or "
+            "train.dpo.reference");
+  check_key(!dpo.reference || !dpo.reference->empty(), recipe, "train.dpo.reference", "is empty");
+  check_key(preference_options(recipe).loss == tasks::PreferenceLoss::sigmoid ||
+                dpo.label_smoothing.value_or(0) == 0,
+            recipe, "train.dpo.label_smoothing", "is for train.dpo.loss: sigmoid");
+}
+
+std::vector<RecipeKey> preference_keys() {
+  using L = tasks::PreferenceLoss;
+  return {
+      default_is("0.1",
+                 key(TESSERA_KEY(train, dpo.beta),
+                     "`dpo`: how strongly the trained model is held at the reference.", above(0))),
+      default_is("sigmoid",
+                 choice(TESSERA_KEY(train, dpo.loss),
+                        std::vector<Choice<L>>{
+                            {"sigmoid", L::sigmoid}, {"ipo", L::ipo}, {"hinge", L::hinge}},
+                        "`dpo`: the loss of a pair: DPO's own, IPO's or SLiC's "
+                        "([data.md](data.md#preference-tuning)).")),
+      default_is("0.0",
+                 key(TESSERA_KEY(train, dpo.label_smoothing),
+                     "`sigmoid`: the part of the pairs that is taken to be labelled the wrong way "
+                     "round.",
+                     Range{0, 0.5, false, false})),
+      default_is("`model.pretrained`, or with an adapter the model under it",
+                 key(TESSERA_KEY(train, dpo.reference),
+                     "`dpo`: the folder of the frozen reference, which is sharded as the trained "
+                     "model is: one of transformers or Tessera, a folder of steps, an adapter.")),
+  };
 }
 
 }  // namespace tessera::training

@@ -25,8 +25,8 @@ constexpr std::string_view local_files = "a file, several or a folder; nothing i
 constexpr std::string_view whole_weights =
     "weights are not quantised for training; with sharding.mixed_precision: bf16 the base of "
     "adapters is kept in bf16";
-constexpr std::string_view no_preferences =
-    "there is no training on preferences (DPO, KTO, GRPO); train.task: sft trains on answers";
+constexpr std::string_view pairs_only =
+    "where dpo trains on pairs of answers; there is no KTO or GRPO";
 
 constexpr std::string_view wsd_decays =
     "wsd_linear, wsd_cosine and wsd_1_sqrt are its decays, and train.lr_decay_start is where they "
@@ -75,6 +75,10 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "roles_to_train", "data.loss_on", of_answers},
     {"key", "response_template", "data.loss_on",
      "answers are found by the chat template, and not by a text"},
+    {"key", "beta", "train.dpo.beta"},
+    {"key", "loss_type", "train.dpo.loss"},
+    {"key", "ref_model", "train.dpo.reference"},
+    {"key", "ref_model_path", "train.dpo.reference"},
     {"key", "seq_length", "model.seq_len"},
     {"key", "sequence_len", "model.seq_len"},
     {"key", "max_length", "model.seq_len"},
@@ -184,14 +188,8 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "lmbda", "",
      "a teacher's texts are not sampled during training; train.teacher compares "
      "its logits on data.train"},
-    {"key", "beta", "", no_preferences},
-    {"key", "loss_type", "",
-     "the loss is the cross-entropy, with train.teacher also the teacher's; "
-     "a data set of sentence_pairs has its loss"},
-    {"key", "rl", "", no_preferences},
-    {"key", "dpo", "", no_preferences},
-    {"key", "dpo_beta", "", no_preferences},
-    {"key", "ref_model", "", no_preferences},
+    {"key", "rl", "train.task", pairs_only},
+    {"key", "dpo_beta", "train.dpo.beta"},
     {"key", "neftune_noise_alpha", "", "there is no noise on embeddings"},
     {"key", "attn_implementation", "",
      "attention is always computed in tiles (docs/architecture.md)"},

@@ -22,6 +22,7 @@
 #include "sharding/policy/options.h"
 #include "tasks/batch_order.h"
 #include "tasks/conversations/conversation.h"
+#include "tasks/losses/preference_loss.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
 #include "trainer/pruning/options.h"
@@ -31,7 +32,7 @@
 namespace tessera::training {
 
 enum class OptimizerKind : std::uint8_t { adamw, lion, sgd };
-enum class TaskKind : std::uint8_t { next_token, sft, sentence_pairs };
+enum class TaskKind : std::uint8_t { next_token, sft, dpo, sentence_pairs };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 using ShardingStrategy = tessera::Strategy;
 enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
@@ -124,6 +125,15 @@ struct PruneRecipe {
   std::optional<std::int64_t> calibration_batches;
 };
 
+// train.task: dpo. Absent: the defaults of PreferenceOptions; the reference is the model that the
+// run starts with.
+struct DpoRecipe {
+  std::optional<double> beta;
+  std::optional<tasks::PreferenceLoss> loss;
+  std::optional<double> label_smoothing;
+  std::optional<std::string> reference;  // the folder of a model
+};
+
 struct TrainRecipe {
   TaskKind task = TaskKind::next_token;
   std::int64_t steps = 1000;
@@ -157,6 +167,7 @@ struct TrainRecipe {
   std::optional<double> distill_weight;
   std::vector<StatePair> teacher_states;
   PruneRecipe prune;
+  DpoRecipe dpo;
 };
 
 using tessera::Placement;
@@ -273,7 +284,16 @@ inline bool predicts_tokens(const Recipe& recipe) {
 }
 // Batches have different lengths, so that a plan is for the longest.
 inline bool batches_vary(const Recipe& recipe) {
-  return !predicts_tokens(recipe) || (recipe.train.task == TaskKind::sft && !recipe.data.packing);
+  switch (recipe.train.task) {
+    case TaskKind::next_token:
+      return false;
+    case TaskKind::sft:
+      return !recipe.data.packing;
+    case TaskKind::dpo:
+    case TaskKind::sentence_pairs:
+      return true;
+  }
+  return true;
 }
 // True if adapters are trained in place of the model.
 bool trains_adapters(const Recipe& recipe);
@@ -290,6 +310,12 @@ void validate_precision(const Recipe& recipe);
 
 // training/recipe/compression.cpp: the keys of a teacher and of pruning.
 void validate_compression(const Recipe& recipe);
+
+// training/recipe/fine_tuning.cpp: the keys of train.task: dpo.
+tasks::PreferenceOptions preference_options(const Recipe& recipe);
+// The reference is a model of its own: otherwise it is the trained one without its adapters.
+bool has_reference(const Recipe& recipe);
+void validate_preferences(const Recipe& recipe);
 
 // Checks that concern several keys, or a key and the number of ranks. Needs no engine and reads no
 // file.

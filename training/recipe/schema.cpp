@@ -84,9 +84,10 @@ std::vector<RecipeKey> train_keys() {
       choice(TESSERA_KEY(train, task),
              std::vector<Choice<TaskKind>>{{"next_token", TaskKind::next_token},
                                            {"sft", TaskKind::sft},
+                                           {"dpo", TaskKind::dpo},
                                            {"sentence_pairs", TaskKind::sentence_pairs}},
-             "The task: the next token of a text, the answers in conversations (data.md), or "
-             "embeddings of sentences (sentence-encoders.md)."),
+             "The task: the next token of a text, the answers in conversations or the preferred "
+             "one of two answers (data.md), or embeddings of sentences (sentence-encoders.md)."),
       key(TESSERA_KEY(train, steps), "Optimizer steps.", at_least(0)),
       choice(TESSERA_KEY(train, optimizer),
              std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},
@@ -438,9 +439,9 @@ void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
 std::vector<RecipeKey> all_keys() {
   std::vector<RecipeKey> keys;
   for (auto part :
-       {model_keys(), model_config_keys(), data_keys(), train_keys(), compression_keys(),
-        strategy_keys(), precision_and_group_keys(), loss_scale_keys(), recomputation_keys(),
-        offload_keys(), checkpoint_keys(), log_keys()}) {
+       {model_keys(), model_config_keys(), data_keys(), train_keys(), preference_keys(),
+        compression_keys(), strategy_keys(), precision_and_group_keys(), loss_scale_keys(),
+        recomputation_keys(), offload_keys(), checkpoint_keys(), log_keys()}) {
     for (RecipeKey& row : part) keys.push_back(std::move(row));
   }
   add_prefixed_synonyms(keys);

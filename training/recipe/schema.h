@@ -39,6 +39,7 @@ const std::vector<RecipeKey>& recipe_keys();
 std::vector<RecipeKey> model_keys();  // of every architecture
 std::vector<RecipeKey> model_config_keys();
 std::vector<RecipeKey> compression_keys();  // of a teacher and of pruning
+std::vector<RecipeKey> preference_keys();   // of train.task: dpo
 
 // Call it when all keys are read: it fills in values of the architecture's configuration that are
 // missing, from the recipe's other keys and the architecture's defaults.

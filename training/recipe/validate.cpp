@@ -34,9 +34,9 @@ void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std
   };
   if (predicts_tokens(recipe)) {
     check_set(
-        set.columns.size() <= 2 && set.loss == SentenceLoss::none &&
-            set.evaluator == SentenceEvaluator::none && set.labels.empty() && !set.header &&
-            !set.num_labels && !set.label_scale && !set.scale,
+        set.columns.size() <= (recipe.train.task == TaskKind::dpo ? 3 : 2) &&
+            set.loss == SentenceLoss::none && set.evaluator == SentenceEvaluator::none &&
+            set.labels.empty() && !set.header && !set.num_labels && !set.label_scale && !set.scale,
         "a data set with more than two columns, or with a loss, an evaluator, labels, a scale or "
         "a header, is for train.task: sentence_pairs");
     check_set(
@@ -248,6 +248,7 @@ void validate(const Recipe& recipe, int world_size) {
   validate_log(recipe);
   validate_fine_tuning(recipe);
   validate_compression(recipe);
+  validate_preferences(recipe);
   check_key(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
             "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
             recipe.data.batch_size, counted(world_size, "rank"));

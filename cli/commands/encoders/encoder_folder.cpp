@@ -267,7 +267,9 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
   }
   const bool of_bytes = !tokenizers::is_tokenizer_folder(places.tokenizer) &&
                         model_->vocabulary() == ByteTokenizer().vocabulary_size();
-  tokenizer_ = tokenizers::load_tokenizer(of_bytes ? "bytes" : places.tokenizer);
+  if (choices.with_tokenizer) {
+    tokenizer_ = tokenizers::load_tokenizer(of_bytes ? "bytes" : places.tokenizer);
+  }
   tokenizer_folder_ = places.tokenizer;
   checkpoint::State whole;
   if (int8) {

@@ -38,6 +38,8 @@ struct EncoderChoices {
   // True: spend time now for faster products later (nn::Linear::lay_in_first). Only for a whole
   // model in fp32 on a CPU; other models are not changed.
   bool many_texts = false;
+  // False for a language model that reads ids of another one: its own tokenizer is not loaded.
+  bool with_tokenizer = true;
 };
 
 // An encoder with its weights and its tokenizer, on the context's device, ready to use.

@@ -1,13 +1,12 @@
 // `tessera evaluate`: scores a model on a data set, on one rank or many.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,14 +15,16 @@
 #include "base/text/nearest.h"
 #include "base/text/print.h"
 #include "cli/commands/encoders/encoder_folder.h"
+#include "cli/commands/encoders/evaluation_progress.h"
 #include "cli/run_notes.h"
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
+#include "engine/nn/layers.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
-#include "logs/progress.h"
 #include "planner/sweep.h"
 #include "tasks/evaluators.h"
+#include "tasks/instructions/dpo.h"
 #include "tasks/instructions/sft.h"
 #include "tasks/sentence_losses.h"
 #include "tasks/sentence_table.h"
@@ -37,47 +38,10 @@ constexpr std::size_t pair_columns = 3;
 constexpr const char* evaluation_format = "tessera-evaluation";
 
 const std::vector<std::string>& task_names() {
-  static const std::vector<std::string> names = {"similarity", "accuracy", "triplet", "perplexity",
-                                                 "sft"};
+  static const std::vector<std::string> names = {"similarity", "accuracy", "triplet",
+                                                 "perplexity", "sft",      "dpo"};
   return names;
 }
-
-// The progress of a long evaluation on stderr: redrawn on a terminal, otherwise a line from time to
-// time. Counts the batches of the first rank; all ranks have the same number.
-class EvaluationProgress {
- public:
-  EvaluationProgress(const Context& context, std::int64_t tokens)
-      : shown_(context.is_main()), ranks_(context.world_size()), tokens_(tokens) {}
-  ~EvaluationProgress() {
-    if (drawn_) redraw_line(STDERR_FILENO, "");
-  }
-  EvaluationProgress(const EvaluationProgress&) = delete;
-  EvaluationProgress& operator=(const EvaluationProgress&) = delete;
-
-  void add(std::int64_t tokens) {
-    done_ = std::min(done_ + tokens * ranks_, tokens_);
-    const auto now = std::chrono::steady_clock::now();
-    if (!shown_ || now - last_ < (animated_ ? redraw_interval : line_interval)) return;
-    last_ = now;
-    drawn_ = animated_;
-    const std::string text = fmt::format("{} of {}", done_, counted(tokens_, "token"));
-    if (animated_) {
-      redraw_line(STDERR_FILENO, text);
-    } else {
-      print_err("tessera: {}\n", text);
-    }
-  }
-
- private:
-  static constexpr std::chrono::milliseconds redraw_interval{200}, line_interval{10'000};
-
-  bool shown_;
-  std::int64_t ranks_, tokens_;
-  std::int64_t done_ = 0;
-  bool animated_ = logs::animated_by_default();
-  bool drawn_ = false;
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 struct EvaluateCommand {
   std::string folder;
@@ -90,6 +54,9 @@ struct EvaluateCommand {
   std::string json;
   std::int64_t batch_size = 32;
   std::int64_t seq_len = 0;
+  std::string reference;
+  std::string reference_base;
+  double beta = tasks::PreferenceOptions{}.beta;
   std::string strategy = "NO_SHARD";
   std::string device = "auto";
   std::string dtype = "float32";
@@ -107,6 +74,7 @@ struct EvaluateCommand {
   [[nodiscard]] Result triplets(const Context& context) const;
   [[nodiscard]] Result perplexity(const Context& context) const;
   [[nodiscard]] Result answers(const Context& context) const;
+  [[nodiscard]] Result preferences(const Context& context) const;
   [[nodiscard]] std::int64_t length_of(const models::LanguageModel& model) const;
   [[nodiscard]] tasks::SentenceTable open_table(tasks::SentenceEvaluator evaluator,
                                                 std::int64_t classes = 0) const;
@@ -204,6 +172,59 @@ EvaluateCommand::Result EvaluateCommand::answers(const Context& context) const {
   return {scores, samples.samples_per_epoch(), samples.counts().by_name()};
 }
 
+bool has_adapters(nn::Module& module) {
+  const auto modules = module.named_modules();
+  return std::any_of(modules.begin(), modules.end(), [](const auto& named) {
+    const auto* const layer = dynamic_cast<const nn::LinearImpl*>(named.second);
+    return layer != nullptr && layer->has_lora();
+  });
+}
+
+EvaluateCommand::Result EvaluateCommand::preferences(const Context& context) const {
+  TESSERA_CHECK(columns.empty() || columns.size() == 2 || columns.size() == 3, ErrorCode::usage,
+                "--columns {}: --task dpo takes three columns, of a prompt, of the chosen and of "
+                "the rejected answer, or the last two",
+                fmt::join(columns, ","));
+  TESSERA_CHECK(beta > 0, ErrorCode::usage, "--beta {}: must be above 0", beta);
+  LoadedLanguageModel model(folder, context, choices());
+  TESSERA_CHECK(!reference.empty() || has_adapters(model.model()), ErrorCode::usage,
+                "--task dpo needs --reference, the folder of the model that {} is compared with",
+                folder);
+  std::optional<LoadedLanguageModel> compared;
+  if (!reference.empty()) {
+    EncoderChoices of_reference = choices();
+    of_reference.base = reference_base;
+    of_reference.with_tokenizer = false;
+    compared.emplace(reference, context, of_reference);
+    TESSERA_CHECK(compared->model().vocabulary() == model.model().vocabulary() &&
+                      compared->model().positions() >= length_of(model.model()),
+                  ErrorCode::configuration,
+                  "--reference {}: it has a vocabulary of {} and {} positions, and the model one "
+                  "of {} and sequences of {}",
+                  reference, compared->model().vocabulary(), compared->model().positions(),
+                  model.model().vocabulary(), length_of(model.model()));
+  }
+  const tasks::PreferenceSamples samples(
+      tasks::open_preferences({data, columns}, model.tokenizer(), model.tokenizer_folder()),
+      {.seq_len = length_of(model.model()),
+       .shuffle = false,
+       .padding_id = model.tokenizer().padding_id()});
+  const tasks::ComparedModels models = {
+      [&](const Tensor& ids, const Tensor& targets) {
+        return model.model().row_losses(ids, targets);
+      },
+      [&](const Tensor& ids, const Tensor& targets) {
+        return compared ? compared->model().row_losses(ids, targets)
+                        : tasks::losses_without_adapters(model.model(), ids, targets);
+      }};
+  EvaluationProgress progress(context, samples.counts().places);
+  auto scores = tasks::evaluate_preferences(
+      models, samples, samples.samples_per_epoch(), batch_size, {.beta = beta}, context,
+      [&](const tasks::PreferenceBatch& batch) { progress.add(batch.tokens); });
+  scores.pop_back();  // the pairs, which are the samples
+  return {scores, samples.samples_per_epoch(), samples.counts().by_name()};
+}
+
 EvaluateCommand::Result EvaluateCommand::perplexity(const Context& context) const {
   TESSERA_CHECK(data.size() == 1 && columns.empty(), ErrorCode::usage,
                 "--task perplexity takes one file of text or tokens as --data, and no --columns");
@@ -231,6 +252,7 @@ EvaluateCommand::Result EvaluateCommand::evaluate(const Context& context) const 
   if (task == "accuracy") return accuracy(context);
   if (task == "triplet") return triplets(context);
   if (task == "sft") return answers(context);
+  if (task == "dpo") return preferences(context);
   return perplexity(context);
 }
 
@@ -247,6 +269,11 @@ int EvaluateCommand::run() const {
                 did_you_mean(task, task_names()));
   TESSERA_CHECK(labels.empty() || task == "accuracy", ErrorCode::usage,
                 "--labels: --task {} has no classes; leave it out", task);
+  TESSERA_CHECK(task == "dpo" || (reference.empty() && reference_base.empty()), ErrorCode::usage,
+                "--reference{}: --task {} has none; leave it out", reference.empty() ? "-base" : "",
+                task);
+  TESSERA_CHECK(reference_base.empty() || !reference.empty(), ErrorCode::usage,
+                "--reference-base {}: it is for the adapter in --reference", reference_base);
   TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give the data to evaluate on as --data FILE");
   (void)choices();
   const comm::World world = comm::world_from_environment();
@@ -281,27 +308,30 @@ Command describe_evaluate() {
       .arguments =
           {{.name = "folder",
             .target = &command->folder,
-            .help = "A sentence encoder's folder; for perplexity and sft a language model's; a "
+            .help = "A sentence encoder's folder; for perplexity, sft and dpo a language "
+                    "model's; a "
                     "run's steps; or an adapter's",
             .type = "FOLDER",
             .required = true},
            base_argument(command->base),
            {.name = "--data",
             .target = &command->data,
-            .help = "CSV, TSV or JSON lines; for perplexity a text; for sft conversations in JSON "
-                    "lines, Parquet or Arrow. May be repeated, and may be a pattern",
+            .help =
+                "CSV, TSV or JSON lines; for perplexity a text; for sft conversations and for dpo "
+                "pairs of answers in JSON lines, Parquet or Arrow. May be repeated, and may be a "
+                "pattern",
             .type = "FILE"},
            {.name = "--columns",
             .target = &command->columns,
             .help = "The columns of two texts and their label (triplet: of three texts), by number "
                     "from 1 or by name, as in 6,7,5; for sft that of messages, or those of prompt "
-                    "and completion",
+                    "and completion; for dpo those of prompt, chosen and rejected",
             .type = "COLUMNS",
             .separator = ','},
            {.name = "--task",
             .target = &command->task,
             .help = "The task",
-            .type = "similarity|accuracy|triplet|perplexity|sft",
+            .type = "similarity|accuracy|triplet|perplexity|sft|dpo",
             .shows_default = true},
            {.name = "--labels",
             .target = &command->labels,
@@ -324,9 +354,23 @@ Command describe_evaluate() {
             .least = 1},
            {.name = "--seq-len",
             .target = &command->seq_len,
-            .help = "Tokens of a sequence for perplexity and sft; 0: the most that the model takes",
+            .help = "Tokens of a sequence for perplexity, sft and dpo; 0: the most that the model "
+                    "takes",
             .shows_default = true,
             .least = 0},
+           {.name = "--reference",
+            .target = &command->reference,
+            .help = "For dpo: the folder of the model to compare with; without it, the base of an "
+                    "adapter",
+            .type = "FOLDER"},
+           {.name = "--reference-base",
+            .target = &command->reference_base,
+            .help = "For dpo: --base of the reference",
+            .type = "FOLDER"},
+           {.name = "--beta",
+            .target = &command->beta,
+            .help = "For dpo: train.dpo.beta",
+            .shows_default = true},
            {.name = "--sharding-strategy",
             .target = &command->strategy,
             .help = "How ranks shard the parameters; does not change the result",
