@@ -36,6 +36,30 @@ TEST(TokenizerTexts, InvalidUtf8IsReadAsReplacementCharacters) {
   }
 }
 
+// As in the package: an empty text is between all characters, as an empty expression is.
+TEST(TokenizerTexts, AnEmptyTextAsAPatternIsBetweenAllCharacters) {
+  const ScratchFolder folder;
+  for (const char* const kind : {"String", "Regex"}) {
+    json file = {{"version", "1.0"},
+                 {"added_tokens", json::array()},
+                 {"pre_tokenizer",
+                  {{"type", "Split"},
+                   {"pattern", {{kind, ""}}},
+                   {"behavior", "Isolated"},
+                   {"invert", false}}},
+                 {"model",
+                  {{"type", "WordLevel"},
+                   {"vocab", {{"a", 0}, {" ", 1}, {"b", 2}, {"\u00e9", 3}, {"-", 4}}},
+                   {"unk_token", "-"}}}};
+    const auto ids = [&] {
+      return load_tokenizer(folder.write("tokenizer.json", file.dump()))->encode("a b\u00e9");
+    };
+    EXPECT_EQ(ids(), (std::vector<std::int32_t>{0, 1, 2, 3})) << kind;
+    file["normalizer"] = {{"type", "Replace"}, {"pattern", {{kind, ""}}}, {"content", "-"}};
+    EXPECT_EQ(ids(), (std::vector<std::int32_t>{4, 0, 4, 1, 4, 2, 4, 3, 4})) << kind;
+  }
+}
+
 // Twice as many letters must take about twice the time, not four times.
 TEST(TokenizerTexts, LongWordsAreNotQuadratic) {
   for (const char* name : {"gpt2.json", "llama2.json", "bert.json", "unigram.json", "qwen2.json"}) {

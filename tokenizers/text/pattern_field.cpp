@@ -1,6 +1,8 @@
 // Literal texts are searched for directly, without a regular expression.
 #include "tokenizers/text/pattern_field.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "tokenizers/text/json_fields.h"
 #include "tokenizers/text/unicode.h"
@@ -11,7 +13,6 @@ bool PatternField::Search::find(std::string_view text, std::size_t from,
                                 Pattern::Matcher::Match& match) {
   if (matcher_) return from <= text.size() && matcher_->find(text, from, match);
   const std::string& literal = field_.literal_;
-  if (literal.empty()) return false;
   const std::size_t found = text.find(literal, from);
   if (found == std::string_view::npos) return false;
   match = {found, found + literal.size()};
@@ -45,7 +46,11 @@ std::string_view PatternField::replace_all(std::string_view text, std::string_vi
 PatternField pattern_field(const nlohmann::json& object, const std::string& source) {
   const nlohmann::json& pattern = member(object, "pattern", source);
   const std::string where = source + ".pattern";
-  if (has(pattern, "String")) return PatternField(string_of(pattern, "String", where));
+  if (has(pattern, "String")) {
+    std::string text = string_of(pattern, "String", where);
+    // An empty text matches between all characters, as an empty expression does.
+    return text.empty() ? PatternField(Pattern(text, where)) : PatternField(std::move(text));
+  }
   if (has(pattern, "Regex"))
     return PatternField(Pattern(string_of(pattern, "Regex", where), where));
   fail(ErrorCode::data, "{}: neither {{\"String\": ..}} nor {{\"Regex\": ..}}", where);

@@ -13,6 +13,7 @@ namespace tessera::tokenizers {
 // Any number of threads may use it, each with its own Search.
 class PatternField {
  public:
+  // `literal` has at least one character.
   explicit PatternField(std::string literal) : literal_(std::move(literal)) {}
   explicit PatternField(Pattern pattern) : pattern_(std::move(pattern)) {}
 
@@ -21,7 +22,7 @@ class PatternField {
     explicit Search(const PatternField& field) : field_(field) {
       if (field.pattern_) matcher_.emplace(*field.pattern_);
     }
-    // The first match that begins at `from` or later. An empty text is never found.
+    // The first match that begins at `from` or later.
     bool find(std::string_view text, std::size_t from, Pattern::Matcher::Match& match);
 
    private:
