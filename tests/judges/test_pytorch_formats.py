@@ -333,9 +333,9 @@ def test_groups_with_param_names(tessera, tmp_path, prefix, through):
     loaded = torch.load(tmp_path / "out.pt", weights_only=True)
     assert_goes_on(model, optimizer, loaded, groups)
     state = optimizer.state_dict()
-    state["param_groups"][0]["param_names"][1] = "nobody"
+    state["param_groups"][0]["param_names"][1] = "absent"
     torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "wrong.pt")
-    with pytest.raises(AssertionError, match='parameter "nobody" is no tensor of the model'):
+    with pytest.raises(AssertionError, match='parameter "absent" is not a tensor of the model'):
         tessera.run("convert", tmp_path / "wrong.pt", tmp_path / "wrong", "--to", "torch")
 
 

@@ -195,7 +195,7 @@ class Namer {
       return {};
     }
     in_module_ = false;
-    return fmt::format("its parameter {} is no tensor of the model beside it",
+    return fmt::format("its parameter {} is not a tensor of the model beside it",
                        shown(foreign == names.end() ? *first : *foreign));
   }
 

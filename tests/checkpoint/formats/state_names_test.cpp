@@ -327,15 +327,15 @@ TEST(StateNames, NamesOfTheOptimizerAreThoseOfTheModel) {
   for (const json& names : {json{"a", "c"}, json{"module.a", "c"}, json{"module.a", "module.c"}}) {
     const NamedState wrong = with_names(names);
     EXPECT_EQ(names_of(wrong), (Names{"model/a", "model/b"})) << names;
-    EXPECT_TRUE(has(wrong.contents.unread_state, "is no tensor of the model")) << names;
+    EXPECT_TRUE(has(wrong.contents.unread_state, "is not a tensor of the model")) << names;
   }
-  EXPECT_TRUE(has(with_names({"a", "c"}).contents.unread_state, "its parameter \"c\" is no"));
+  EXPECT_TRUE(has(with_names({"a", "c"}).contents.unread_state, "its parameter \"c\" is not"));
   // The state under names, as get_state_dict makes it.
   const auto by_name = [](const std::string& name) {
     return Items().tensor({"model", "w"}).tensor({"optim", "state", name, "exp_avg"}).name();
   };
   EXPECT_EQ(names_of(by_name("module.w")), (Names{"model/w", "optimizer/w.exp_avg"}));
-  EXPECT_TRUE(has(by_name("v").contents.unread_state, "\"v\" is no tensor of the model"));
+  EXPECT_TRUE(has(by_name("v").contents.unread_state, "\"v\" is not a tensor of the model"));
 }
 
 TEST(StateNames, StateOfATiedParameterHasTheNameOfTheTensor) {
