@@ -4,11 +4,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "checkpoint/convert/names.h"
+#include "checkpoint/convert/plan.h"
+#include "checkpoint/io/json.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "kernels/registry.h"
 
@@ -39,6 +45,41 @@ void divide_by(std::vector<std::byte>& sum, std::size_t number, std::int64_t cou
   for (std::int64_t i = 0; i < count; ++i) values[i] /= static_cast<Value>(number);
 }
 
+// Keys that tell of the program that wrote config.json, of training, or of the ends of texts.
+constexpr std::array<std::string_view, 16> bookkeeping{
+    "_name_or_path",      "name_or_path", "transformers_version",
+    "torch_dtype",        "dtype",        "architectures",
+    "use_cache",          "_commit_hash", "bos_token_id",
+    "eos_token_id",       "pad_token_id", "attention_dropout",
+    "resid_pdrop",        "embd_pdrop",   "attn_pdrop",
+    "quantization_config"};
+
+// config.json with the rotary positions in one spelling, and without null and bookkeeping.
+nlohmann::json described_model(const Contents& contents, const std::string& path) {
+  const std::optional<std::string> text = model_config_text(contents);
+  nlohmann::json config =
+      text ? parse_json(*text, "'" + path + "': config.json") : nlohmann::json();
+  if (!config.is_object()) return nlohmann::json::object();
+  nlohmann::json rope = nlohmann::json::object();
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (config.contains(key) && config[key].is_object()) rope.update(config[key]);
+    config.erase(key);
+  }
+  if (rope.contains("type")) rope.emplace("rope_type", rope["type"]);
+  rope.erase("type");
+  for (const auto& [key, value] : rope.items()) config["rope_parameters." + key] = value;
+  if (rope.contains("rope_theta")) config["rope_theta"] = rope["rope_theta"];
+  config.erase("rope_parameters.rope_theta");
+  if (!config.contains("rope_parameters.rope_type") && config.contains("rope_theta")) {
+    config["rope_parameters.rope_type"] = "default";
+  }
+  for (const std::string_view key : bookkeeping) config.erase(std::string(key));
+  for (auto each = config.begin(); each != config.end();) {
+    each = each->is_null() ? config.erase(each) : std::next(each);
+  }
+  return config;
+}
+
 class AveragedSource final : public formats::Source {
  public:
   AveragedSource(std::vector<AveragedInput> inputs, std::optional<DType> dtype)
@@ -49,6 +90,7 @@ class AveragedSource final : public formats::Source {
     contents_.text_modes = first.text_modes;
     contents_.aliases = first.aliases;
     contents_.notes = first.notes;
+    require_one_model();
     std::vector<TensorIndex> indexes;
     for (const AveragedInput& input : inputs_) {
       indexes.emplace_back(input.source->contents(), true, input.path);
@@ -98,6 +140,24 @@ class AveragedSource final : public formats::Source {
  private:
   [[nodiscard]] const TensorInfo& info(std::size_t input, std::size_t tensor) const {
     return inputs_[input].source->contents().tensors[tensor];
+  }
+
+  // Weights of one shape mean different things under another number of heads or another base of
+  // positions. A key that only one config.json has may be the default of the other.
+  void require_one_model() const {
+    const nlohmann::json mine =
+        described_model(inputs_.front().source->contents(), inputs_.front().path);
+    for (std::size_t i = 1; i < inputs_.size(); ++i) {
+      const nlohmann::json other = described_model(inputs_[i].source->contents(), inputs_[i].path);
+      for (const auto& [key, value] : mine.items()) {
+        const auto found = other.find(key);
+        TESSERA_CHECK(found == other.end() || *found == value, ErrorCode::checkpoint,
+                      "config.json has {} {} in '{}' and {} in '{}'; only checkpoints of one model "
+                      "are averaged",
+                      key, value.dump(-1, ' ', true).substr(0, 80), inputs_.front().path,
+                      found->dump(-1, ' ', true).substr(0, 80), inputs_[i].path);
+      }
+    }
   }
 
   // The tensor in an input, which `other` has.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <memory>
@@ -53,6 +54,18 @@ double distance(double a, double b) {
   if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
   const double difference = std::fabs(a - b);
   return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+}
+
+std::int64_t integer_at(const std::vector<std::byte>& raw, std::size_t i) {
+  std::int64_t value = 0;
+  std::memcpy(&value, raw.data() + i * sizeof value, sizeof value);
+  return value;
+}
+
+// Exact, unlike the difference of the two in fp64.
+double distance(std::int64_t a, std::int64_t b) {
+  const auto larger = static_cast<std::uint64_t>(std::max(a, b));
+  return static_cast<double>(larger - static_cast<std::uint64_t>(std::min(a, b)));
 }
 
 class Comparison {
@@ -103,15 +116,20 @@ class Comparison {
 
   void compare_values(std::size_t a, std::size_t b, TensorDiff& result) {
     const std::int64_t elements = element_count(first_.info(a).shape, result.name);
+    // fp64 holds all other integers.
+    const bool wide = first_.info(a).stored->dtype == DType::int64 &&
+                      second_.info(b).stored->dtype == DType::int64;
     for (std::int64_t first = 0; first < elements; first += compared_elements) {
       if (options_.stop && options_.stop()) fail(ErrorCode::runtime, "stopped");
       const std::int64_t count = std::min(compared_elements, elements - first);
-      read_block(first_, a, first, count, left_);
-      read_block(second_, b, first, count, right_);
+      read_block(first_, a, first, count, left_, left_raw_);
+      read_block(second_, b, first, count, right_, right_raw_);
       for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
         result.first_norm += left_[i] * left_[i];
         result.second_norm += right_[i] * right_[i];
-        result.largest = std::max(result.largest, distance(left_[i], right_[i]));
+        const double apart = wide ? distance(integer_at(left_raw_, i), integer_at(right_raw_, i))
+                                  : distance(left_[i], right_[i]);
+        result.largest = std::max(result.largest, apart);
       }
       if (options_.progress) options_.progress({"comparing", done_, total_});
     }
@@ -120,27 +138,27 @@ class Comparison {
   }
 
   void read_block(OpenedCheckpoint& opened, std::size_t tensor, std::int64_t first,
-                  std::int64_t count, std::vector<double>& values) {
+                  std::int64_t count, std::vector<double>& values, std::vector<std::byte>& raw) {
     const formats::TensorInfo& info = opened.info(tensor);
     TESSERA_CHECK(info.stored->dtype.has_value(), ErrorCode::checkpoint,
                   "'{}': tensor '{}' is {}, whose elements are not compared", opened.path.string(),
                   info.name, info.stored->name);
     const DType dtype = *info.stored->dtype;
-    raw_.resize(static_cast<std::size_t>(count) * size_of(dtype));
+    raw.resize(static_cast<std::size_t>(count) * size_of(dtype));
     values.resize(static_cast<std::size_t>(count));
-    opened.source->read(tensor, first, count, raw_.data());
-    kernels::cpu::cast({.in = raw_.data(),
+    opened.source->read(tensor, first, count, raw.data());
+    kernels::cpu::cast({.in = raw.data(),
                         .out = values.data(),
                         .n = count,
                         .in_dtype = dtype,
                         .out_dtype = DType::float64});
-    done_ += raw_.size();
+    done_ += raw.size();
   }
 
   OpenedCheckpoint& first_;
   OpenedCheckpoint& second_;
   const DiffOptions& options_;
-  std::vector<std::byte> raw_;
+  std::vector<std::byte> left_raw_, right_raw_;
   std::vector<double> left_, right_;
   std::uint64_t done_ = 0, total_ = 0;
 };

@@ -14,6 +14,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "checkpoint/convert/names.h"
+#include "checkpoint/formats/torch/state_names.h"
 #include "checkpoint/io/file.h"
 #include "checkpoint/io/json.h"
 #include "checkpoint/state/scalars_json.h"
@@ -183,15 +184,30 @@ class Planner {
     for (const auto& [alias, name] : given_.aliases) {
       plan_.contents.aliases[names(alias)] = names(name);
     }
+    rename_scalars(names);
+    if (renamed > 0) {
+      note(fmt::format("{} names lost the prefixes of wrappers, {} the first", renamed, example));
+    }
+  }
+
+  // Step counts and parameter groups have the names of parameters, too.
+  template <class Rename>
+  void rename_scalars(const Rename& rename) {
     nlohmann::json& scalars = json_of(plan_.contents.scalars);
     if (const auto counts = scalars.find(counts_scalar);
         counts != scalars.end() && counts->is_object()) {
       nlohmann::json clean = nlohmann::json::object();
-      for (const auto& [name, count] : counts->items()) clean[names(name)] = count;
+      for (const auto& [name, count] : counts->items()) clean[rename(name)] = count;
       *counts = std::move(clean);
     }
-    if (renamed > 0) {
-      note(fmt::format("{} names lost the prefixes of wrappers, {} the first", renamed, example));
+    const auto groups = scalars.find(formats::param_groups_key);
+    if (groups == scalars.end() || !groups->is_array()) return;
+    for (nlohmann::json& group : *groups) {
+      const auto params = group.is_object() ? group.find("params") : group.end();
+      if (params == group.end() || !params->is_array()) continue;
+      for (nlohmann::json& name : *params) {
+        if (name.is_string()) name = rename(name.get<std::string>());
+      }
     }
   }
 
@@ -283,9 +299,11 @@ class Planner {
     const std::string table = type == "gpt2" ? "wte.weight" : "embed_tokens.weight";
     const auto found = find(table);
     if (!found || plan_.contents.tensors[*found].name != table) return;
-    for (TensorInfo& tensor : plan_.contents.tensors) {
-      if (!tensor.name.starts_with("lm_head.")) tensor.name.insert(0, prefix);
-    }
+    const auto whole = [&](const std::string& name) {
+      return name.starts_with("lm_head.") ? name : prefix + name;
+    };
+    for (TensorInfo& tensor : plan_.contents.tensors) tensor.name = whole(tensor.name);
+    rename_scalars(whole);
     std::map<std::string, std::string> aliases;
     for (const auto& [alias, name] : plan_.contents.aliases) aliases[alias] = prefix + name;
     plan_.contents.aliases = std::move(aliases);

@@ -1,6 +1,7 @@
 """Checkpoints to and from PyTorch: `tessera convert` assembles the files of FSDP on two ranks, with every moment;
 torch.load(weights_only=True) and torch.distributed.checkpoint load its results, and training continues from there
 unchanged."""
+import copy
 import os
 import tempfile
 import warnings
@@ -258,6 +259,84 @@ def test_moments_without_names_are_kept_or_refused(tessera, tmp_path):
             tessera.run("convert", tmp_path / "both.pt", tmp_path / "lost", "--to", "full")
         assert not (tmp_path / "lost").exists()
         tessera.run("convert", tmp_path / "both.pt", tmp_path / "alone", "--to", "full", "--weights-only")
+
+
+OPTIMIZERS = {"AdamW": {}, "Adam": {"amsgrad": True}, "NAdam": {}, "Adagrad": {}, "Adamax": {}, "Adadelta": {}, "Rprop": {},
+              "RMSprop": {"momentum": 0.9, "centered": True}, "SGD": {"momentum": 0.9}}
+
+
+def trained_with(name, groups=lambda model: model.parameters()):
+    torch.manual_seed(2)
+    model = Net()
+    optimizer = getattr(torch.optim, name)(groups(model), lr=1e-2, **OPTIMIZERS[name])
+    train(model, optimizer, 0, 3)
+    return model, optimizer
+
+
+def assert_goes_on(model, optimizer, loaded, make_groups=lambda model: model.parameters()):
+    """A plain optimizer and set_state_dict take the moments, the steps and the hyperparameters."""
+    copies = []
+    for load in ("plain", "set_state_dict"):
+        other = Net()
+        fresh = type(optimizer)(make_groups(other))
+        loaded = copy.deepcopy(loaded)  # load_state_dict keeps the tensors that it gets
+        if load == "plain":
+            other.load_state_dict(loaded["model"])
+            fresh.load_state_dict(loaded["optimizer"])
+        else:
+            set_state_dict(other, fresh, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+        mine, theirs = optimizer.state_dict(), fresh.state_dict()
+        for number, state in mine["state"].items():
+            assert_same_tensors(theirs["state"][number], state)
+        for group, wanted in zip(theirs["param_groups"], mine["param_groups"], strict=True):
+            assert {k: v for k, v in group.items() if k != "param_names"} == \
+                {k: v for k, v in wanted.items() if k != "param_names"}
+        copies.append((other, fresh))
+    train(model, optimizer, 3, 5)
+    for other, fresh in copies:
+        train(other, fresh, 3, 5)
+        assert_same_tensors(other.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("through", [None, "full", "dcp", "universal"])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_moments_with_numbers_go_on_in_torch(tessera, tmp_path, name, through):
+    """torch.save({"model": ..., "optimizer": optimizer.state_dict()}), as most programs have it."""
+    model, optimizer = trained_with(name)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "both.pt")
+    source = tmp_path / "both.pt"
+    if through:
+        tessera.run("convert", source, tmp_path / through, "--to", through)
+        source = tmp_path / through
+    tessera.run("convert", source, tmp_path / "out.pt", "--to", "torch")
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert [group["params"] for group in loaded["optimizer"]["param_groups"]] == \
+        [[name for name, _ in model.named_parameters()]]
+    assert_goes_on(model, optimizer, loaded)
+
+
+@pytest.mark.parametrize("through", [None, "full", "dcp", "universal"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+def test_groups_with_param_names(tessera, tmp_path, prefix, through):
+    def groups(model):
+        named = [(prefix + name, tensor) for name, tensor in model.named_parameters()]
+        return [{"params": [each for each in named if each[1].dim() > 1]},
+                {"params": [each for each in named if each[1].dim() == 1], "weight_decay": 0.0}]
+
+    model, optimizer = trained_with("AdamW", groups)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "both.pt")
+    source = tmp_path / "both.pt"
+    if through:
+        tessera.run("convert", source, tmp_path / through, "--to", through)
+        source = tmp_path / through
+    tessera.run("convert", source, tmp_path / "out.pt", "--to", "torch")
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert_goes_on(model, optimizer, loaded, groups)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["param_names"][1] = "absent"
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "wrong.pt")
+    with pytest.raises(AssertionError, match='parameter "absent" is not a tensor of the model'):
+        tessera.run("convert", tmp_path / "wrong.pt", tmp_path / "wrong", "--to", "torch")
 
 
 @pytest.mark.parametrize("files", ["one", "two"])

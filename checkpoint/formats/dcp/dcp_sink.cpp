@@ -37,7 +37,7 @@ std::vector<ZipPlan> plan_chunk(const StoredDType& stored, const std::vector<std
 
 std::string value_pickle(const std::string& key, const nlohmann::json& value) {
   PickleWriter pickle;
-  write_json(pickle, value, key == "betas");
+  write_json_value(pickle, key, value);
   return pickle.finish();
 }
 

@@ -183,7 +183,9 @@ class UniversalOpener {
     const std::string& as = weights ? name : full;
     const Part part = weights ? Part::model : Part::optimizer;
     const std::vector<std::int64_t>* wanted = shape != nullptr ? &shape->shape : nullptr;
-    if (wanted == nullptr || tensor->shape == *wanted) {
+    // NAdam and ASGD have a state of one number.
+    const bool number = !weights && tensor->shape.empty();
+    if (wanted == nullptr || tensor->shape == *wanted || number) {
       contents_.add(part, as, tensor->stored, tensor->shape,
                     add_torch_tensor(store_, from, *tensor, what));
       return;

@@ -318,6 +318,20 @@ bool has_tensor(const GgufHeader& header, std::string_view name) {
                      [&](const GgufTensor& tensor) { return tensor.name == name; });
 }
 
+// transformers 5 has the part of a head that is turned in rope_parameters, which only the key
+// beside it can override.
+void check_turned_part(const json& config) {
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const json* const rope = given(config, key);
+    if (rope == nullptr || !rope->is_object()) continue;
+    const json* const part = given(*rope, "partial_rotary_factor");
+    const json* const whole = given(config, "partial_rotary_factor");
+    if (part != nullptr && *part != (whole == nullptr ? json(1) : *whole)) {
+      refuse_config("partial_rotary_factor", *part, "GGUF files are written for whole heads");
+    }
+  }
+}
+
 }  // namespace
 
 GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadata) {
@@ -338,6 +352,7 @@ GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadat
     }
   }
   model.vocabulary = positive(config, "vocab_size");
+  model.config = config;
   metadata.number(prefix + "vocab_size", static_cast<std::uint32_t>(model.vocabulary));
   if (!model.family->rotary) {
     const json* const activation = given(config, "activation_function");
@@ -352,6 +367,7 @@ GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadat
   }
   only(config, "hidden_act", "silu");
   if (!is_called(*model.family, "phi3")) only(config, "partial_rotary_factor", 1);
+  check_turned_part(config);
   if (!model.family->biases) only(config, "attention_bias", false);
   if (!model.family->biases) only(config, "mlp_bias", false);
   if (is_called(*model.family, "smollm3")) check_turned_layers(config);

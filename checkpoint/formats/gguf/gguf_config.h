@@ -25,6 +25,7 @@ struct GgufModel {
   const GgufFamily* family = nullptr;
   GgufHeads heads;
   std::int64_t vocabulary = 0;
+  nlohmann::json config;           // with the defaults of what it leaves out
   std::vector<float> rope;         // the contents of gguf_rope_tensor; empty: there is none
   std::vector<std::string> notes;  // what llama.cpp computes in another way
 };

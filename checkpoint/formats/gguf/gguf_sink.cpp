@@ -12,6 +12,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "checkpoint/formats/gguf/gguf.h"
+#include "checkpoint/formats/gguf/gguf_shapes.h"
 #include "checkpoint/formats/gguf/gguf_tile.h"
 #include "checkpoint/formats/gguf/gguf_tokenizer.h"
 #include "checkpoint/io/file.h"
@@ -113,7 +114,7 @@ class GgufSink final : public Sink {
     write_gguf_tokenizer(contents, config, model_.vocabulary, metadata, report_.files,
                          report_.notes);
     list_tensors();
-    check_complete(config);
+    check_gguf_tensors(model_, places_);
     const std::string header = compose_gguf_header(metadata, places_);
     file_.emplace(File::create(path));
     file_->resize(places_.back().begin + places_.back().bytes);
@@ -193,42 +194,6 @@ class GgufSink final : public Sink {
                          {static_cast<std::int64_t>(model_.rope.size())},
                          0,
                          0});
-    }
-  }
-
-  // llama.cpp needs every weight of every layer, with the sizes of the settings.
-  void check_complete(const nlohmann::json& config) const {
-    std::set<std::string> present;
-    for (const GgufTensor& tensor : places_) present.insert(tensor.name);
-    const GgufFamily& family = *model_.family;
-    const auto size = [&](const char* setting) {
-      for (const GgufSetting& each : family.settings) {
-        if (each.gguf == std::string_view(setting))
-          return config.at(each.hugging_face).get<std::int64_t>();
-      }
-      return std::int64_t{0};
-    };
-    const std::int64_t layers = size("block_count");
-    for (const GgufModule& module : family.modules) {
-      const std::string pattern = module.gguf;
-      const std::size_t hole = pattern.find("{}");
-      if (pattern == "output") continue;  // llama.cpp ties it to the table
-      for (std::int64_t layer = 0; layer < (hole == std::string::npos ? 1 : layers); ++layer) {
-        std::string name = pattern + ".weight";
-        if (hole != std::string::npos) name.replace(hole, 2, std::to_string(layer));
-        TESSERA_CHECK(
-            present.contains(name), ErrorCode::checkpoint,
-            "the checkpoint has no tensor for {} of a model of {} layers; GGUF files hold "
-            "whole models",
-            name, layers);
-      }
-    }
-    const std::vector<std::int64_t> table{model_.vocabulary, size("embedding_length")};
-    for (const GgufTensor& tensor : places_) {
-      TESSERA_CHECK(tensor.name != "token_embd.weight" || tensor.shape == table,
-                    ErrorCode::checkpoint,
-                    "the token table has the shape {}, and config.json requires {}",
-                    describe_shape(tensor.shape), describe_shape(table));
     }
   }
 

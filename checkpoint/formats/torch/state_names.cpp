@@ -3,9 +3,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -23,8 +20,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 3> wrappers{"_fsdp_wrapped_module.",
-                                                   "_checkpoint_wrapped_module.", "_orig_mod."};
 constexpr std::string_view data_parallel = "module.";
 
 bool is_digits(const std::string& text) {
@@ -100,6 +95,7 @@ class Namer {
         }
       }
       parameters_.push_back(tensor);
+      shapes_.emplace(name, &tensor->shape);
       add(Part::model, name, *tensor);
     }
     if (renamed > 0) {
@@ -148,65 +144,133 @@ class Namer {
     std::erase_if(groups_, [](const json& group) { return !group.is_object(); });
   }
 
-  // The names of the parameters that the optimizer knows by number, or none if they are not
-  // certain.
-  std::vector<std::string> numbered_parameters() {
-    std::vector<std::string> names;
+  // The names of the parameters that the optimizer knows by number: those of param_names, or the
+  // model's tensors in their order if there is one group.
+  void read_numbers() {
+    std::size_t count = 0;
     for (const json& group : groups_) {
-      const auto list = group.find("param_names");
+      auto list = group.find("param_names");
+      given_ = list != group.end();
+      if (!given_) list = group.find(assumed_names_key);
       if (list == group.end() || !list->is_array()) break;
-      for (const json& name : *list) {
-        names.push_back(name.is_string() ? parameter_name(name.get<std::string>()) : "");
+      const auto params = group.find("params");
+      const bool placed = params != group.end() && params->is_array() &&
+                          params->size() == list->size() &&
+                          std::all_of(params->begin(), params->end(), is_number);
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        const json& name = (*list)[i];
+        const std::size_t number = placed ? (*params)[i].get<std::size_t>() : count;
+        numbers_[number] = name.is_string() ? parameter_name(name.get<std::string>()) : "";
+        ++count;
       }
     }
-    if (!names.empty() || groups_.size() > 1) return names;
+    if (!numbers_.empty() || groups_.size() > 1) return;
+    given_ = false;
     for (const StateTensor* tensor : parameters_) {
       // Integers are buffers, as num_batches_tracked: no optimizer steps them.
       if (tensor->stored->dtype && !is_floating(*tensor->stored->dtype)) continue;
-      names.push_back(parameter_name(tensor->path.back()));
+      numbers_.emplace(numbers_.size(), parameter_name(tensor->path.back()));
     }
-    return names;
+  }
+
+  static bool is_number(const json& value) {
+    return value.is_number_integer() && value.get<std::int64_t>() >= 0;
+  }
+
+  // Finds the tensors of the model that have these names. DistributedDataParallel's
+  // named_parameters() begin with "module." where the state dict of the module inside does not.
+  // Returns what does not match, or nothing.
+  std::string match_names(const std::vector<std::string>& names) {
+    if (shapes_.empty()) return {};
+    const auto unknown = [&](const std::string& name) { return !shapes_.contains(resolved(name)); };
+    const auto first = std::find_if(names.begin(), names.end(), unknown);
+    if (first == names.end()) return {};
+    in_module_ = true;
+    const auto foreign = std::find_if(names.begin(), names.end(), unknown);
+    const bool all_begin = std::all_of(names.begin(), names.end(), [](const std::string& name) {
+      return name.starts_with(data_parallel);
+    });
+    if (all_begin && foreign == names.end()) {
+      note("the names of the optimizer's parameters lost the prefix {}", data_parallel);
+      return {};
+    }
+    in_module_ = false;
+    return fmt::format("its parameter {} is not a tensor of the model beside it",
+                       shown(foreign == names.end() ? *first : *foreign));
+  }
+
+  // The model's name of a parameter of the optimizer.
+  [[nodiscard]] std::string resolved(const std::string& parameter) const {
+    std::string name = parameter_name(parameter);
+    if (in_module_ && name.starts_with(data_parallel)) name.erase(0, data_parallel.size());
+    const auto alias = out_.contents.aliases.find(name);
+    return alias == out_.contents.aliases.end() ? name : alias->second;
   }
 
   // Returns what is missing, or nothing.
   std::string name_by_number(std::vector<OptimizerTensor>& states) {
-    const std::vector<std::string> names = numbered_parameters();
-    if (names.empty() && groups_.size() > 1) {
+    if (numbers_.empty() && groups_.size() > 1) {
       return fmt::format(
           "it has {} parameter groups without param_names, which would say which is "
           "which",
           groups_.size());
     }
-    std::map<std::string, const std::vector<std::int64_t>*> shapes;
-    for (const StateTensor* tensor : parameters_) {
-      shapes[parameter_name(tensor->path.back())] = &tensor->shape;
-    }
-    std::set<std::string> numbers;
+    std::set<std::string> found;
     for (OptimizerTensor& state : states) {
-      numbers.insert(state.parameter);
+      found.insert(state.parameter);
       const auto number = static_cast<std::size_t>(std::stoul(state.parameter));
-      if (number >= names.size() || names[number].empty()) {
-        return fmt::format("it has a state of parameter {}, and {}", state.parameter,
-                           number >= names.size() ? fmt::format("the model beside it has {}",
-                                                                counted(names.size(), "parameter"))
-                                                  : "no name of it");
+      const auto name = numbers_.find(number);
+      if (name == numbers_.end() || name->second.empty()) {
+        return fmt::format(
+            "it has a state of parameter {}, and {}", state.parameter,
+            given_ || name != numbers_.end()
+                ? std::string("no name of it")
+                : fmt::format("the model beside it has {}", counted(numbers_.size(), "parameter")));
       }
-      state.parameter = names[number];
-      const auto shape = shapes.find(state.parameter);
-      const bool fits =
-          shape == shapes.end() || state.key == "step" || *shape->second == state.tensor->shape;
+      state.parameter = name->second;
+      const auto shape = shapes_.find(resolved(state.parameter));
+      const bool fits = shape == shapes_.end() || state.key == "step" ||
+                        *shape->second == state.tensor->shape || state.tensor->shape.empty();
       if (!fits) {
         return fmt::format("the state of parameter {} has the shape {}, and {} in its place has {}",
                            number, describe_shape(state.tensor->shape), shown(state.parameter),
                            describe_shape(*shape->second));
       }
     }
-    // Buffers and frozen parameters shift the numbers: only when all have a state is it certain.
-    if (numbers.size() == names.size()) return {};
+    return given_ ? std::string() : order_problem(found.size());
+  }
+
+  // Buffers and frozen parameters shift the numbers: only when all have a state is it certain.
+  [[nodiscard]] std::string order_problem(std::size_t with_state) const {
+    for (const json& group : groups_) {
+      const auto params = group.find("params");
+      if (params == group.end() || !params->is_array() || params->size() == numbers_.size())
+        continue;
+      with_state = params->size();
+    }
+    if (with_state == numbers_.size()) return {};
     return fmt::format(
         "it has the states of {} and the model beside it {}, so that buffers or "
         "frozen parameters among them would shift the numbers",
-        counted(numbers.size(), "parameter"), names.size());
+        counted(with_state, "parameter"), numbers_.size());
+  }
+
+  // Shapes prove the order of the parameters, unless two of them are equal.
+  void note_assumed_order() {
+    std::map<std::vector<std::int64_t>, const std::string*> seen;
+    for (const auto& [number, name] : numbers_) {
+      const auto shape = shapes_.find(resolved(name));
+      if (shape == shapes_.end()) continue;
+      const auto [first, fresh] = seen.emplace(*shape->second, &name);
+      if (fresh) continue;
+      note(
+          "assumed: the optimizer's parameters, which have numbers for names, are in the order of "
+          "the model's state dict; parameters of one shape, such as {} and {}, would have each "
+          "other's state if the optimizer was made in another order: give it named_parameters() "
+          "(PyTorch 2.6), which saves param_names, to be certain",
+          shown(*first->second), shown(name));
+      return;
+    }
   }
 
   void name_optimizer() {
@@ -221,17 +285,14 @@ class Namer {
     }
     const bool all_numbered = std::all_of(
         states.begin(), states.end(), [](const auto& state) { return is_digits(state.parameter); });
-    const std::string missing = numbered && all_numbered ? name_by_number(states) : std::string();
+    const bool by_number = numbered && all_numbered;
+    const std::string missing = by_number ? match_numbers(states) : match_states(states);
     if (!missing.empty()) {
-      note(
-          "not read: the optimizer's state, whose parameters have numbers for names, and the model "
-          "beside it does not tell which is which: {}; save it with get_optimizer_state_dict or "
-          "FSDP.optim_state_dict, or give the optimizer named_parameters() (PyTorch 2.6), to keep "
-          "it",
-          missing);
-      out_.contents.unread_state = "the optimizer's state in " + source_;
+      leave_out_state(missing, by_number && !given_);
       return;
     }
+    if (by_number && !given_) note_assumed_order();
+    for (OptimizerTensor& state : states) state.parameter = resolved(state.parameter);
     StepCounts steps;
     std::set<std::string> seen;
     for (const OptimizerTensor& state : states) {
@@ -250,15 +311,62 @@ class Namer {
     finish_groups();
   }
 
+  // What is missing to name the states, or nothing.
+  std::string match_numbers(std::vector<OptimizerTensor>& states) {
+    read_numbers();
+    std::vector<std::string> names;
+    for (const auto& [number, name] : numbers_) {
+      if (!name.empty()) names.push_back(name);
+    }
+    const std::string unknown = match_names(names);
+    return unknown.empty() ? name_by_number(states) : unknown;
+  }
+
+  std::string match_states(const std::vector<OptimizerTensor>& states) {
+    std::vector<std::string> names;
+    for (const OptimizerTensor& state : states) names.push_back(state.parameter);
+    return match_names(names);
+  }
+
+  void leave_out_state(const std::string& cause, bool without_names) {
+    if (without_names) {
+      note(
+          "not read: the optimizer's state, whose parameters have numbers for names, and the model "
+          "beside it does not tell which is which: {}; save it with get_optimizer_state_dict or "
+          "FSDP.optim_state_dict, or give the optimizer named_parameters() (PyTorch 2.6), to keep "
+          "it",
+          cause);
+    } else {
+      note(
+          "not read: the optimizer's state: {}; save it with the names of the model, by "
+          "get_state_dict, to keep it",
+          cause);
+    }
+    out_.contents.unread_state = fmt::format("the optimizer's state in {} ({})", source_, cause);
+  }
+
   // Older PyTorch kept steps as numbers.
   void plain_steps(StepCounts& steps) {
     for (const StateValue& each : items_.values) {
       const bool is_step = each.path.size() >= 3 && each.path.back() == "step" &&
                            each.path[each.path.size() - 3] == "state" && each.value.is_number();
-      if (!is_step || is_digits(each.path[each.path.size() - 2])) continue;
-      add_step_count(steps, parameter_name(each.path[each.path.size() - 2]),
+      if (!is_step) continue;
+      const std::string& parameter = each.path[each.path.size() - 2];
+      const auto number = is_digits(parameter)
+                              ? numbers_.find(static_cast<std::size_t>(std::stoul(parameter)))
+                              : numbers_.end();
+      if (is_digits(parameter) && number == numbers_.end()) continue;
+      add_step_count(steps, resolved(number == numbers_.end() ? parameter : number->second),
                      each.value.get<double>(), source_);
     }
+  }
+
+  // A parameter in the list of a group: its name, or its number.
+  void name_parameter(json& parameter) const {
+    if (parameter.is_string()) parameter = resolved(parameter.get<std::string>());
+    if (!is_number(parameter)) return;
+    const auto name = numbers_.find(parameter.get<std::size_t>());
+    if (name != numbers_.end() && !name->second.empty()) parameter = resolved(name->second);
   }
 
   void finish_groups() {
@@ -269,11 +377,10 @@ class Namer {
       std::string line;
       if (const auto list = group.find("params"); list != group.end() && list->is_array()) {
         parameters = list->size();
-        for (json& name : *list) {
-          if (name.is_string()) name = parameter_name(name.get<std::string>());
-        }
+        for (json& parameter : *list) name_parameter(parameter);
       }
       group.erase("param_names");
+      group.erase(assumed_names_key);
       for (const auto& [key, value] : group.items()) {
         if (key == "params" || value.is_null() || value == false) continue;
         line += fmt::format(", {} {}", shown(key), short_json(value));
@@ -290,49 +397,15 @@ class Namer {
   const SortedState sorted_;  // points into items_
   NamedState out_;
   std::vector<StateTensor*> parameters_;  // the model's tensors, without aliases
+  std::map<std::string, const std::vector<std::int64_t>*> shapes_;  // of these, by name
   std::vector<json> groups_;
-  bool all_in_module_ = false;
+  std::map<std::size_t, std::string> numbers_;  // of the optimizer's parameters, to their names
+  bool given_ = false;                          // the file says which number has which name
+  bool all_in_module_ = false;                  // the names of the model began with "module."
+  bool in_module_ = false;                      // only those of the optimizer do
 };
 
 }  // namespace
-
-std::string unwrapped_name(const std::string& name) {
-  std::string out = name;
-  for (const std::string_view wrapper : wrappers) {
-    for (std::size_t at = out.find(wrapper); at != std::string::npos; at = out.find(wrapper, at)) {
-      if (at == 0 || out[at - 1] == '.') {
-        out.erase(at, wrapper.size());
-      } else {
-        ++at;
-      }
-    }
-  }
-  return out;
-}
-
-void add_step_count(StepCounts& steps, const std::string& parameter, double value,
-                    const std::string& source) {
-  TESSERA_CHECK(value >= 0 && value < 1e15 && value == std::floor(value), ErrorCode::checkpoint,
-                "{}: the step of {} is {}, not a whole number", source, shown(parameter), value);
-  steps[parameter] = static_cast<std::int64_t>(value);
-}
-
-void keep_step_counts(const StepCounts& steps, Contents& contents) {
-  if (steps.empty()) return;
-  const auto [least, most] = std::minmax_element(
-      steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  contents.scalars.set("step", most->second);
-  if (least->second != most->second) {
-    contents.notes.push_back(
-        fmt::format("the optimizer's steps differ by parameter: {} of {}, {} of {}", least->second,
-                    shown(least->first), most->second, shown(most->first)));
-  }
-  json& counts = json_of(contents.scalars)[step_counts_key] = json::object();
-  for (const TensorInfo& tensor : contents.tensors) {
-    if (tensor.part == Part::model) counts[tensor.name] = 0;  // without state: not stepped yet
-  }
-  for (const auto& [name, step] : steps) counts[name] = step;
-}
 
 NamedState name_state(StateItems items, const std::function<double(std::size_t)>& number,
                       const std::string& source) {

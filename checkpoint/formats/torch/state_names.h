@@ -41,8 +41,9 @@ struct NamedState {
 
 // Finds the model's tensors (at the top, or in dicts called model, module, state_dict ...) and the
 // optimizer's (in a dict with `state` and `param_groups`), removes the prefixes of wrappers from
-// their names, replaces numbers of parameters by names, and turns steps and hyperparameters into
-// scalars. Other values are left out with a note. `number` reads a tensor of one element.
+// their names, replaces numbers of parameters by names (in the state and in the groups), and turns
+// steps and hyperparameters into scalars. State of a parameter that the model does not have is not
+// read. Other values are left out with a note. `number` reads a tensor of one element.
 NamedState name_state(StateItems items, const std::function<double(std::size_t handle)>& number,
                       const std::string& source);
 
@@ -50,6 +51,9 @@ NamedState name_state(StateItems items, const std::function<double(std::size_t h
 // ..., "params": [names]}, and the steps done by parameter.
 inline constexpr const char* param_groups_key = "param_groups";
 inline constexpr const char* step_counts_key = "optimizer_step_counts";
+// In a parameter group of StateItems: names like PyTorch's param_names that a reader took from the
+// order of the model's tensors, so that they are assumed.
+inline constexpr const char* assumed_names_key = "assumed_param_names";
 // The steps that an optimizer has done, by parameter. Error(checkpoint) that begins with `source`
 // for a value that is not a whole number.
 using StepCounts = std::map<std::string, std::int64_t>;

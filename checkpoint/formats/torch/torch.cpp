@@ -99,7 +99,8 @@ class TorchOpener {
     } else {
       add_folder(path);
     }
-    const std::string source = fmt::format("'{}'", path.string());
+    std::string source = fmt::format("'{}'", path.string());
+    if (!optimizer_file_.empty()) source += " with " + optimizer_file_;
     NamedState state = name_state(
         std::move(items_), [this](std::size_t handle) { return store_.number(handle); }, source);
     if (!is_file(path)) {
@@ -116,7 +117,7 @@ class TorchOpener {
     const bool read = std::any_of(contents.tensors.begin(), contents.tensors.end(),
                                   [](const auto& t) { return t.part == Part::optimizer; });
     if (read || optimizer_tensors_ == 0) return;
-    contents.unread_state = optimizer_file_;
+    if (contents.unread_state.empty()) contents.unread_state = optimizer_file_;
     contents.notes.push_back(unread_state_note(optimizer_file_));
   }
 

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
-#include <string_view>
+#include <array>
+#include <cstdint>
 #include <utility>
 
 #include "base/error.h"
@@ -42,23 +42,57 @@ nlohmann::json lion_defaults() {
   return {{"lr", 1e-4}, {"betas", {0.9, 0.99}}, {"weight_decay", 0}};
 }
 
-// The optimizers, by a state that those before them in the list do not have.
-struct OptimizerKind {
-  std::string_view state;
-  bool counts_steps;  // has `step` beside its tensors
-  nlohmann::json (*defaults)();
-};
-constexpr OptimizerKind kinds[] = {{"exp_avg_sq", true, adamw_defaults},
-                                   {"momentum_buffer", false, sgd_defaults},
-                                   {"exp_avg", false, lion_defaults}};
+// The optimizers whose defaults are known, by the state of a parameter.
+enum class Kind : std::uint8_t { adam, sgd, lion, other };
 
-// AdamW's groups are those of other optimizers too, which count no steps.
 template <class Tensors>
-OptimizerKind kind_of(const Tensors& tensors) {
-  const auto* const found = std::find_if(
-      std::begin(kinds), std::end(kinds),
-      [&](const OptimizerKind& kind) { return tensors.contains(std::string(kind.state)); });
-  return found == std::end(kinds) ? OptimizerKind{"", false, adamw_defaults} : *found;
+Kind kind_of(const Tensors& tensors) {
+  if (tensors.contains("exp_avg_sq")) return Kind::adam;
+  if (tensors.size() == 1 && tensors.contains("momentum_buffer")) return Kind::sgd;
+  if (tensors.size() == 1 && tensors.contains("exp_avg")) return Kind::lion;
+  return Kind::other;
+}
+
+nlohmann::json defaults_of(Kind kind) {
+  switch (kind) {
+    case Kind::adam:
+      return adamw_defaults();
+    case Kind::sgd:
+      return sgd_defaults();
+    case Kind::lion:
+      return lion_defaults();
+    case Kind::other:
+      break;
+  }
+  return nlohmann::json::object();
+}
+
+// A group as it is to be written. torch's own optimizers save all of their keys, and another class
+// would take those of AdamW for its own. DeepSpeed's and other programs' Adam saves a part of them.
+nlohmann::json whole_group(Kind kind, const nlohmann::json& group) {
+  constexpr std::array<const char*, 5> keys_of_torch{"foreach", "maximize", "differentiable",
+                                                     "capturable", "amsgrad"};
+  const bool of_torch = !group.contains("bias_correction") &&
+                        std::any_of(keys_of_torch.begin(), keys_of_torch.end(),
+                                    [&](const char* key) { return group.contains(key); });
+  const bool bare = group.size() == (group.contains("params") ? 1U : 0U);
+  if (!bare && (kind != Kind::adam || of_torch)) return group;
+  nlohmann::json whole = defaults_of(kind);
+  whole.update(group);
+  return whole;
+}
+
+// True if a parameter group says by name which parameters it has.
+bool names_parameters(const nlohmann::json& group) {
+  const auto list = group.find("params");
+  return list != group.end() && list->is_array() &&
+         std::all_of(list->begin(), list->end(),
+                     [](const nlohmann::json& name) { return name.is_string(); });
+}
+
+// Values that torch's classes keep as tuples.
+bool is_tuple(const std::string& key) {
+  return key == "betas" || key == "etas" || key == "step_sizes" || key == "eps";
 }
 
 }  // namespace
@@ -95,7 +129,8 @@ void OptimizerLayout::set_steps(const Contents& contents) {
   const nlohmann::json& scalars = json_of(contents.scalars);
   const auto counts = scalars.find(step_counts_key);
   for (Parameter& parameter : parameters_) {
-    if (!kind_of(parameter.tensors).counts_steps) continue;
+    const Kind kind = kind_of(parameter.tensors);
+    if (kind == Kind::sgd || kind == Kind::lion) continue;  // they count no steps
     parameter.has_step = true;
     if (counts != scalars.end() && counts->is_object() && counts->contains(parameter.name)) {
       const nlohmann::json& count = counts->at(parameter.name);
@@ -103,6 +138,8 @@ void OptimizerLayout::set_steps(const Contents& contents) {
                     "the steps done on {} are not a number: the checkpoint is damaged",
                     shown(parameter.name));
       parameter.step = count.get<float>();
+    } else if (kind != Kind::adam && !contents.scalars.contains("step")) {
+      parameter.has_step = false;
     } else {
       TESSERA_CHECK(contents.scalars.contains("step"), ErrorCode::checkpoint,
                     "the checkpoint does not say how many steps the optimizer has done, which "
@@ -114,20 +151,27 @@ void OptimizerLayout::set_steps(const Contents& contents) {
 
 void OptimizerLayout::set_groups(const Contents& contents) {
   const nlohmann::json& scalars = json_of(contents.scalars);
-  const nlohmann::json defaults = kind_of(parameters_.front().tensors).defaults();
+  const Kind kind = kind_of(parameters_.front().tensors);
   groups_ = nlohmann::json::array();
   if (const auto kept = scalars.find(param_groups_key); kept != scalars.end() && kept->is_array()) {
     for (const nlohmann::json& group : *kept) {
-      nlohmann::json whole = defaults;
-      if (group.is_object()) whole.update(group);
-      groups_.push_back(std::move(whole));
+      if (group.is_object()) groups_.push_back(whole_group(kind, group));
     }
   }
-  if (groups_.empty()) groups_.push_back(defaults);
-  if (groups_.size() == 1 && !groups_[0].contains("params")) {
+  if (groups_.empty()) groups_.push_back(defaults_of(kind));
+  if (groups_.size() == 1 && !names_parameters(groups_[0])) {
     nlohmann::json& names = groups_[0]["params"] = nlohmann::json::array();
     for (const Parameter& parameter : parameters_) names.push_back(parameter.name);
   }
+  TESSERA_CHECK(
+      std::all_of(groups_.begin(), groups_.end(), names_parameters), ErrorCode::checkpoint,
+      "the checkpoint has {} parameter groups and does not say which parameters each has: "
+      "convert from the original checkpoint, or add --weights-only",
+      groups_.size());
+}
+
+void write_json_value(PickleWriter& pickle, const std::string& key, const nlohmann::json& value) {
+  write_json(pickle, value, is_tuple(key));
 }
 
 void write_json(PickleWriter& pickle, const nlohmann::json& value, bool as_tuple) {
@@ -161,7 +205,7 @@ void write_json(PickleWriter& pickle, const nlohmann::json& value, bool as_tuple
       pickle.empty_dict();
       for (const auto& [key, each] : value.items()) {
         pickle.text(key);
-        write_json(pickle, each, key == "betas");
+        write_json(pickle, each, is_tuple(key));
         pickle.set_item();
       }
       return;

@@ -25,8 +25,8 @@ class OptimizerLayout {
   explicit OptimizerLayout(const Contents& contents);
   // The parameters with state, in the model's order.
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
-  // The groups of the checkpoint, or one group with PyTorch's defaults and all parameters: a list
-  // of dicts, whose "betas" are to be written as a tuple.
+  // The groups of the checkpoint with the names of their parameters, or one group with PyTorch's
+  // defaults and all parameters: a list of dicts, to be written by write_json.
   [[nodiscard]] const nlohmann::json& groups() const { return groups_; }
 
  private:
@@ -36,7 +36,9 @@ class OptimizerLayout {
   nlohmann::json groups_;
 };
 
-// A plain value; lists called "betas" become tuples.
+// A plain value; lists that torch keeps as tuples, such as "betas", become tuples.
 void write_json(PickleWriter& pickle, const nlohmann::json& value, bool as_tuple = false);
+// The value of a key of a parameter group.
+void write_json_value(PickleWriter& pickle, const std::string& key, const nlohmann::json& value);
 
 }  // namespace tessera::checkpoint::formats

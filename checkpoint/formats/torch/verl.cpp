@@ -234,8 +234,9 @@ class VerlOpener {
     const bool named = std::any_of(contents.tensors.begin(), contents.tensors.end(),
                                    [](const auto& t) { return t.part == Part::optimizer; });
     if (optimizer && !named) {
-      contents.unread_state = files.optimizer.front().filename().string();
-      contents.notes.push_back(unread_state_note(contents.unread_state));
+      const std::string file = files.optimizer.front().filename().string();
+      if (contents.unread_state.empty()) contents.unread_state = file;
+      contents.notes.push_back(unread_state_note(file));
     }
     std::vector<std::string> known;
     for (const fs::path& file : files.optimizer) known.push_back(file.filename().string());
@@ -272,7 +273,8 @@ class VerlOpener {
       if (path[2] != first[2] || path.back() == "param_names") return;
       single = true;
     }
-    if (single) items.values.push_back({{first[0], first[1], first[2], "param_names"}, parameters});
+    if (!single) return;
+    items.values.push_back({{first[0], first[1], first[2], assumed_names_key}, parameters});
   }
 
   // verl puts config.json and the tokenizer into huggingface/.

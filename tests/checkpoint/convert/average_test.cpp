@@ -169,5 +169,25 @@ TEST_F(Average, OtherElementsThanFloatsMustBeEqual) {
   EXPECT_TRUE(has(refusal({"b"}), "tensor 'steps' is I32, of which there is no mean, and differs"));
 }
 
+TEST_F(Average, ModelsOfOtherSettingsAreRefused) {
+  const auto describe = [&](const std::string& name, const char* key, const nlohmann::json& value) {
+    nlohmann::json config = small_llama_config();
+    config[key] = value;
+    write_all(at(name) / "config.json", config.dump());
+  };
+  for (const auto& [key, value] : std::vector<std::pair<const char*, nlohmann::json>>{
+           {"num_attention_heads", 8}, {"rope_theta", 5e5}, {"hidden_act", "gelu"}}) {
+    describe("b", key, value);
+    const std::string text = refusal({"b"});
+    EXPECT_TRUE(has(text, key) && has(text, "only checkpoints of one model")) << text;
+  }
+  // The base of the positions in transformers' newer spelling, and what another program wrote.
+  describe("b", "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e5}});
+  EXPECT_TRUE(has(refusal({"b"}), "rope_theta"));
+  describe("b", "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 10000.0}});
+  describe("c", "transformers_version", "5.0");
+  average({"b", "c"});
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

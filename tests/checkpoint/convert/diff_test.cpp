@@ -114,5 +114,27 @@ TEST_F(Diff, TiedHeadsAreTheTable) {
   EXPECT_EQ(report.different, 1u);
 }
 
+// fp64 rounds both to 2^60.
+TEST_F(Diff, IntegersAreComparedExactly) {
+  const auto write = [](const fs::path& path, std::int64_t value) {
+    write_safetensors(path, {{{"n", DType::int64, {1}}, &value}});
+  };
+  const fs::path a = folder_.path() / "a.safetensors";
+  const fs::path b = folder_.path() / "b.safetensors";
+  constexpr std::int64_t large = std::int64_t{1} << 60;
+  constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  for (const auto& [left, right, apart] :
+       {std::tuple{large, large + 1, 1.0},
+        {large, large, 0.0},
+        {-large, -large - 3, 3.0},
+        {least, std::numeric_limits<std::int64_t>::max(), 18446744073709551616.0}}) {
+    fs::remove(a);
+    fs::remove(b);
+    write(a, left);
+    write(b, right);
+    EXPECT_EQ(diff(a, b, {}).tensors.at(0).largest, apart);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

@@ -273,5 +273,79 @@ TEST(StateNames, NumbersBecomeNamesOnlyWhereItIsCertain) {
   EXPECT_EQ(numbered().name().contents.unread_state, "");
 }
 
+json groups_of(const NamedState& state) {
+  return json_of(state.contents.scalars).at(formats::param_groups_key);
+}
+
+// Two parameters of one shape, so that no shape contradicts another order.
+Items alike(const json& groups) {
+  return Items()
+      .tensor({"model", "a"})
+      .tensor({"model", "b"})
+      .tensor({"optimizer", "state", "0", "exp_avg"})
+      .tensor({"optimizer", "state", "1", "exp_avg"})
+      .value({"optimizer", "param_groups"}, groups);
+}
+
+// torch loads a group by the names in `params`, and the state by the same names.
+TEST(StateNames, GroupsHaveNamesInsteadOfNumbers) {
+  const NamedState one =
+      numbered().value({"optimizer", "param_groups"}, {{{"params", {0, 1}}}}).name();
+  EXPECT_EQ(groups_of(one), (json{{{"params", {"a", "b"}}}}));
+  const json two = {{{"params", {0}}, {"lr", 0.5}, {"param_names", {"b"}}},
+                    {{"params", {1}}, {"lr", 0.25}, {"param_names", {"a"}}}};
+  const NamedState named = alike(two).name();
+  EXPECT_EQ(groups_of(named),
+            (json{{{"params", {"b"}}, {"lr", 0.5}}, {{"params", {"a"}}, {"lr", 0.25}}}));
+  EXPECT_EQ(names_of(named),
+            (Names{"model/a", "model/b", "optimizer/b.exp_avg", "optimizer/a.exp_avg"}));
+  EXPECT_FALSE(has(all_notes(named), "assumed"));
+}
+
+TEST(StateNames, AnOrderThatNoShapeProvesIsNoted) {
+  const std::string note = all_notes(alike({{{"params", {0, 1}}}}).name());
+  EXPECT_TRUE(has(note, "assumed: the optimizer's parameters")) << note;
+  EXPECT_TRUE(has(note, "\"a\" and \"b\"") && has(note, "param_names")) << note;
+  EXPECT_FALSE(has(all_notes(numbered().name()), "assumed"));
+  // Names that a reader put there from the model's order are no better.
+  const json assumed = {{{"params", {0, 1}}, {formats::assumed_names_key, {"a", "b"}}}};
+  EXPECT_TRUE(has(all_notes(alike(assumed).name()), "assumed"));
+  EXPECT_EQ(groups_of(alike(assumed).name()), (json{{{"params", {"a", "b"}}}}));
+  // The optimizer has a third parameter, which has no state yet.
+  EXPECT_TRUE(has(all_notes(alike({{{"params", {0, 1, 2}}}}).name()), "states of 3 parameters"));
+}
+
+TEST(StateNames, NamesOfTheOptimizerAreThoseOfTheModel) {
+  const auto with_names = [](const json& names) {
+    return alike({{{"params", {0, 1}}, {"param_names", names}}}).name();
+  };
+  const NamedState parallel = with_names({"module.b", "module.a"});
+  EXPECT_EQ(names_of(parallel),
+            (Names{"model/a", "model/b", "optimizer/b.exp_avg", "optimizer/a.exp_avg"}));
+  EXPECT_EQ(groups_of(parallel), (json{{{"params", {"b", "a"}}}}));
+  EXPECT_TRUE(has(all_notes(parallel), "lost the prefix module."));
+  for (const json& names : {json{"a", "c"}, json{"module.a", "c"}, json{"module.a", "module.c"}}) {
+    const NamedState wrong = with_names(names);
+    EXPECT_EQ(names_of(wrong), (Names{"model/a", "model/b"})) << names;
+    EXPECT_TRUE(has(wrong.contents.unread_state, "is not a tensor of the model")) << names;
+  }
+  EXPECT_TRUE(has(with_names({"a", "c"}).contents.unread_state, "its parameter \"c\" is not"));
+  // The state under names, as get_state_dict makes it.
+  const auto by_name = [](const std::string& name) {
+    return Items().tensor({"model", "w"}).tensor({"optim", "state", name, "exp_avg"}).name();
+  };
+  EXPECT_EQ(names_of(by_name("module.w")), (Names{"model/w", "optimizer/w.exp_avg"}));
+  EXPECT_TRUE(has(by_name("v").contents.unread_state, "\"v\" is not a tensor of the model"));
+}
+
+TEST(StateNames, StateOfATiedParameterHasTheNameOfTheTensor) {
+  const NamedState state = Items()
+                               .same_memory({"model", "table"}, "here")
+                               .same_memory({"model", "head"}, "here")
+                               .tensor({"optim", "state", "head", "exp_avg"})
+                               .name();
+  EXPECT_EQ(names_of(state), (Names{"model/table", "optimizer/table.exp_avg"}));
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

@@ -1,0 +1,91 @@
+// Optimizer state as torch's optimizers keep it: groups with the names of their parameters and with
+// the keys that they had, and the steps of every optimizer that counts them.
+#include "checkpoint/formats/torch/torch_optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/formats/torch/state_names.h"
+#include "checkpoint/state/scalars_json.h"
+#include "checkpoint/support.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using namespace testing;
+using formats::Contents;
+using formats::OptimizerLayout;
+using formats::Part;
+using nlohmann::json;
+
+// A model of `w` and `v`, with this state of each.
+Contents trained(const std::vector<std::string>& keys) {
+  Contents contents;
+  for (const char* name : {"w", "v"}) {
+    contents.tensors.push_back({Part::model, name, find_stored_dtype("F32"), {2}, ""});
+  }
+  for (const char* name : {"w", "v"}) {
+    for (const std::string& key : keys) {
+      contents.tensors.push_back(
+          {Part::optimizer, name + ("." + key), find_stored_dtype("F32"), {2}, ""});
+    }
+  }
+  return contents;
+}
+
+TEST(TorchOptimizer, StepsOfEveryOptimizerThatCountsThem) {
+  for (const auto& [keys, counts] : {std::pair<std::vector<std::string>, bool>{{"sum"}, true},
+                                     {{"square_avg", "momentum"}, true},
+                                     {{"exp_avg", "exp_inf"}, true},
+                                     {{"square_avg", "acc_delta"}, true},
+                                     {{"prev", "step_size"}, true},
+                                     {{"exp_avg", "exp_avg_sq"}, true},
+                                     {{"momentum"}, false},
+                                     {{"exp_avg"}, false}}) {
+    Contents contents = trained(keys);
+    formats::keep_step_counts({{"w", 3}, {"v", 5}}, contents);
+    const OptimizerLayout layout(contents);
+    ASSERT_EQ(layout.parameters().size(), 2u);
+    for (const auto& parameter : layout.parameters()) {
+      EXPECT_EQ(parameter.has_step, counts) << keys.front();
+      const float step = parameter.name == "w" ? 3 : 5;
+      EXPECT_EQ(parameter.step, counts ? step : 0) << keys.front();
+    }
+  }
+  // AdamW cannot go on without; of others the source had none.
+  EXPECT_TRUE(has(error_of([&] { OptimizerLayout{trained({"exp_avg_sq"})}; }), "how many steps"));
+  EXPECT_FALSE(OptimizerLayout(trained({"sum"})).parameters()[0].has_step);
+}
+
+TEST(TorchOptimizer, GroupsKeepTheirKeys) {
+  const auto written = [](const std::vector<std::string>& keys, const json& group) {
+    Contents contents = trained(keys);
+    contents.scalars.set("step", 3);
+    json_of(contents.scalars)[formats::param_groups_key] = json::array({group});
+    return OptimizerLayout(contents).groups().at(0);
+  };
+  const json adagrad = {{"lr", 0.1}, {"lr_decay", 0}, {"eps", 1e-10}, {"params", {"v", "w"}}};
+  EXPECT_EQ(written({"sum"}, adagrad), adagrad);
+  const json rmsprop = {{"lr", 0.1}, {"alpha", 0.9}, {"momentum", 0.9}, {"params", {"v", "w"}}};
+  EXPECT_EQ(written({"square_avg", "momentum"}, rmsprop), rmsprop);
+  // Adam before it had decoupled_weight_decay: true would make it AdamW.
+  const json adam = {
+      {"lr", 0.1}, {"betas", {0.9, 0.99}}, {"amsgrad", false}, {"params", {"v", "w"}}};
+  EXPECT_EQ(written({"exp_avg", "exp_avg_sq"}, adam), adam);
+  // DeepSpeed's Adam has a part of torch's keys.
+  const json deepspeed = {{"lr", 0.1}, {"bias_correction", true}, {"params", {"v", "w"}}};
+  EXPECT_EQ(written({"exp_avg", "exp_avg_sq"}, deepspeed).at("amsgrad"), false);
+  EXPECT_EQ(written({"exp_avg", "exp_avg_sq"}, deepspeed).at("lr"), 0.1);
+}
+
+TEST(TorchOptimizer, GroupsNameTheirParameters) {
+  Contents contents = trained({"momentum"});
+  EXPECT_EQ(OptimizerLayout(contents).groups().at(0).at("params"), (json{"w", "v"}));
+  json& groups = json_of(contents.scalars)[formats::param_groups_key];
+  groups = {{{"lr", 0.1}, {"params", {0, 1}}}};
+  EXPECT_EQ(OptimizerLayout(contents).groups().at(0).at("params"), (json{"w", "v"}));
+  groups = {{{"lr", 0.1}, {"params", {0}}}, {{"lr", 0.2}, {"params", {1}}}};
+  EXPECT_TRUE(has(error_of([&] { OptimizerLayout{contents}; }), "does not say which parameters"));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
