@@ -148,16 +148,24 @@ std::pair<Tensor, Tensor> LayerNormImpl::forward(const Tensor& x, const Tensor& 
   return add_layer_norm(x, residual, parameter("weight"), parameter("bias"), eps_);
 }
 
-RmsNormImpl::RmsNormImpl(std::int64_t dim, double eps) : eps_(eps) {
-  register_parameter("weight", make_parameter({dim}, constant(1)));
+RmsNormImpl::RmsNormImpl(std::int64_t dim, double eps, double offset) : eps_(eps), offset_(offset) {
+  register_parameter("weight", make_parameter({dim}, constant(1 - offset)));
+}
+
+// The sum is computed in fp32 at least, and rounded once.
+Tensor RmsNormImpl::factors() const {
+  const Tensor& weight = parameter("weight");
+  if (offset_ == 0) return weight;
+  if (weight.dtype() == float64) return weight + offset_;
+  return cast(cast(weight, float32) + offset_, weight.dtype());
 }
 
 Tensor RmsNormImpl::forward(const Tensor& x) const {
-  return rms_norm(cast(x, parameter("weight").dtype()), parameter("weight"), eps_);
+  return rms_norm(cast(x, parameter("weight").dtype()), factors(), eps_);
 }
 
 std::pair<Tensor, Tensor> RmsNormImpl::forward(const Tensor& x, const Tensor& residual) const {
-  return add_rms_norm(x, residual, parameter("weight"), eps_);
+  return add_rms_norm(x, residual, factors(), eps_);
 }
 
 DropoutImpl::DropoutImpl(double p) : p_(p) {

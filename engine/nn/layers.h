@@ -102,12 +102,16 @@ TESSERA_MODULE(LayerNorm);
 
 class RmsNormImpl : public Module {
  public:
-  explicit RmsNormImpl(std::int64_t dim, double eps = 1e-6);
+  // The factor of an element is its weight plus `offset`, and 1 at first; Gemma's offset is 1.
+  explicit RmsNormImpl(std::int64_t dim, double eps = 1e-6, double offset = 0);
   Tensor forward(const Tensor& x) const;
   std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& residual) const;
 
  private:
+  [[nodiscard]] Tensor factors() const;
+
   double eps_;
+  double offset_;
 };
 TESSERA_MODULE(RmsNorm);
 

@@ -8,6 +8,10 @@
 
 namespace tessera::models {
 
+nn::RmsNorm decoder_norm(std::int64_t dim, const LlamaConfig& config) {
+  return nn::RmsNorm(dim, config.rms_norm_eps, config.family->norm_offset);
+}
+
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::int64_t layer)
     : head_dim_(config.head_dim),
       dropout_(config.attention_dropout),
@@ -34,8 +38,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::int64_t l
   }
   o_proj_ = register_module("o_proj", nn::Linear(query_width, width, output));
   if (config.family->query_key_norm == QueryKeyNorm::none) return;
-  q_norm_ = register_module("q_norm", DecoderNorm(norms_heads_ ? head_dim_ : query_width, config));
-  k_norm_ = register_module("k_norm", DecoderNorm(norms_heads_ ? head_dim_ : key_width, config));
+  q_norm_ = register_module("q_norm", decoder_norm(norms_heads_ ? head_dim_ : query_width, config));
+  k_norm_ = register_module("k_norm", decoder_norm(norms_heads_ ? head_dim_ : key_width, config));
 }
 
 template <class Apply>
@@ -51,7 +55,7 @@ LlamaAttentionImpl::Projected LlamaAttentionImpl::project(const Tensor& x,
           apply(v_proj_, x)};
 }
 
-Tensor LlamaAttentionImpl::normalised(const DecoderNorm& norm, const Tensor& x) const {
+Tensor LlamaAttentionImpl::normalised(const nn::RmsNorm& norm, const Tensor& x) const {
   if (!norm) return x;
   if (!norms_heads_) return norm(x);
   return reshape(norm(reshape(x, {x.size(0), x.size(1), -1, head_dim_})), x.shape());

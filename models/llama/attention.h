@@ -5,11 +5,13 @@
 
 #include "engine/nn/layers.h"
 #include "models/language_model.h"
-#include "models/llama/decoder_norm.h"
 #include "models/llama/llama_config.h"
 #include "models/llama/rope.h"
 
 namespace tessera::models {
+
+// A norm of `dim` elements as the family has it.
+nn::RmsNorm decoder_norm(std::int64_t dim, const LlamaConfig& config);
 
 class LlamaAttentionImpl : public nn::Module {
  public:
@@ -26,7 +28,7 @@ class LlamaAttentionImpl : public nn::Module {
   // apply(layer, x) computes a linear layer.
   template <class Apply>
   Projected project(const Tensor& x, const Apply& apply) const;
-  Tensor normalised(const DecoderNorm& norm, const Tensor& x) const;
+  Tensor normalised(const nn::RmsNorm& norm, const Tensor& x) const;
   // x [batch, T, heads * head_dim] at positions first + t, or at those of the batch's tables.
   Tensor rotated(const Tensor& x, std::int64_t heads, const RopeTables& rope,
                  std::int64_t first = 0) const;
@@ -39,7 +41,7 @@ class LlamaAttentionImpl : public nn::Module {
   nn::Linear q_proj_, k_proj_, v_proj_;  // empty if fused
   nn::Linear qkv_proj_;                  // empty unless fused
   nn::Linear o_proj_;
-  DecoderNorm q_norm_, k_norm_;  // empty in most families
+  nn::RmsNorm q_norm_, k_norm_;  // empty in most families
 };
 TESSERA_MODULE(LlamaAttention);
 

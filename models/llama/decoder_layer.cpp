@@ -68,10 +68,10 @@ Tensor DecoderLayerImpl::decode_mlp(const LlamaMLP& mlp, const Tensor& x) {
 
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
     : DecoderLayerImpl(config) {
-  input_layernorm_ = register_module("input_layernorm", DecoderNorm(config.hidden_size, config));
+  input_layernorm_ = register_module("input_layernorm", decoder_norm(config.hidden_size, config));
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
   post_attention_layernorm_ =
-      register_module("post_attention_layernorm", DecoderNorm(config.hidden_size, config));
+      register_module("post_attention_layernorm", decoder_norm(config.hidden_size, config));
   mlp_ = register_module("mlp", LlamaMLP(config));
 }
 
@@ -91,10 +91,10 @@ Tensor LlamaDecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, st
 SparseDecoderLayerImpl::SparseDecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
     : DecoderLayerImpl(config) {
   const ExpertNames& names = *config.family->experts;
-  input_layernorm_ = register_module("input_layernorm", DecoderNorm(config.hidden_size, config));
+  input_layernorm_ = register_module("input_layernorm", decoder_norm(config.hidden_size, config));
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
   post_attention_layernorm_ =
-      register_module("post_attention_layernorm", DecoderNorm(config.hidden_size, config));
+      register_module("post_attention_layernorm", decoder_norm(config.hidden_size, config));
   const MixtureOfExpertsOptions options{.width = config.hidden_size,
                                         .inner = config.experts.moe_intermediate_size,
                                         .experts = config.experts.num_experts,
@@ -138,9 +138,9 @@ Olmo2DecoderLayerImpl::Olmo2DecoderLayerImpl(const LlamaConfig& config, std::int
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
   mlp_ = register_module("mlp", LlamaMLP(config));
   post_attention_layernorm_ =
-      register_module("post_attention_layernorm", DecoderNorm(config.hidden_size, config));
+      register_module("post_attention_layernorm", decoder_norm(config.hidden_size, config));
   post_feedforward_layernorm_ =
-      register_module("post_feedforward_layernorm", DecoderNorm(config.hidden_size, config));
+      register_module("post_feedforward_layernorm", decoder_norm(config.hidden_size, config));
 }
 
 Tensor Olmo2DecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) const {
@@ -158,7 +158,7 @@ Tensor Olmo2DecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, st
 Gemma3DecoderLayerImpl::Gemma3DecoderLayerImpl(const LlamaConfig& config, std::int64_t layer)
     : DecoderLayerImpl(config) {
   const auto norm = [&](const char* name) {
-    return register_module(name, DecoderNorm(config.hidden_size, config));
+    return register_module(name, decoder_norm(config.hidden_size, config));
   };
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
   mlp_ = register_module("mlp", LlamaMLP(config));

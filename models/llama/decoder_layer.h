@@ -71,9 +71,9 @@ class LlamaDecoderLayerImpl : public DecoderLayerImpl {
                 const DecodingBatch& batch) const override;
 
  private:
-  DecoderNorm input_layernorm_;
+  nn::RmsNorm input_layernorm_;
   LlamaAttention self_attn_;
-  DecoderNorm post_attention_layernorm_;
+  nn::RmsNorm post_attention_layernorm_;
   LlamaMLP mlp_;
 };
 
@@ -91,9 +91,9 @@ class SparseDecoderLayerImpl : public DecoderLayerImpl {
   // The residual stream after attention, and its norm.
   [[nodiscard]] std::pair<Tensor, Tensor> attend(const Tensor& x, const RopeTables& rope) const;
 
-  DecoderNorm input_layernorm_;
+  nn::RmsNorm input_layernorm_;
   LlamaAttention self_attn_;
-  DecoderNorm post_attention_layernorm_;
+  nn::RmsNorm post_attention_layernorm_;
   MixtureOfExperts mixture_;
 };
 
@@ -109,8 +109,8 @@ class Olmo2DecoderLayerImpl : public DecoderLayerImpl {
  private:
   LlamaAttention self_attn_;
   LlamaMLP mlp_;
-  DecoderNorm post_attention_layernorm_;
-  DecoderNorm post_feedforward_layernorm_;
+  nn::RmsNorm post_attention_layernorm_;
+  nn::RmsNorm post_feedforward_layernorm_;
 };
 
 // The norms stand before and after attention and MLP.
@@ -123,12 +123,12 @@ class Gemma3DecoderLayerImpl : public DecoderLayerImpl {
                 const DecodingBatch& batch) const override;
 
  private:
-  DecoderNorm input_layernorm_;
+  nn::RmsNorm input_layernorm_;
   LlamaAttention self_attn_;
-  DecoderNorm post_attention_layernorm_;
-  DecoderNorm pre_feedforward_layernorm_;
+  nn::RmsNorm post_attention_layernorm_;
+  nn::RmsNorm pre_feedforward_layernorm_;
   LlamaMLP mlp_;
-  DecoderNorm post_feedforward_layernorm_;
+  nn::RmsNorm post_feedforward_layernorm_;
 };
 
 // The layer of the configuration's family; `layer` counts from 0.

@@ -41,7 +41,7 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
     layers.push_back(make_decoder_layer(config, i));
   }
   layers_ = register_module("layers", nn::ModuleList<DecoderLayer>(std::move(layers)));
-  norm_ = register_module("norm", DecoderNorm(config.hidden_size, config));
+  norm_ = register_module("norm", decoder_norm(config.hidden_size, config));
 }
 
 Tensor LlamaModelImpl::embed(const Tensor& ids) const {

@@ -45,7 +45,7 @@ class LlamaModelImpl : public nn::Module {
   std::vector<bool> is_local_;           // by layer; empty if there is no local_rope_
   nn::Embedding embed_tokens_;
   nn::ModuleList<DecoderLayer> layers_;
-  DecoderNorm norm_;
+  nn::RmsNorm norm_;
 };
 TESSERA_MODULE(LlamaModel);
 
