@@ -26,8 +26,8 @@ bool is_stream(const std::filesystem::path& path);
 // Throws Error(configuration) for a loop of links, and for a link that neither this user nor root
 // made: in a folder that others can write, it could name any file of the user's.
 std::filesystem::path written_path(const std::filesystem::path& path);
-// open(written_path(path), flags): the descriptor, or -1 with errno. For /dev/stdout and the like it
-// is the process's own once more, and flags do not count.
+// open(written_path(path), flags): the descriptor, or -1 with errno. For /dev/stdout and the like
+// it is the process's own once more, and flags do not count.
 int open_output(const std::filesystem::path& path, int flags);
 
 }  // namespace tessera
