@@ -366,8 +366,10 @@ GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadat
     return model;
   }
   only(config, "hidden_act", "silu");
-  if (!is_called(*model.family, "phi3")) only(config, "partial_rotary_factor", 1);
-  check_turned_part(config);
+  if (!is_called(*model.family, "phi3")) {
+    only(config, "partial_rotary_factor", 1);
+    check_turned_part(config);
+  }
   if (!model.family->biases) only(config, "attention_bias", false);
   if (!model.family->biases) only(config, "mlp_bias", false);
   if (is_called(*model.family, "smollm3")) check_turned_layers(config);
