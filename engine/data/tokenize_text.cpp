@@ -181,7 +181,7 @@ class Pieces {
 
   void start(std::string text, std::size_t length) {
     const std::size_t whole = text.size();
-    auto piece = std::make_shared<const Piece>(std::move(text), std::min(length, whole));
+    auto piece = std::make_shared<const Piece>(Piece{std::move(text), std::min(length, whole)});
     const auto policy = options_.workers == 1 ? std::launch::deferred : std::launch::async;
     running_.push_back(
         {piece, std::async(policy, [this, piece] { return piece->encode(tokenizer_); })});

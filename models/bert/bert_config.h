@@ -73,15 +73,6 @@ struct RobertaConfig : BertConfig {
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
 };
 
-// A family as the registry needs it.
-template <const RobertaFamily& Family>
-struct RobertaFamilyConfig {
-  static RobertaConfig parse(const nlohmann::json& config, const ConfigSource& source) {
-    return RobertaConfig::parse(Family, config, source);
-  }
-  static auto table() { return RobertaConfig::table(Family); }
-};
-
 // The same sizes under DistilBERT's own names.
 struct DistilBertConfig : BertConfig {
   DistilBertConfig() {

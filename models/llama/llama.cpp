@@ -53,7 +53,7 @@ Tensor LlamaModelImpl::embed(const Tensor& ids) const {
 
 // transformers rounds the factor to the weights' dtype.
 Tensor LlamaModelImpl::embed_rows(const Tensor& ids) const {
-  const Tensor x = embed_tokens_(ids);
+  Tensor x = embed_tokens_(ids);
   if (embedding_scale_ == 1) return x;
   return x * rounded_to(x.dtype(), embedding_scale_);
 }

@@ -52,6 +52,14 @@ constexpr Architecture decoder_row(std::string_view model_type) {
 }
 
 template <const RobertaFamily& Family>
+struct RobertaFamilyConfig {
+  static RobertaConfig parse(const nlohmann::json& config, const ConfigSource& source) {
+    return RobertaConfig::parse(Family, config, source);
+  }
+  static auto table() { return RobertaConfig::table(Family); }
+};
+
+template <const RobertaFamily& Family>
 constexpr Architecture roberta_row() {
   return row<RobertaModel, RobertaFamilyConfig<Family>>(Family.model_type);
 }
