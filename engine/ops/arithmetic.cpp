@@ -12,7 +12,6 @@ namespace {
 
 using kernels::BinaryOp;
 
-
 // The broadcast of b over a: `outer` times `inner` elements, unless it is a general one.
 struct Broadcast {
   std::int64_t outer = 1;
