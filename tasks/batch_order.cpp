@@ -1,6 +1,8 @@
 // Positions in the data, and the ends of epochs.
 #include "tasks/batch_order.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -70,6 +72,24 @@ std::vector<std::int64_t> BatchOrder::share(const Batch& batch, std::int64_t off
   const std::int64_t epoch = batch.first / samples * samples;
   for (std::int64_t& number : numbers) number = epoch + (number - epoch) % samples;
   return numbers;
+}
+
+void OrderComparison::add(const char* key, const Scalars& there, const char* name,
+                          std::int64_t here) {
+  const auto value = there.get<std::int64_t>(name, 0);
+  if (value != here) changed_.push_back(fmt::format("{} {}, not {}", key, value, here));
+}
+
+void OrderComparison::add(const char* key, const Scalars& there, const char* name, bool here) {
+  const auto value = there.get<bool>(name, false);
+  if (value != here) changed_.push_back(fmt::format("{} {}, not {}", key, value, here));
+}
+
+void OrderComparison::check(const std::string& folder) const {
+  TESSERA_CHECK(changed_.empty(), ErrorCode::configuration,
+                "{}: the run there has {}: the data order would be another; set it back, or start "
+                "anew from the weights with model.pretrained",
+                folder, fmt::join(changed_, ", and "));
 }
 
 }  // namespace tessera::tasks

@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "checkpoint/state/scalars.h"
 
 namespace tessera::tasks {
 
@@ -20,6 +23,20 @@ struct BatchOrderOptions {
   // Accelerate; with drop_last it is left out.
   bool even_batches = false;
   bool drop_last = false;
+};
+
+// Compares the settings on which the order of a run's data depends with those of the run that it
+// resumes.
+class OrderComparison {
+ public:
+  // `key` is the recipe's, `name` the manifest's.
+  void add(const char* key, const Scalars& there, const char* name, std::int64_t here);
+  void add(const char* key, const Scalars& there, const char* name, bool here);
+  // Error(configuration) with the settings that differ. `folder` is the other run's.
+  void check(const std::string& folder) const;
+
+ private:
+  std::vector<std::string> changed_;
 };
 
 // The position of a run in its data.

@@ -15,6 +15,7 @@
 #include "engine/data/token_shards.h"
 #include "engine/device/memory_kind.h"
 #include "models/registry/registry.h"
+#include "tasks/batch_order.h"
 #include "tasks/columnar/table_corpus.h"
 #include "tasks/columnar/table_files.h"
 
@@ -100,7 +101,7 @@ void check_one_tokenizer(const std::vector<const Corpus*>& corpora, const Tokeni
   }
 }
 
-class NextToken final : public ModelTask {
+class NextToken final : public LanguageModelTask {
  public:
   explicit NextToken(const NextTokenOptions& options) : options_(options) {
     if (options_.reads_data) open_data();
@@ -114,12 +115,6 @@ class NextToken final : public ModelTask {
     }
     if (!options_.teacher) return;
     states_ = {options_.teacher_states, *model_, options_.teacher->module(), options_.states_place};
-  }
-
-  [[nodiscard]] nn::Module& module() override { return *model_; }
-  [[nodiscard]] const models::Model& model() const override { return *model_; }
-  [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
-    return {{"config.json", model_->config(weights).dump(2) + "\n"}};
   }
 
   [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
@@ -197,14 +192,11 @@ class NextToken final : public ModelTask {
         "{}: {} is not the text that the run in {} was trained on, so its place in it is lost; "
         "give the old file, or start anew from the weights with model.pretrained",
         options_.train_place, names_of(options_.train), folder);
-    TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == options_.seq_len &&
-                      scalars.get<std::int64_t>("seed", 0) == options_.seed &&
-                      scalars.get<bool>("shuffle", false) == options_.shuffle,
-                  ErrorCode::configuration,
-                  "{}: the run there has model.seq_len {}, train.seed {} and data.shuffle {}; with "
-                  "others the data order would be another",
-                  folder, scalars.get<std::int64_t>("seq_len", 0),
-                  scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false));
+    OrderComparison order;
+    order.add("model.seq_len", scalars, "seq_len", options_.seq_len);
+    order.add("train.seed", scalars, "seed", options_.seed);
+    order.add("data.shuffle", scalars, "shuffle", options_.shuffle);
+    order.check(folder);
   }
 
  private:
@@ -274,7 +266,6 @@ class NextToken final : public ModelTask {
   NextTokenOptions options_;
   std::vector<Samples> samples_;  // of each data set
   std::unique_ptr<Samples> validation_;
-  std::unique_ptr<models::LanguageModel> model_;
   TeacherStates states_;
   Tensor taught_;  // the teacher's logits, until after_loss()
 };

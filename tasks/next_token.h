@@ -73,6 +73,19 @@ struct LanguageModelOptions {
 // if it does not fit the tokenizer or seq_len.
 std::unique_ptr<models::LanguageModel> make_trained_model(const LanguageModelOptions& options);
 
+// A task whose model is a language model.
+class LanguageModelTask : public ModelTask {
+ public:
+  [[nodiscard]] nn::Module& module() override { return *model_; }
+  [[nodiscard]] const models::Model& model() const override { return *model_; }
+  [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
+    return {{"config.json", model_->config(weights).dump(2) + "\n"}};
+  }
+
+ protected:
+  std::unique_ptr<models::LanguageModel> model_;
+};
+
 struct NextTokenOptions : LanguageModelOptions {
   // The settings name the tokenizer. Without that, `bytes` takes files of ids of any tokenizer, of
   // one in all files.

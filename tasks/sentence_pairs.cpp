@@ -14,6 +14,7 @@
 #include "engine/device/memory_kind.h"
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
+#include "tasks/batch_order.h"
 #include "tasks/encoding.h"
 #include "tasks/evaluators.h"
 #include "tasks/sentence_losses.h"
@@ -213,15 +214,11 @@ class SentencePairsTask final : public ModelTask {
                   "in them is lost; give the old files, columns and losses, or start anew from the "
                   "weights with model.pretrained",
                   options_.train_place, folder);
-    TESSERA_CHECK(
-        scalars.get<std::int64_t>("seed", 0) == options_.seed &&
-            scalars.get<bool>("shuffle", false) == options_.shuffle &&
-            scalars.get<bool>("group_by_length", false) == options_.group_by_length,
-        ErrorCode::configuration,
-        "{}: the run there has train.seed {}, data.shuffle {} and data.group_by_length {}; with "
-        "others the data order would be another",
-        folder, scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false),
-        scalars.get<bool>("group_by_length", false));
+    OrderComparison order;
+    order.add("train.seed", scalars, "seed", options_.seed);
+    order.add("data.shuffle", scalars, "shuffle", options_.shuffle);
+    order.add("data.group_by_length", scalars, "group_by_length", options_.group_by_length);
+    order.check(folder);
   }
 
  private:

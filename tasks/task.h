@@ -103,7 +103,7 @@ class Task {
     return {};
   }
 
-  // What the user should know about the data, for one rank to print. It may read data files again.
+  // Notes about the data, which one rank prints. It may read data files again.
   [[nodiscard]] virtual std::vector<std::string> data_notes() const { return {}; }
 
   // Collective: the numbers are those of all ranks together. Empty without data for it.

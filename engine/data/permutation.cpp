@@ -52,4 +52,13 @@ std::uint64_t Permutation::operator()(std::uint64_t index) const {
   return value;
 }
 
+std::uint64_t place_in_epoch(std::int64_t sample, std::int64_t samples, bool shuffled,
+                             std::uint64_t seed) {
+  TESSERA_REQUIRE(sample >= 0 && samples > 0, "sample {} of {} in an epoch", sample, samples);
+  const auto index = static_cast<std::uint64_t>(sample % samples);
+  if (!shuffled) return index;
+  return Permutation(static_cast<std::uint64_t>(samples), seed,
+                     static_cast<std::uint64_t>(sample / samples))(index);
+}
+
 }  // namespace tessera

@@ -23,6 +23,11 @@ class Permutation {
   std::uint64_t keys_[rounds];
 };
 
+// The place of a sample, counted on over epochs of `samples` each, in the data: `sample` modulo
+// `samples`, and shuffled by the permutation of its epoch. Requires sample >= 0.
+std::uint64_t place_in_epoch(std::int64_t sample, std::int64_t samples, bool shuffled,
+                             std::uint64_t seed);
+
 // Mixes two numbers into a 64-bit number; the same on every machine.
 std::uint64_t mix(std::uint64_t a, std::uint64_t b);
 

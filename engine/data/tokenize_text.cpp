@@ -77,7 +77,7 @@ std::size_t place_to_cut(std::string_view text, const Tokenizer& tokenizer) {
 
 namespace {
 
-// What is encoded behind a piece, to see whether the next piece may begin there.
+// Bytes that are encoded behind a piece, to check that the next piece may begin there.
 constexpr std::size_t most_lookahead = 16 << 10;
 
 std::size_t lookahead_of(std::string_view text) {

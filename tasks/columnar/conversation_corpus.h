@@ -15,9 +15,9 @@
 
 namespace tessera::tasks {
 
-// What the rows of data files are, and which of their tokens count. Of preferences each row of the
-// files is two conversations that follow each other: the prompt with the chosen answer, and with
-// the rejected one. An answer without a character has no token that counts.
+// The kind of the rows of data files, and which of their tokens count. A row of preferences is two
+// conversations that follow each other: the prompt with the chosen answer, and with the rejected
+// one. An answer without a character has no token that counts.
 enum class RowLoss : std::uint8_t { of_answers, of_all, of_preferences };
 
 // The rows in the order of files and rows. They are encoded once: their tokens are kept in a file

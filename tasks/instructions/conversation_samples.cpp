@@ -141,13 +141,8 @@ std::int64_t ConversationSamples::places_of(std::int32_t row) const {
 }
 
 std::span<const std::int32_t> ConversationSamples::rows_of(std::int64_t sample) const {
-  TESSERA_REQUIRE(sample >= 0, "a sample's number is not negative, got {}", sample);
-  const std::int64_t samples = samples_per_epoch();
-  auto index = static_cast<std::uint64_t>(sample % samples);
-  if (options_.shuffle) {
-    index = Permutation(static_cast<std::uint64_t>(samples), options_.seed,
-                        static_cast<std::uint64_t>(sample / samples))(index);
-  }
+  const std::uint64_t index =
+      place_in_epoch(sample, samples_per_epoch(), options_.shuffle, options_.seed);
   const auto begin = static_cast<std::size_t>(begins_[index]);
   return std::span(rows_).subspan(begin, static_cast<std::size_t>(begins_[index + 1]) - begin);
 }

@@ -15,6 +15,7 @@
 #include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "engine/tensor_ops.h"
+#include "tasks/batch_order.h"
 #include "tasks/instructions/batch_sums.h"
 #include "tasks/instructions/conversation_files.h"
 
@@ -26,6 +27,21 @@ Tensor placed(const std::vector<T>& values, const Shape& shape, Device device) {
   const MemoryScope kind(MemoryKind::other);
   return Tensor::from(std::span<const T>(values), shape).to(device);
 }
+
+// The module computes as in evaluation while this lives.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(nn::Module& module) : module_(module), trains_(module.is_training()) {
+    module_.eval();
+  }
+  ~EvaluationMode() { module_.train(trains_); }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  nn::Module& module_;
+  bool trains_;
+};
 
 // The log-probabilities of a batch's answers and the numbers of their tokens, all [2, pairs].
 struct AnswerLogProbs {
@@ -64,7 +80,7 @@ const std::vector<std::string>& reward_names() {
   return names;
 }
 
-class Dpo final : public ModelTask {
+class Dpo final : public LanguageModelTask {
  public:
   explicit Dpo(const DpoOptions& options) : options_(options) {
     if (options_.reads_data) open_data();
@@ -77,12 +93,6 @@ class Dpo final : public ModelTask {
     check_vocabulary(options_.source + ": data.tokenizer", std::string(options_.tokenizer->name()),
                      options_.tokenizer->vocabulary_size(), model_->vocabulary(),
                      options_.pretrained);
-  }
-
-  [[nodiscard]] nn::Module& module() override { return *model_; }
-  [[nodiscard]] const models::Model& model() const override { return *model_; }
-  [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
-    return {{"config.json", model_->config(weights).dump(2) + "\n"}};
   }
 
   [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
@@ -169,14 +179,11 @@ class Dpo final : public ModelTask {
                   "them is lost; give the old files, columns and chat template, or start anew from "
                   "the weights with model.pretrained",
                   options_.train_place, folder);
-    TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == options_.seq_len &&
-                      scalars.get<std::int64_t>("seed", 0) == options_.seed &&
-                      scalars.get<bool>("shuffle", false) == options_.shuffle,
-                  ErrorCode::configuration,
-                  "{}: the run there has model.seq_len {}, train.seed {} and data.shuffle {}; with "
-                  "others the data order would be another",
-                  folder, scalars.get<std::int64_t>("seq_len", 0),
-                  scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false));
+    OrderComparison order;
+    order.add("model.seq_len", scalars, "seq_len", options_.seq_len);
+    order.add("train.seed", scalars, "seed", options_.seed);
+    order.add("data.shuffle", scalars, "shuffle", options_.shuffle);
+    order.check(folder);
   }
 
  private:
@@ -219,8 +226,7 @@ class Dpo final : public ModelTask {
   DpoOptions options_;
   std::vector<PreferenceSamples> samples_;  // of each data set
   std::unique_ptr<PreferenceSamples> validation_;
-  std::unique_ptr<models::LanguageModel> model_;
-  // What the last loss() found.
+  // Results of the last loss().
   std::vector<double> reference_;
   PreferenceRewards rewards_;
 };
@@ -241,11 +247,8 @@ Tensor losses_without_adapters(models::LanguageModel& model, const Tensor& ids,
                                const Tensor& targets) {
   const NoGradGuard no_grad;
   const WithoutLora alone;
-  const bool trains = model.is_training();
-  model.eval();
-  Tensor losses = model.row_losses(ids, targets);
-  model.train(trains);
-  return losses;
+  const EvaluationMode evaluating(model);
+  return model.row_losses(ids, targets);
 }
 
 Scores evaluate_preferences(const ComparedModels& models, const PreferenceSamples& samples,

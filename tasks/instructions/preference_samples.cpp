@@ -84,14 +84,7 @@ bool PreferenceSamples::differs(std::int64_t pair) const {
 }
 
 std::int32_t PreferenceSamples::pair_of(std::int64_t sample) const {
-  TESSERA_REQUIRE(sample >= 0, "a sample's number is not negative, got {}", sample);
-  const std::int64_t samples = samples_per_epoch();
-  auto index = static_cast<std::uint64_t>(sample % samples);
-  if (options_.shuffle) {
-    index = Permutation(static_cast<std::uint64_t>(samples), options_.seed,
-                        static_cast<std::uint64_t>(sample / samples))(index);
-  }
-  return pairs_[index];
+  return pairs_[place_in_epoch(sample, samples_per_epoch(), options_.shuffle, options_.seed)];
 }
 
 std::unique_ptr<PreferenceBatch> PreferenceSamples::batch(

@@ -12,6 +12,7 @@
 #include "engine/autograd.h"
 #include "engine/data/permutation.h"
 #include "engine/device/memory_kind.h"
+#include "tasks/batch_order.h"
 #include "tasks/instructions/batch_sums.h"
 #include "tasks/instructions/conversation_files.h"
 
@@ -35,7 +36,7 @@ models::Documents documents_of(const ConversationBatch& batch, Device device) {
   return {on_device(batch.starts, batch, device), on_device(positions, batch, device)};
 }
 
-class Sft final : public ModelTask {
+class Sft final : public LanguageModelTask {
  public:
   explicit Sft(const SftOptions& options) : options_(options) {
     if (options_.reads_data) open_data();
@@ -47,12 +48,6 @@ class Sft final : public ModelTask {
     check_vocabulary(options_.source + ": data.tokenizer", std::string(options_.tokenizer->name()),
                      options_.tokenizer->vocabulary_size(), model_->vocabulary(),
                      options_.pretrained);
-  }
-
-  [[nodiscard]] nn::Module& module() override { return *model_; }
-  [[nodiscard]] const models::Model& model() const override { return *model_; }
-  [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
-    return {{"config.json", model_->config(weights).dump(2) + "\n"}};
   }
 
   [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
@@ -145,19 +140,12 @@ class Sft final : public ModelTask {
         "them is lost; give the old files, columns, chat template and data.loss_on, or start anew "
         "from the weights with model.pretrained",
         options_.train_place, folder);
-    std::vector<std::string> changed;
-    const auto compare = [&](const char* key, auto there, auto here) {
-      if (there != here) changed.push_back(fmt::format("{} {}, not {}", key, there, here));
-    };
-    compare("model.seq_len", scalars.get<std::int64_t>("seq_len", 0), options_.seq_len);
-    compare("data.packing", scalars.get<bool>("packing", false), options_.packing);
-    compare("train.seed", scalars.get<std::int64_t>("seed", 0), options_.seed);
-    compare("data.shuffle", scalars.get<bool>("shuffle", false), options_.shuffle);
-    TESSERA_CHECK(
-        changed.empty(), ErrorCode::configuration,
-        "{}: the run there has {}: the data order would be another; set it back, or start "
-        "anew from the weights with model.pretrained",
-        folder, fmt::join(changed, ", and "));
+    OrderComparison order;
+    order.add("model.seq_len", scalars, "seq_len", options_.seq_len);
+    order.add("data.packing", scalars, "packing", options_.packing);
+    order.add("train.seed", scalars, "seed", options_.seed);
+    order.add("data.shuffle", scalars, "shuffle", options_.shuffle);
+    order.check(folder);
   }
 
  private:
@@ -192,7 +180,6 @@ class Sft final : public ModelTask {
   SftOptions options_;
   std::vector<ConversationSamples> samples_;  // of each data set
   std::unique_ptr<ConversationSamples> validation_;
-  std::unique_ptr<models::LanguageModel> model_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "engine/random.h"
@@ -39,6 +40,33 @@ inline nlohmann::json tiny_encoder(const std::string& type) {
                            {"max_position_embeddings", shifted ? 18 : 16},
                            {"initializer_range", 0.3}};
   return config;
+}
+
+// "name [sizes]" of the parameters of a tiny_encoder() of one layer with BERT's names.
+inline std::vector<std::string> bert_names_and_shapes(int positions) {
+  return {
+      "embeddings.word_embeddings.weight [29, 12]",
+      "embeddings.position_embeddings.weight [" + std::to_string(positions) + ", 12]",
+      "embeddings.token_type_embeddings.weight [2, 12]",
+      "embeddings.LayerNorm.weight [12]",
+      "embeddings.LayerNorm.bias [12]",
+      "encoder.layer.0.attention.self.query.weight [12, 12]",
+      "encoder.layer.0.attention.self.query.bias [12]",
+      "encoder.layer.0.attention.self.key.weight [12, 12]",
+      "encoder.layer.0.attention.self.key.bias [12]",
+      "encoder.layer.0.attention.self.value.weight [12, 12]",
+      "encoder.layer.0.attention.self.value.bias [12]",
+      "encoder.layer.0.attention.output.dense.weight [12, 12]",
+      "encoder.layer.0.attention.output.dense.bias [12]",
+      "encoder.layer.0.attention.output.LayerNorm.weight [12]",
+      "encoder.layer.0.attention.output.LayerNorm.bias [12]",
+      "encoder.layer.0.intermediate.dense.weight [20, 12]",
+      "encoder.layer.0.intermediate.dense.bias [20]",
+      "encoder.layer.0.output.dense.weight [12, 20]",
+      "encoder.layer.0.output.dense.bias [12]",
+      "encoder.layer.0.output.LayerNorm.weight [12]",
+      "encoder.layer.0.output.LayerNorm.bias [12]",
+  };
 }
 
 inline void set_dropout(nlohmann::json& config, double dropout) {

@@ -311,7 +311,7 @@ class Namer {
     finish_groups();
   }
 
-  // What is missing to name the states, or nothing.
+  // The reason why the states get no names; empty if they get them.
   std::string match_numbers(std::vector<OptimizerTensor>& states) {
     read_numbers();
     std::vector<std::string> names;

@@ -125,9 +125,8 @@ const char* advice_about_shards(std::string_view global, std::string_view pickle
     return names("flat_param")
                ? "It has one rank's part of FSDP1's flat parameters (LOCAL_STATE_DICT), without "
                  "the "
-                 "names and shapes of what is in them, and the files of all ranks do not have "
-                 "them, "
-                 "either: load them with the program that saved them, on as many ranks, and save "
+                 "names and shapes of their tensors, and neither have the files of all ranks: "
+                 "load them with the program that saved them, on as many ranks, and save "
                  "again with SHARDED_STATE_DICT, by torch.distributed.checkpoint.save, or with "
                  "FULL_STATE_DICT"
                : "It has one rank's ShardedTensors of FSDP1, whose parts are not joined, in place "

@@ -16,6 +16,7 @@
 #include "support/one_thread.h"
 #include "support/step_gradient.h"
 #include "tests/tasks/instructions/preferences_testing.h"
+#include "tests/tasks/instructions/small_model.h"
 #include "trainer/trainer.h"
 
 namespace tessera::tasks {
@@ -25,27 +26,12 @@ using testing::StepGradient;
 
 constexpr std::int64_t pair_seq_len = 32, all_pairs = 24;
 
-nlohmann::json pair_model(bool of_llama) {
-  if (!of_llama) {
-    return {{"model_type", "gpt2"}, {"vocab_size", 256},
-            {"n_positions", 32},    {"n_embd", 32},
-            {"n_layer", 2},         {"n_head", 4},
-            {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0},
-            {"attn_pdrop", 0.0},    {"initializer_range", 0.1}};
-  }
-  return {{"model_type", "llama"},    {"vocab_size", 256},
-          {"hidden_size", 32},        {"intermediate_size", 48},
-          {"num_hidden_layers", 2},   {"num_attention_heads", 4},
-          {"num_key_value_heads", 2}, {"max_position_embeddings", 32},
-          {"initializer_range", 0.1}};
-}
-
 // A model of its own on each rank, with other weights than the trained one.
 class WholeReference final : public Reference {
  public:
   explicit WholeReference(bool of_llama) {
     manual_seed(11);
-    model_ = models::make_language_model(pair_model(of_llama));
+    model_ = models::make_language_model(small_model(of_llama));
   }
   Tensor row_losses(const Tensor& ids, const Tensor& targets) override {
     const NoGradGuard no_grad;
@@ -63,7 +49,7 @@ DpoOptions pair_options(const std::string& file, bool of_llama, PreferenceLoss l
   options.tokenizer = make_tokenizer("bytes");
   options.seq_len = pair_seq_len;
   options.seed = 1;
-  options.model = pair_model(of_llama);
+  options.model = small_model(of_llama);
   options.preference = {.beta = 0.3, .loss = loss};
   options.reference = std::make_shared<WholeReference>(of_llama);
   manual_seed(7);
@@ -75,7 +61,7 @@ StepGradient of_all_pairs(const std::string& file, bool of_llama, PreferenceLoss
   const testing::OneThread one_thread;
   WholeReference reference(of_llama);
   manual_seed(7);
-  const auto model = models::make_language_model(pair_model(of_llama));
+  const auto model = models::make_language_model(small_model(of_llama));
   const PreferenceSamples samples(open_preferences({{file}, {}}, ByteTokenizer(), ""),
                                   {.seq_len = pair_seq_len, .shuffle = false});
   std::vector<std::int64_t> numbers(all_pairs);
@@ -201,7 +187,7 @@ TEST_F(DpoSplit, EvaluatesAllPairsAndLogsTheirRewards) {
 
 TEST(DpoAdapter, TheReferenceIsTheModelWithoutIt) {
   manual_seed(7);
-  const auto model = models::make_language_model(pair_model(true));
+  const auto model = models::make_language_model(small_model(true));
   const Tensor ids = Tensor::from(std::vector<std::int32_t>{1, 2, 3, 4, 5, 6}, {2, 3});
   const std::vector<double> alone = model->row_losses(ids, ids).to_vector();
   freeze(*model);

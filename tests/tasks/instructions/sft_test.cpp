@@ -13,6 +13,7 @@
 #include "support/one_thread.h"
 #include "support/step_gradient.h"
 #include "tests/tasks/instructions/conversations_testing.h"
+#include "tests/tasks/instructions/small_model.h"
 #include "trainer/trainer.h"
 
 namespace tessera::tasks {
@@ -34,21 +35,6 @@ std::vector<PromptLengths> pairs_of_lengths() {
     lengths.push_back({others + 1 - second, second});
   }
   return lengths;
-}
-
-nlohmann::json small_model(bool of_llama) {
-  if (!of_llama) {
-    return {{"model_type", "gpt2"}, {"vocab_size", 256},
-            {"n_positions", 32},    {"n_embd", 32},
-            {"n_layer", 2},         {"n_head", 4},
-            {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0},
-            {"attn_pdrop", 0.0},    {"initializer_range", 0.1}};
-  }
-  return {{"model_type", "llama"},    {"vocab_size", 256},
-          {"hidden_size", 32},        {"intermediate_size", 48},
-          {"num_hidden_layers", 2},   {"num_attention_heads", 4},
-          {"num_key_value_heads", 2}, {"max_position_embeddings", 32},
-          {"initializer_range", 0.1}};
 }
 
 SftOptions small_options(const std::string& file, bool of_llama, bool packing) {
