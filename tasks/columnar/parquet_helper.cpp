@@ -25,7 +25,7 @@ namespace {
 // Words end with a zero byte. For each file: its path comes; the columns go, as a stream without
 // rows; the names of the wanted ones come, then an empty word; their rows go.
 constexpr const char* helper_script = R"python(
-import os, sys
+import inspect, os, sys
 sys.path = [place for place in sys.path if place]
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise NumPy starts threads that spin
 try:
@@ -63,8 +63,14 @@ def most_rows(group, columns):
                if any((one.path_in_schema + ".").startswith(name + ".") for name in columns))
     return max(1, min(1 << 16, group.num_rows * (4 << 20) // max(size, 1)))
 
+# A pyarrow before 13 cannot compare the checksums of pages.
+ParquetFile = pyarrow.parquet.ParquetFile
+checks = {"page_checksum_verification": True}
+if not checks.keys() <= inspect.signature(ParquetFile).parameters.keys():
+    checks = {}
+
 def send(out, path):
-    file = pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+    file = ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, **checks)
     pyarrow.ipc.new_stream(out, file.schema_arrow).close()
     out.flush()
     columns = []

@@ -88,6 +88,12 @@ std::optional<std::vector<std::string>> files_of_dataset(const fs::path& folder)
   if (!state.is_open()) return std::nullopt;
   const nlohmann::json json = nlohmann::json::parse(state, nullptr, false);
   if (!json.is_object() || !json.contains("_data_files")) return std::nullopt;
+  // Versions of datasets before 2.0 kept a selection or an order of the rows beside them.
+  TESSERA_CHECK(!json.contains("_indices_files") || json["_indices_files"].empty(), ErrorCode::data,
+                "data folder {}: its state.json has _indices_files, which choose and order the "
+                "rows and are not read; in Python: datasets.load_from_disk(FOLDER)"
+                ".flatten_indices().save_to_disk(NEW_FOLDER)",
+                folder.string());
   std::vector<std::string> files;
   for (const nlohmann::json& one : json["_data_files"]) {
     const nlohmann::json name =

@@ -268,3 +268,16 @@ def test_bad_files(tessera):
         assert done.returncode in (0, 4), done.stderr
         assert len(done.stderr.splitlines()) == (done.returncode == 4)
     assert not [name for name in os.listdir(tessera.folder) if "partial" in name]
+
+
+def test_a_flipped_bit_is_found_by_the_checksum_of_its_page(tessera):
+    path = tessera.folder / "a.parquet"
+    texts = [f"plain text number {n}" for n in range(2000)]
+    pq.write_table(pa.table({"text": texts}), path, compression="none", use_dictionary=False, write_page_checksum=True)
+    tokenize = ("tokenize", path, "--tokenizer", "bytes", "--out", "out.bin", "--column", "text")
+    assert tokens(tessera, path, "text") == bytes_of(texts)
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(b"number 1234")] ^= 1
+    path.write_bytes(whole)
+    code, line = refusal(tessera, *tokenize)
+    assert code == 4 and "a.parquet" in line and "verification" in line

@@ -107,6 +107,16 @@ def test_every_pattern(tessera, lines, number):
     compare(tessera, tessera.folder, tokenizer, some + FIXTURES.PATTERN_LINES[:-1])
 
 
+def test_writing_systems_of_all_characters(tessera):
+    """Each character after one of its system, after a Latin letter and after one that is in no system."""
+    tokenizer = FIXTURES.scripts(0, [])
+    tokenizer.save(str(tessera.folder / "tokenizer.json"))
+    known = [chr(code) for code in range(0x20, 0x110000) if not 0xD800 <= code < 0xE000 and code not in (0x85, 0x2028, 0x2029)]
+    lines = ["".join(known[at:at + 4096]) for at in range(0, len(known), 4096)]
+    lines += ["".join("a" + one + "," + one for one in known[at:at + 2048]) for at in range(0, 0x32000, 2048)]
+    compare(tessera, tessera.folder, tokenizer, lines)
+
+
 def test_special_tokens_around_a_line(tessera, lines):
     tokenizer = FIXTURES.KINDS["cased"](500, list(FIXTURES.texts()))
     tokenizer.save(str(tessera.folder / "tokenizer.json"))

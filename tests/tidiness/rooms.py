@@ -32,7 +32,7 @@ ROOMS = {
     "planner": (".",),
     "logs": (".",),
     "bench": ("harness", "kernels", "programs"),
-    "cli": (".", "report", "commands", "commands/config", "commands/encoders"),
+    "cli": (".", "report", "commands", "commands/config", "commands/encoders", "commands/generate"),
 }
 # The namespace in tessera:: that the files of a floor open. launch() of sharding/context/context.h is tessera::launch.
 NAMESPACES = {floor: floor for floor in ("tokenizers", "models", "tasks", "training", "planner", "logs", "bench", "cli")}

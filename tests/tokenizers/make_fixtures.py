@@ -206,6 +206,15 @@ def words(size, text):
     return tokenizer
 
 
+def scripts(size, text):
+    """Cut where the writing system changes; the ids tell where."""
+    tokenizer = pattern_tokenizer("")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.UnicodeScripts(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def added(size, text):
     """Added tokens with every flag."""
     tokenizer = bert(size, text)
@@ -295,7 +304,7 @@ def patterns(folder):
 
 KINDS = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "roberta": roberta, "unigram": unigram,
          "precompiled": precompiled, "bert": bert, "cased": cased, "llama2": llama2, "openai": openai, "words": words,
-         "added": added}
+         "scripts": scripts, "added": added}
 
 
 def sentencepiece_model(vocabulary):

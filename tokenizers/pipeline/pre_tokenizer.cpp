@@ -17,7 +17,7 @@ struct PreTokenizerType {
   MakeStage (*make)(const json&, const std::string&);
 };
 
-constexpr std::array<PreTokenizerType, 9> pre_tokenizer_types = {{
+constexpr std::array<PreTokenizerType, 10> pre_tokenizer_types = {{
     {"BertPreTokenizer", make_bert_stage},
     {"Split", make_split_stage},
     {"Metaspace", make_metaspace_stage},
@@ -26,6 +26,7 @@ constexpr std::array<PreTokenizerType, 9> pre_tokenizer_types = {{
     {"Punctuation", make_punctuation_stage},
     {"Digits", make_digits_stage},
     {"CharDelimiterSplit", make_delimiter_stage},
+    {"UnicodeScripts", make_scripts_stage},
     {"FixedLength", make_fixed_length_stage},
 }};
 

@@ -61,6 +61,7 @@ MakeStage make_whitespace_split_stage(const nlohmann::json& json, const std::str
 MakeStage make_punctuation_stage(const nlohmann::json& json, const std::string& source);
 MakeStage make_digits_stage(const nlohmann::json& json, const std::string& source);
 MakeStage make_delimiter_stage(const nlohmann::json& json, const std::string& source);
+MakeStage make_scripts_stage(const nlohmann::json& json, const std::string& source);
 MakeStage make_fixed_length_stage(const nlohmann::json& json, const std::string& source);
 
 }  // namespace tessera::tokenizers

@@ -1,4 +1,8 @@
 // Pre-tokenizers that look at one character at a time.
+#include <unicode/uscript.h>
+
+#include <optional>
+
 #include "base/error.h"
 #include "tokenizers/pipeline/pre_tokenizer.h"
 #include "tokenizers/pre_tokenizers/delimiters.h"
@@ -102,6 +106,39 @@ class WhitespaceStage final : public PreTokenizerStage {
   }
 };
 
+// Cuts where the writing system changes. Japanese syllables count as Han. A space, and a character
+// that Unicode 9 does not have, belong to what is before them, and are dropped at the beginning.
+class ScriptsStage final : public PreTokenizerStage {
+ public:
+  void take(const Piece& piece) override {
+    const std::string_view text = piece.text;
+    std::optional<int> script;  // of the current part
+    std::size_t part = 0;
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t begin = at;
+      const int next = merged_script(next_character(text, at));
+      if (next == USCRIPT_UNKNOWN || next == script) continue;
+      if (script) give(text.substr(part, begin - part), piece.first && part == 0);
+      part = begin;
+      script = next;
+    }
+    if (script) give(text.substr(part), piece.first && part == 0);
+  }
+
+ private:
+  static int merged_script(char32_t c) {
+    constexpr char32_t long_vowel = 0x30FC;
+    if (c == ' ') return USCRIPT_UNKNOWN;
+    const int script = c < 0x80 ? ascii_script(c) : script_of(c);
+    const bool kana = script == USCRIPT_HIRAGANA || script == USCRIPT_KATAKANA || c == long_vowel;
+    return kana ? USCRIPT_HAN : script;
+  }
+  static int ascii_script(char32_t c) {
+    const char32_t lower = c | 0x20;
+    return lower >= 'a' && lower <= 'z' ? USCRIPT_LATIN : USCRIPT_COMMON;
+  }
+};
+
 class FixedLengthStage final : public PreTokenizerStage {
  public:
   explicit FixedLengthStage(std::int64_t length) : length_(length) {}
@@ -154,6 +191,10 @@ MakeStage make_delimiter_stage(const nlohmann::json& object, const std::string& 
   const char32_t delimiter = next_character(text, at);
   return character_stage(DelimiterBehavior::removed,
                          [delimiter](char32_t c) { return c == delimiter; });
+}
+
+MakeStage make_scripts_stage(const nlohmann::json&, const std::string&) {
+  return [] { return std::make_unique<ScriptsStage>(); };
 }
 
 MakeStage make_fixed_length_stage(const nlohmann::json& object, const std::string& source) {

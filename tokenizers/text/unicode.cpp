@@ -6,6 +6,7 @@
 #include <unicode/normalizer2.h>
 #include <unicode/uchar.h>
 #include <unicode/uniset.h>
+#include <unicode/uscript.h>
 #include <unicode/utext.h>
 #include <unicode/utf8.h>
 
@@ -158,6 +159,24 @@ bool is_combining_mark(char32_t character) {
       return false;
     default:
       return (category_of(character) & U_GC_M_MASK) != 0 && known_to(character, 9);
+  }
+}
+
+int script_of(char32_t character) {
+  switch (character) {
+    case 0x589:  // Armenian full stop
+    case 0x61C:  // Arabic letter mark
+      return USCRIPT_COMMON;
+    case 0x953:  // Devanagari grave and acute accents
+    case 0x954:
+      return USCRIPT_DEVANAGARI;
+    default: {
+      if (!known_to(character, 9)) return USCRIPT_UNKNOWN;
+      UErrorCode status = U_ZERO_ERROR;
+      const int script = uscript_getScript(static_cast<UChar32>(character), &status);
+      check_icu(status, "uscript_getScript");
+      return script;
+    }
   }
 }
 

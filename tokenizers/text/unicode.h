@@ -65,6 +65,10 @@ bool is_nonspacing_mark(char32_t character);
 // M of Unicode 9.
 bool is_combining_mark(char32_t character);
 
+// The writing system by Unicode 9, as a number of ICU's. USCRIPT_UNKNOWN, 103, for a character that
+// Unicode 9 does not have.
+int script_of(char32_t character);
+
 void append_lowercase(std::string& text, char32_t character);
 
 enum class NormalForm : std::uint8_t { nfc, nfd, nfkc, nfkd };

@@ -74,8 +74,8 @@ constexpr PlainType plain_types[] = {
     {FlatType::run_end, ArrowKind::other, "run_end_encoded", 0},
     {FlatType::binary_view, ArrowKind::text, "binary_view", 2, false, true},
     {FlatType::utf8_view, ArrowKind::text, "string_view", 2, false, true},
-    {FlatType::list_view, ArrowKind::other, "list_view", 3},
-    {FlatType::large_list_view, ArrowKind::other, "large_list_view", 3},
+    {FlatType::list_view, ArrowKind::list, "list_view", 3, false, true},
+    {FlatType::large_list_view, ArrowKind::list, "large_list_view", 3, true, true},
 };
 
 class SchemaReader {
@@ -178,7 +178,7 @@ void pass(const ArrowField& field, ArrowColumn& at) {
     return;
   }
   at.buffer += field.buffers;
-  at.views += field.view ? 1 : 0;
+  at.views += field.kind == ArrowKind::text && field.view ? 1 : 0;
   for (const ArrowField& child : field.children) pass(child, at);
 }
 

@@ -38,7 +38,7 @@ struct ArrowField {
   int bits = 0;      // of an integer or a floating-point number
   bool is_signed = false;
   bool wide = false;  // offsets of 64 bits
-  bool view = false;  // of a text: views into several buffers
+  bool view = false;  // of a text: views into several buffers; of a list: lengths beside offsets
   std::int64_t list_size = 0;
   std::size_t buffers = 0;          // of its own in a batch
   std::optional<ArrowIndex> index;  // all else describes the values of the dictionary

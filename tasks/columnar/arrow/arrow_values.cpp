@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
@@ -32,17 +31,19 @@ std::vector<Number> numbers_of(const ArrowBatch& batch, std::size_t buffer, std:
   return numbers;
 }
 
+// Offsets and lengths have 32 bits, or 64.
+std::vector<std::int64_t> signed_numbers_of(const ArrowBatch& batch, std::size_t buffer, bool wide,
+                                            std::int64_t first, std::int64_t count) {
+  if (wide) return numbers_of<std::int64_t>(batch, buffer, first, count);
+  const auto narrow = numbers_of<std::int32_t>(batch, buffer, first, count);
+  return {narrow.begin(), narrow.end()};
+}
+
 // Offsets `first` to `first + count`, count + 1 numbers that do not fall.
 std::vector<std::int64_t> offsets_of(const ArrowBatch& batch, std::size_t buffer, bool wide,
                                      std::int64_t first, std::int64_t count) {
   if (batch.bytes(buffer) == 0 && first == 0 && count == 0) return {0};
-  std::vector<std::int64_t> offsets;
-  if (wide) {
-    offsets = numbers_of<std::int64_t>(batch, buffer, first, count + 1);
-  } else {
-    const auto narrow = numbers_of<std::int32_t>(batch, buffer, first, count + 1);
-    offsets.assign(narrow.begin(), narrow.end());
-  }
+  auto offsets = signed_numbers_of(batch, buffer, wide, first, count + 1);
   TESSERA_CHECK(offsets.front() >= 0 && std::is_sorted(offsets.begin(), offsets.end()),
                 ErrorCode::data, "{}: the offsets of a column are damaged", batch.what());
   return offsets;
@@ -54,6 +55,20 @@ struct View {
 };
 static_assert(sizeof(View) == 16);
 constexpr std::int32_t longest_inline = 12;
+
+// The lengths of views of texts, or of lists, whose column begins with this buffer.
+std::vector<std::int64_t> lengths_of_views(const ArrowBatch& batch, const ArrowField& field,
+                                           std::size_t buffer, std::int64_t first,
+                                           std::int64_t count) {
+  if (field.kind == ArrowKind::list) {
+    return signed_numbers_of(batch, buffer + 2, field.wide, first, count);
+  }
+  std::vector<std::int64_t> lengths;
+  for (const View& view : numbers_of<View>(batch, buffer + 1, first, count)) {
+    lengths.push_back(view.length);
+  }
+  return lengths;
+}
 
 void check_rows(const ArrowBatch& batch, std::size_t node, std::int64_t first, std::int64_t count) {
   const std::int64_t length = batch.length(node);
@@ -232,6 +247,38 @@ void ArrowValues::read_list(const ArrowBatch& batch, const ArrowColumn& column, 
   for (std::int64_t& offset : offsets_) offset -= begin;
 }
 
+// The lists of rows may lie in any order, overlap, or leave values out.
+void ArrowValues::read_list_views(const ArrowBatch& batch, const ArrowColumn& column,
+                                  std::int64_t first, const Dictionaries& dictionaries) {
+  const std::size_t buffer = first_buffer(batch, column) + 1;
+  offsets_ = signed_numbers_of(batch, buffer, field_->wide, first, count_);
+  ends_ = signed_numbers_of(batch, buffer + 1, field_->wide, first, count_);
+  std::int64_t begin = std::numeric_limits<std::int64_t>::max();
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < ends_.size(); ++i) {
+    // The list of a null may have any place, and so may an empty one.
+    if (is_null(static_cast<std::int64_t>(i)) || ends_[i] == 0) offsets_[i] = ends_[i] = 0;
+    TESSERA_CHECK(offsets_[i] >= 0 && ends_[i] >= 0 &&
+                      ends_[i] <= std::numeric_limits<std::int64_t>::max() - offsets_[i],
+                  ErrorCode::data, "{}: the offsets of a column are damaged", batch.what());
+    if (ends_[i] == 0) continue;
+    ends_[i] += offsets_[i];
+    begin = std::min(begin, offsets_[i]);
+    end = std::max(end, ends_[i]);
+  }
+  begin = std::min(begin, end);
+  TESSERA_CHECK(end - begin <= longest_value, ErrorCode::data,
+                "{}: lists of views lie in a range of {} values, and at most {} are read",
+                batch.what(), end - begin, longest_value);
+  items_ = std::make_unique<ArrowValues>(
+      read(batch, items_of(column), begin, end - begin, dictionaries));
+  for (std::size_t i = 0; i < ends_.size(); ++i) {
+    if (ends_[i] == 0) continue;
+    offsets_[i] -= begin;
+    ends_[i] -= begin;
+  }
+}
+
 void ArrowValues::read_fields(const ArrowBatch& batch, const ArrowColumn& column,
                               std::int64_t first, const Dictionaries& dictionaries) {
   for (const ArrowColumn& one : fields_of(column)) {
@@ -302,7 +349,11 @@ ArrowValues ArrowValues::read(const ArrowBatch& batch, const ArrowColumn& column
       break;
     case ArrowKind::list:
     case ArrowKind::fixed_list:
-      values.read_list(batch, column, first, dictionaries);
+      if (field.view) {
+        values.read_list_views(batch, column, first, dictionaries);
+      } else {
+        values.read_list(batch, column, first, dictionaries);
+      }
       break;
     case ArrowKind::structure:
       values.read_fields(batch, column, first, dictionaries);
@@ -337,103 +388,19 @@ std::int64_t ArrowValues::fitting_rows(const ArrowBatch& batch, const ArrowColum
   } else if (field.kind == ArrowKind::fixed_list) {
     fitting = most / std::max<std::int64_t>(field.list_size, 1);
     largest = field.list_size;
-  } else if (field.view) {
-    std::int64_t bytes = 0;
-    const auto views = numbers_of<View>(batch, buffer + 1, first, count);
-    fitting = 0;
-    while (fitting < count) {
-      bytes += std::max(views[static_cast<std::size_t>(fitting)].length, 0);
-      if (bytes > most) break;
-      ++fitting;
-    }
+  } else if (field.view && count > 0) {
+    const std::vector<std::int64_t> lengths = lengths_of_views(batch, field, buffer, first, count);
+    const auto behind = std::find_if(lengths.begin(), lengths.end(), [&](std::int64_t length) {
+      most -= std::max<std::int64_t>(length, 0);
+      return most < 0;
+    });
+    fitting = behind - lengths.begin();
+    largest = field.kind == ArrowKind::list ? lengths.front() : 0;
   }
   TESSERA_CHECK(largest <= longest_value, ErrorCode::data,
                 "{}: a row of column {} has {} bytes or values; a row has at most {}", batch.what(),
                 field.name, largest, longest_value);
   return std::clamp<std::int64_t>(fitting, 1, std::max<std::int64_t>(count, 1));
-}
-
-bool ArrowValues::is_null(std::int64_t i) const {
-  if (!null_.empty() && null_[static_cast<std::size_t>(i)]) return true;
-  return dictionary_ != nullptr && dictionary_->is_null(integers_[static_cast<std::size_t>(i)]);
-}
-
-std::string_view ArrowValues::text(std::int64_t i) const {
-  const auto at = static_cast<std::size_t>(i);
-  if (dictionary_ != nullptr) return dictionary_->text(integers_[at]);
-  const auto begin = static_cast<std::size_t>(offsets_[at]);
-  return std::string_view(text_).substr(begin, static_cast<std::size_t>(offsets_[at + 1]) - begin);
-}
-
-std::int64_t ArrowValues::rows_of_texts(std::int64_t most) const {
-  std::int64_t bytes = 0;
-  std::int64_t rows = 0;
-  while (rows < count_) {
-    if (!is_null(rows)) bytes += static_cast<std::int64_t>(text(rows).size());
-    if (bytes > most) break;
-    ++rows;
-  }
-  return rows;
-}
-
-std::span<const std::int64_t> ArrowValues::integers(std::int64_t i) const {
-  const auto at = static_cast<std::size_t>(i);
-  return std::span(items_->integers_)
-      .subspan(static_cast<std::size_t>(offsets_[at]),
-               static_cast<std::size_t>(offsets_[at + 1] - offsets_[at]));
-}
-
-bool ArrowValues::has_null_items(std::int64_t i) const {
-  if (items_->null_.empty()) return false;
-  const auto at = static_cast<std::size_t>(i);
-  const auto begin = items_->null_.begin() + static_cast<std::ptrdiff_t>(offsets_[at]);
-  const auto end = items_->null_.begin() + static_cast<std::ptrdiff_t>(offsets_[at + 1]);
-  return std::find(begin, end, true) != end;
-}
-
-nlohmann::ordered_json ArrowValues::json(std::int64_t i) const {
-  if (is_null(i)) return nullptr;
-  const auto at = static_cast<std::size_t>(i);
-  if (dictionary_ != nullptr) return dictionary_->json(integers_[at]);
-  switch (field_->kind) {
-    case ArrowKind::integer:
-      return integers_[at];
-    case ArrowKind::boolean:
-      return integers_[at] != 0;
-    case ArrowKind::floating:
-      return floats_[at];
-    case ArrowKind::text:
-      return std::string(text(i));
-    default:
-      break;
-  }
-  if (field_->kind == ArrowKind::structure) {
-    nlohmann::ordered_json object = nlohmann::ordered_json::object();
-    for (const ArrowValues& one : fields_) object[one.field_->name] = one.json(i);
-    return object;
-  }
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (std::int64_t k = offsets_[at]; k < offsets_[at + 1]; ++k) list.push_back(items_->json(k));
-  return list;
-}
-
-void ArrowValues::append(const ArrowValues& other) {
-  TESSERA_REQUIRE(items_ == nullptr && fields_.empty() && dictionary_ == nullptr &&
-                      other.field_->kind == field_->kind,
-                  "a dictionary of lists");
-  if (!null_.empty() || !other.null_.empty()) {
-    null_.resize(static_cast<std::size_t>(count_), false);
-    for (std::int64_t i = 0; i < other.count_; ++i) null_.push_back(other.is_null(i));
-  }
-  count_ += other.count_;
-  integers_.insert(integers_.end(), other.integers_.begin(), other.integers_.end());
-  floats_.insert(floats_.end(), other.floats_.begin(), other.floats_.end());
-  if (offsets_.empty()) return;
-  const std::int64_t before = offsets_.back();
-  for (std::size_t i = 1; i < other.offsets_.size(); ++i) {
-    offsets_.push_back(before + other.offsets_[i]);
-  }
-  text_ += other.text_;
 }
 
 }  // namespace tessera::tasks

@@ -57,15 +57,23 @@ class ArrowValues {
   void read_views(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first);
   void read_list(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
                  const Dictionaries& dictionaries);
+  void read_list_views(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
+                       const Dictionaries& dictionaries);
   void read_fields(const ArrowBatch& batch, const ArrowColumn& column, std::int64_t first,
                    const Dictionaries& dictionaries);
+  // The places of a row's list in items_.
+  struct Items {
+    std::int64_t begin, end;
+  };
+  [[nodiscard]] Items items(std::int64_t i) const;
   void check_indices(const ArrowBatch& batch) const;
 
   const ArrowField* field_ = nullptr;
   const ArrowValues* dictionary_ = nullptr;  // integers_ are indices into it
   std::int64_t count_ = 0;
   std::vector<bool> null_;             // empty: none
-  std::vector<std::int64_t> offsets_;  // of texts and lists, from 0; count + 1
+  std::vector<std::int64_t> offsets_;  // of texts and lists, from 0; count + 1, or count of views
+  std::vector<std::int64_t> ends_;     // of views of lists
   std::string text_;
   std::vector<std::int64_t> integers_;  // of booleans as well
   std::vector<double> floats_;

@@ -152,6 +152,39 @@ TEST_F(Generate, SeveralPromptsAreLinesOfJson) {
   EXPECT_EQ(prompts, (std::vector<std::string>{"ga", "the licen", "x"}));
 }
 
+// The model's template writes the conversation, and the answer alone is printed.
+TEST_F(Generate, AChatIsTheTextOfTheModelsTemplate) {
+  const std::string folder = path("chat");
+  fs::create_directory(folder);
+  for (const std::string name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(path("FULL_STATE_DICT/step-30/" + name), folder + "/" + name);
+  }
+  write_file(folder + "/chat_template.jinja",
+             "{% for one in messages %}{{ one.role[0] }}:{{ one.content }}|{% endfor %}"
+             "{% if add_generation_prompt %}a:{% endif %}");
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.end(), {"--max-new-tokens", "9"});
+    return text(folder, options);
+  };
+  const std::string prompt = "u:ga|a:";
+  const std::string whole = with({"--prompt", prompt});
+  EXPECT_EQ(with({"--chat", "--prompt", "ga"}), whole.substr(prompt.size()));
+  EXPECT_EQ("s:be brief|u:ga|a:" + with({"--chat", "--system", "be brief", "--prompt", "ga"}),
+            with({"--prompt", "s:be brief|u:ga|a:"}));
+  write_file(path("messages.txt"), "ga\n");
+  const auto line = nlohmann::json::parse(with({"--chat", "--prompts", path("messages.txt")}));
+  EXPECT_EQ(line.at("prompt"), "ga");
+  EXPECT_EQ(prompt + line.at("text").get<std::string>() + "\n", whole);
+
+  write_file(folder + "/chat_template.jinja", "a\n{{ raise_exception('no') }}");
+  const Ended refused = generate(folder, {"--chat", "--prompt", "ga"});
+  EXPECT_EQ(refused.code, 4);
+  EXPECT_EQ(refused.out, "");
+  EXPECT_NE(refused.err.find("line 2: the template refuses the conversation: no"),
+            std::string::npos)
+      << refused.err;
+}
+
 TEST_F(Generate, In16BitsAndWithStatistics) {
   const Ended ended = generate(path("FULL_STATE_DICT"), {"--prompt", "ga", "--max-new-tokens", "5",
                                                          "--dtype", "bf16", "--stats"});
@@ -216,7 +249,9 @@ TEST_F(Generate, InvalidRequestsAreRefused) {
       {steps, {"--prompt", "a", "--top-p", "0"}, 2, "--top-p must be above 0"},
       {steps, {"--prompt", "a", "--top-p", "1.5"}, 2, "--top-p"},
       {steps, {"--prompt", "a", "--dtype", "fp8"}, 2, "--dtype fp8: must be one of fp32, bf16"},
-      {steps, {"--prompt", "a", "--chat"}, 2, "chat templates are not supported"},
+      {steps, {"--prompt", "a", "--chat"}, 3, "no chat template"},
+      {steps, {"--prompt-ids", "1,2", "--chat"}, 2, "give --prompt or --prompts"},
+      {steps, {"--prompt", "a", "--system", "b"}, 2, "give --chat beside it"},
       {steps, {"--prompt", "a", "--stop", "x"}, 2, "--stop"},
       {steps, {"--prompt", "a", "--prompts", "-"}, 2, "--prompts FILE"},
       {steps, {"--prompts", path("none.txt")}, 4, "none.txt: cannot be read"},

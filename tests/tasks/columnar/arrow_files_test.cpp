@@ -15,7 +15,7 @@ namespace {
 const std::vector<std::string> arrow_fixtures = {
     "types.arrow", "types.arrows",  "slices.arrow",     "lz4.arrow",
     "zstd.arrow",  "deltas.arrows", "dictionary.arrow", "rows.arrow",
-    "views.arrow", "java.arrows",   "ids64.arrow"};
+    "views.arrow", "java.arrows",   "ids64.arrow",      "listviews.arrow"};
 
 class ArrowFixture : public ::testing::TestWithParam<std::string> {
  public:

@@ -100,6 +100,21 @@ def views():
     return [batch(0, 9), batch(4, 1), batch(7, 5)]
 
 
+def list_views():
+    """Lists of views in another order than their values, that overlap, are empty, or of nulls, and columns behind them."""
+    def batch(wide):
+        kind, index = (pa.LargeListViewArray, pa.int64()) if wide else (pa.ListViewArray, pa.int32())
+        offsets, lengths = pa.array([6, 0, 0, 9, 2, 3], index), pa.array([3, 2, 0, 0, 5, 1], index)
+        null = pa.array([False, False, False, False, True, False])
+        words = pa.array([f"word {n} " * (n % 4) for n in range(9)], pa.string_view())
+        return [kind.from_arrays(offsets, lengths, pa.array(range(9), pa.int32()), mask=null),
+                kind.from_arrays(offsets, lengths, words, mask=null)]
+
+    columns = batch(False) + batch(True) + [pa.array(["a", "b", None, "d", "e", "f"])]
+    rows = pa.RecordBatch.from_arrays(columns, names=["ids", "views", "wide", "wide_views", "word"])
+    return [rows, rows.slice(2, 3), rows.slice(1, 1)]
+
+
 def shared_views():
     """A row whose texts are views of the same MiB, and together too long."""
     count, text = 1100, b"x" * (1 << 20)
@@ -173,6 +188,7 @@ def main():
     write("deltas.arrows", dictionaries(), ["word", "n"], pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True), stream=True)
     write("dictionary.arrow", [dictionaries()[1], dictionaries()[1].slice(1)], ["n", "word"])
     write("views.arrow", views(), VIEWS)
+    write("listviews.arrow", list_views(), ["ids", "views", "wide", "wide_views", "word"])
     shared_views()
     java_empty()
     large_dictionary()

@@ -98,6 +98,9 @@ TEST(TableFiles, AFolderOfDatasetsHasTheFilesOfItsState) {
   folder.put("train/cache-123.arrow", arrow);
   folder.put("train/state.json", R"({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]})");
   EXPECT_EQ(folder.found({"train"}), Names{"train/data-00000-of-00001.arrow"});
+  folder.put("train/state.json", R"({"_data_files": [{"filename": "data-00000-of-00001.arrow"}],
+                                     "_indices_files": [{"filename": "indices.arrow"}]})");
+  EXPECT_NE(folder.refusal("train").find("flatten_indices()"), std::string::npos);
   folder.put("dataset_dict.json", R"({"splits": ["train", "test"]})");
   const std::string text = folder.refusal("");
   EXPECT_NE(text.find("several splits; name one of them: " + folder.path("train")),

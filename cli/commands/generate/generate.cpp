@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,22 +17,19 @@
 #include "base/text/print.h"
 #include "checkpoint/safetensors/safetensors.h"
 #include "cli/commands/dtype_option.h"
+#include "cli/commands/generate/prompts.h"
 #include "cli/subcommands.h"
 #include "engine/autograd.h"
-#include "engine/data/corpus.h"
 #include "engine/data/tokenizer.h"
 #include "engine/device/backend.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
-#include "models/config/config_file.h"
 #include "models/generate.h"
 #include "models/load/load.h"
 #include "tokenizers/load.h"
 
 namespace tessera::cli {
 namespace {
-
-using Ids = std::vector<std::int64_t>;
 
 // In the metadata of the file of --logits, which tells it from other files.
 constexpr const char* logits_content = "tessera generate --logits";
@@ -48,6 +43,7 @@ struct GenerateCommand {
   models::GenerateOptions options;
   bool ignore_eos = false;
   bool chat = false;
+  std::vector<std::string> system;  // none, or one
   bool stats = false;
   std::string logits_file;
   std::string dtype = "fp32";
@@ -56,51 +52,18 @@ struct GenerateCommand {
   [[nodiscard]] int run();
   void check_request() const;
   void check_logits_file() const;
-  [[nodiscard]] std::vector<std::string> read_prompts() const;
   void write_logits(models::LanguageModel& model, const Ids& ids) const;
+  void set_ends(const std::string& model_folder, const Tokenizer* tokenizer);
   void continue_one(models::LanguageModel& model, const Tokenizer* tokenizer, const Ids& ids) const;
-  void continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const;
+  void continue_all(models::LanguageModel& model, const Tokenizer& tokenizer,
+                    const Chat* around) const;
 };
 
-// The folder's tokenizer; without one, bytes if the model's vocabulary allows it.
-std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
-                                              const models::LanguageModel& model) {
-  if (tokenizers::is_tokenizer_folder(folder)) {
-    auto tokenizer = tokenizers::load_tokenizer(folder);
-    check_vocabulary(folder, std::string(tokenizer->name()), tokenizer->vocabulary_size(),
-                     model.vocabulary(), true);
-    return tokenizer;
-  }
-  auto bytes = make_tokenizer("bytes");
-  TESSERA_CHECK(model.vocabulary() == bytes->vocabulary_size(), ErrorCode::usage,
-                "{}: no tokenizer (tokenizer.json, vocab.txt, tokenizer.model) for this "
-                "model's vocabulary of {}; put it there, or give --prompt-ids",
-                folder, model.vocabulary());
-  return bytes;
-}
-
-Ids encoded(const Tokenizer& tokenizer, const std::string& text) {
-  const std::vector<std::int32_t> ids = tokenizer.encode(text);
+// In a chat, the text is a user's message. The template writes the special tokens.
+Ids encoded(const Tokenizer& tokenizer, const Chat* chat, const std::string& text) {
+  const std::vector<std::int32_t> ids =
+      tokenizer.encode(chat != nullptr ? chat->text_of(text) : text);
   return {ids.begin(), ids.end()};
-}
-
-// eos_token_id of generation_config.json, or of config.json: a number, several, or none.
-Ids end_of_text(const std::string& folder) {
-  const auto generation = models::read_optional_config(folder, "generation_config.json");
-  for (const nlohmann::json& config :
-       {generation.value_or(nlohmann::json::object()), models::read_config(folder)}) {
-    const auto eos = config.find("eos_token_id");
-    if (eos == config.end() || eos->is_null()) continue;
-    Ids ids;
-    for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
-      TESSERA_CHECK(id.is_number_integer(), ErrorCode::configuration,
-                    "{}: eos_token_id is {}; must be a token id or a list of them", folder,
-                    eos->dump());
-      ids.push_back(id.get<std::int64_t>());
-    }
-    return ids;
-  }
-  return {};
 }
 
 // The context of a longer prompt is its end.
@@ -178,9 +141,10 @@ void GenerateCommand::check_logits_file() const {
 }
 
 void GenerateCommand::check_request() const {
-  TESSERA_CHECK(!chat, ErrorCode::usage,
-                "--chat: chat templates are not supported; write the template's text around the "
-                "message in --prompt");
+  TESSERA_CHECK(!chat || prompt_ids.empty(), ErrorCode::usage,
+                "--chat makes a conversation of a text; give --prompt or --prompts");
+  TESSERA_CHECK(system.empty() || (chat && system.size() == 1), ErrorCode::usage,
+                "--system is the system's message of a chat, once; give --chat beside it");
   TESSERA_CHECK(prompt.size() <= 1, ErrorCode::usage,
                 "--prompt is given {} times; --prompts FILE takes several, one on each line",
                 prompt.size());
@@ -195,25 +159,6 @@ void GenerateCommand::check_request() const {
   TESSERA_CHECK(options.sampling.top_p > 0, ErrorCode::usage, "--top-p must be above 0");
   TESSERA_CHECK(logits_file.empty() || prompts_file.empty(), ErrorCode::usage,
                 "--logits takes one prompt; give --prompt or --prompt-ids");
-}
-
-std::vector<std::string> GenerateCommand::read_prompts() const {
-  std::ifstream file;
-  if (prompts_file != "-") {
-    file.open(prompts_file);
-    TESSERA_CHECK(file.is_open(), ErrorCode::data, "{}: cannot be read: {}", prompts_file,
-                  describe_errno("open", errno));
-  }
-  std::istream& stream = prompts_file == "-" ? std::cin : file;
-  std::vector<std::string> prompts;
-  for (std::string line; std::getline(stream, line);) {
-    TESSERA_CHECK(!line.empty(), ErrorCode::data, "{}: line {} is empty; each line is a prompt",
-                  prompts_file, prompts.size() + 1);
-    prompts.push_back(std::move(line));
-  }
-  TESSERA_CHECK(!stream.bad() && !prompts.empty(), ErrorCode::data, "{}: no prompts there",
-                prompts_file);
-  return prompts;
 }
 
 void GenerateCommand::write_logits(models::LanguageModel& model, const Ids& ids) const {
@@ -234,12 +179,21 @@ void GenerateCommand::write_logits(models::LanguageModel& model, const Ids& ids)
   write_output("--logits " + logits_file, logits_file, file);
 }
 
+// A chat ends where its tokenizer's texts end, too.
+void GenerateCommand::set_ends(const std::string& model_folder, const Tokenizer* tokenizer) {
+  if (ignore_eos) return;
+  for (const std::int64_t id : end_of_text_ids(model_folder)) options.stop_tokens.push_back(id);
+  const auto end = chat ? tokenizer->end_of_text() : std::nullopt;
+  if (end) options.stop_tokens.push_back(*end);
+}
+
 // The prompt is printed with the first token: a prompt that the model refuses is not printed.
+// Of a chat, the answer alone is printed.
 void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer* tokenizer,
                                    const Ids& ids) const {
   bool begun = false;
   const auto begin = [&] {
-    if (std::exchange(begun, true)) return;
+    if (std::exchange(begun, true) || chat) return;
     print_data(tokenizer != nullptr ? prompt.front() : fmt::format("{}", fmt::join(ids, ",")));
   };
   std::optional<GrowingText> text;
@@ -263,12 +217,13 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
 }
 
 // Prints one JSON object per prompt, in their order.
-void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const {
-  const std::vector<std::string> texts = read_prompts();
+void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer& tokenizer,
+                                   const Chat* around) const {
+  const std::vector<std::string> texts = read_prompts(prompts_file);
   std::vector<Ids> prompts;
   std::size_t prompt_tokens = 0;
   for (const std::string& text : texts) {
-    prompts.push_back(encoded(tokenizer, text));
+    prompts.push_back(encoded(tokenizer, around, text));
     note_long_prompt(fmt::format("prompt {}", prompts.size()), prompts.back(), model);
     prompt_tokens += prompts.back().size();
   }
@@ -302,18 +257,22 @@ int GenerateCommand::run() {
     print_err("tessera: passed over {}\n", reason);
   }
   models::LanguageModel& model = *loaded.model;
-  if (!ignore_eos) {
-    for (const std::int64_t id : end_of_text(loaded.folder)) options.stop_tokens.push_back(id);
-  }
-  std::shared_ptr<const Tokenizer> tokenizer;
   // A step with an adapter has its own tokenizer.
   const bool own = !loaded.adapter.empty() && tokenizers::is_tokenizer_folder(loaded.adapter);
-  if (prompt_ids.empty()) tokenizer = tokenizer_of(own ? loaded.adapter : loaded.folder, model);
+  const std::string& texts_from = own ? loaded.adapter : loaded.folder;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  if (prompt_ids.empty()) tokenizer = tokenizer_of(texts_from, model);
+  std::optional<Chat> conversation;
+  if (chat) {
+    conversation.emplace(texts_from, system.empty() ? std::nullopt : std::optional(system.front()));
+  }
+  const Chat* const around = conversation ? &*conversation : nullptr;
+  set_ends(loaded.folder, tokenizer.get());
   if (!prompts_file.empty()) {
-    continue_all(model, *tokenizer);
+    continue_all(model, *tokenizer, around);
     return 0;
   }
-  const Ids ids = tokenizer ? encoded(*tokenizer, prompt.front()) : prompt_ids;
+  const Ids ids = tokenizer ? encoded(*tokenizer, around, prompt.front()) : prompt_ids;
   if (!logits_file.empty()) write_logits(model, ids);
   continue_one(model, tokenizer.get(), ids);
   return 0;
@@ -345,7 +304,12 @@ std::vector<Argument> prompt_arguments(GenerateCommand& command) {
            .type = "FILE"},
           {.name = "--chat",
            .target = &command.chat,
-           .help = "Refused: chat templates are not supported"}};
+           .help = "Take a prompt as a user's message in the model's chat template, and print the "
+                   "answer alone"},
+          {.name = "--system",
+           .target = &command.system,
+           .help = "The system's message before it, with --chat",
+           .type = "TEXT"}};
 }
 
 std::vector<Argument> sampling_arguments(GenerateCommand& command) {
