@@ -35,7 +35,7 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device d
 
 void check_no_format(const TextData& data, const std::vector<TableFile>& tables) {
   TESSERA_CHECK(!data.json_lines, ErrorCode::configuration,
-                "data file {} is Parquet or Arrow; leave format out", tables.front().path);
+                "data file {} is Parquet, Arrow or tar; leave format out", tables.front().path);
 }
 
 namespace {
@@ -65,7 +65,7 @@ Corpora open_corpora(const TextData& data, const Tokenizer& tokenizer, const std
   Corpora corpora;
   for (const std::string& path : names) {
     TESSERA_CHECK(data.columns.empty(), ErrorCode::configuration,
-                  "data file {} is neither Parquet nor Arrow nor JSON lines (.jsonl, or with "
+                  "data file {} is neither Parquet nor Arrow, tar or JSON lines (.jsonl, or with "
                   "another name and format: jsonl), so it has no column {}",
                   path, data.columns.front());
     corpora.push_back(std::make_shared<Corpus>(path, tokenizer));

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "engine/data/data_file.h"
 #include "engine/data/permutation.h"
+#include "engine/data/text_reader.h"
 #include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_files.h"
 #include "tasks/columnar/table_json.h"
@@ -251,16 +252,20 @@ Table::Table(const std::vector<std::string>& files, TableOptions options, const 
     : options_(std::move(options)), first_rows_{0} {
   TESSERA_REQUIRE(!options_.columns.empty(), "a table needs columns");
   std::vector<std::string> paths;
-  std::unique_ptr<DerivedFile> lines;  // an open file outlives its name
+  std::vector<std::unique_ptr<DerivedFile>> made;  // an open file outlives its name
   if (const auto tables = find_table_files(files)) {
     TESSERA_CHECK(options_.format == TableFormat::automatic && !options_.header, ErrorCode::data,
-                  "data file {} is Parquet or Arrow; leave format and header out",
+                  "data file {} is Parquet, Arrow or tar; leave format and header out",
                   tables->front().path);
     options_.format = TableFormat::jsonl;
-    lines = make_json_lines(*tables, options_.columns);
-    paths = {lines->path().string()};
+    made.push_back(make_json_lines(*tables, options_.columns));
+    paths = {made.back()->path().string()};
   } else {
-    paths = expand_files(files);
+    for (const std::string& path : expand_files(files)) {
+      const bool compressed = is_compressed_text(path);
+      if (compressed) made.push_back(decompress_file(path));
+      paths.push_back(compressed ? made.back()->path().string() : path);
+    }
   }
   for (const std::string& path : paths) {
     files_.push_back(std::make_unique<File>(path, options_, check));

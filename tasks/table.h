@@ -1,5 +1,6 @@
-// Rows of text files: CSV, TSV, JSON lines, or one text in each line, and of Parquet and Arrow
-// files, whose rows become JSON lines in a file beside them (columnar/table_json.h). The rows of
+// Rows of text files: CSV, TSV, JSON lines, or one text in each line, and of Parquet, Arrow and tar
+// files, whose rows become JSON lines in a file beside them, as compressed texts become plain ones
+// (columnar/table_json.h). The rows of
 // several files are concatenated. Rows are read on demand; memory holds only their places.
 #pragma once
 

@@ -10,8 +10,8 @@
 #include "engine/data/text_reader.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
-#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_files.h"
+#include "tasks/columnar/table_reader.h"
 #include "tasks/conversations/conversation.h"
 #include "tokenizers/chat/template_files.h"
 
@@ -31,8 +31,9 @@ struct RenderCommand {
     outputs.add_input(tokenizer);
     outputs.add("--json " + json, json,
                 [](std::string_view beginning) { return beginning.starts_with("{\"text\":"); });
+    const auto tables = file == "-" ? std::nullopt : tasks::find_table_files({file});
     TESSERA_CHECK(
-        file == "-" || !tasks::find_table_files({file}), ErrorCode::data,
+        !tables || tasks::has_json_rows(tables->front().kind), ErrorCode::data,
         "'{}' is Parquet or Arrow, and tessera render takes JSON lines; write some of its "
         "rows so, in Python: pandas.read_parquet(FILE).to_json('rows.jsonl', "
         "orient='records', lines=True)",
@@ -40,22 +41,23 @@ struct RenderCommand {
     const auto templates = tokenizers::ChatTemplates::load(tokenizer, chat_template);
     TextReader reader = file == "-" ? TextReader::standard_input() : TextReader(file);
     std::string lines;
-    tasks::for_each_json_line(reader, [&](std::string_view line, const std::string& place) {
-      const std::string text = rendered(line, place, templates);
+    const auto kind = tables ? tables->front().kind : tasks::TableFileKind::json_lines;
+    const auto print = [&](const nlohmann::ordered_json& row, const std::string& place) {
+      const std::string text = rendered(row, place, templates);
       if (json.empty()) {
         print_data(text + "\n");
       } else {
         lines += nlohmann::json{{"text", text}}.dump() + "\n";
       }
-    });
+    };
+    tasks::for_each_json_row(kind, reader, print);
     if (!json.empty()) write_output("--json " + json, json, lines);
     return 0;
   }
 
  private:
-  [[nodiscard]] std::string rendered(std::string_view line, const std::string& place,
+  [[nodiscard]] std::string rendered(const nlohmann::ordered_json& row, const std::string& place,
                                      const tokenizers::ChatTemplates& templates) const {
-    const nlohmann::ordered_json row = tasks::json_row(line, place);
     std::vector<std::string> names;
     for (const auto& item : row.items()) names.push_back(item.key());
     const tasks::ConversationRow one =
@@ -81,8 +83,9 @@ Command describe_render() {
       .arguments =
           {{.name = "conversations",
             .target = &options->file,
-            .help = "JSON lines, an object in each with messages, conversations (from and value), "
-                    "or prompt and completion, and perhaps tools; - is standard input",
+            .help =
+                "JSON lines, or a tar of samples, with messages, conversations (from and value), "
+                "or prompt and completion, and perhaps tools; - is standard input",
             .type = "FILE",
             .required = true},
            {.name = "--tokenizer",

@@ -265,9 +265,9 @@ Command describe_tokenize() {
       .arguments =
           {{.name = "text",
             .target = &options->text,
-            .help =
-                "The text, in UTF-8, JSON lines (with --column), or Parquet or Arrow: a file, a "
-                "folder, or a pattern in quotes; - is standard input, for texts and JSON lines",
+            .help = "The text, in UTF-8, JSON lines (with --column), or Parquet, Arrow or tar: a "
+                    "file, a "
+                    "folder, or a pattern in quotes; - is standard input, for texts and JSON lines",
             .type = "FILE",
             .required = true},
            {.name = "--tokenizer",

@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/text/print.h"
 #include "engine/data/permutation.h"
+#include "engine/data/text_reader.h"
 #include "engine/data/token_shards.h"
 #include "engine/data/tokenize_text.h"
 
@@ -195,7 +196,7 @@ void Corpus::recognise(const Tokenizer& tokenizer, int workers) {
                   "data file {} holds tokens of tokenizer {}, not of {}; give the text, or leave "
                   "the tokenizer out",
                   path_.string(), format_.tokenizer, tokenizer.name());
-  } else if (bytes) {
+  } else if (bytes && !is_compressed_text(path_)) {
     format_ = {"bytes", 0, file_bytes_, 1, "bytes", tokenizer.fingerprint(), 256, {}};
   } else {
     open_tokenized(tokenizer, workers);

@@ -20,10 +20,10 @@ namespace tessera {
 // of the file (the page cache holds it once for all ranks). A file that shrinks during use is an
 // Error(data), never a crash. Safe to use from several threads.
 //
-// With a tokenizer other than `bytes`, a text is tokenised when it is first opened, into a stream
-// beside it, FILE.<tokenizer>.tokens. Later runs use it as long as text and tokenizer are
-// unchanged. One rank of a host does this and the others wait. If the folder is not writable, the
-// stream is an unnamed file in the folder for temporary files.
+// With a tokenizer other than `bytes`, or if it is compressed (text_reader.h), a text is tokenised
+// when it is first opened, into a stream beside it, FILE.<tokenizer>.tokens. Later runs use it as
+// long as text and tokenizer are unchanged. One rank of a host does this and the others wait. If
+// the folder is not writable, the stream is an unnamed file in the folder for temporary files.
 class Corpus {
  public:
   // Throws Error(data) with the path if it is missing, unreadable, empty or not a regular file.

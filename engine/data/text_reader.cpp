@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -47,19 +48,78 @@ void TextReader::wait() const {
   }
 }
 
-bool TextReader::append(std::string& text, std::int64_t bytes) {
-  const std::size_t before = text.size();
-  text.resize(before + static_cast<std::size_t>(bytes));
+std::size_t TextReader::read(char* out, std::size_t bytes) const {
   ssize_t got = 0;
   do {
     wait();
-    got = ::read(file_, text.data() + before, static_cast<std::size_t>(bytes));
+    got = ::read(file_, out, bytes);
   } while (got < 0 && (errno == EINTR || errno == EAGAIN));
-  const int error = errno;
-  text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
   TESSERA_CHECK(got >= 0, ErrorCode::data, "{} cannot be read: {}", name_,
-                describe_errno("read", error));
-  return got > 0;
+                describe_errno("read", errno));
+  return static_cast<std::size_t>(got);
+}
+
+void TextReader::begin() {
+  begun_ = true;
+  input_.resize(compression_mark_bytes);
+  std::size_t held = 0;
+  while (held < input_.size()) {
+    const std::size_t got = read(input_.data() + held, input_.size() - held);
+    if (got == 0) break;
+    held += got;
+  }
+  input_.resize(held);
+  decompressor_ = make_decompressor(input_, name_);
+}
+
+bool TextReader::append(std::string& text, std::int64_t bytes) {
+  if (!begun_) begin();
+  const std::size_t before = text.size();
+  const auto wanted = static_cast<std::size_t>(bytes);
+  if (decompressor_) return decompress(text, wanted);
+  if (used_ < input_.size()) {
+    text.append(input_, used_, wanted);
+    used_ += text.size() - before;
+    return true;
+  }
+  text.resize(before + wanted);
+  text.resize(before + read(text.data() + before, wanted));
+  return text.size() > before;
+}
+
+bool TextReader::decompress(std::string& text, std::size_t bytes) {
+  constexpr std::size_t block = std::size_t{256} << 10;
+  const std::size_t before = text.size();
+  text.resize(before + bytes);
+  for (;;) {
+    if (used_ == input_.size() && !is_full_) {
+      input_.resize(block);
+      input_.resize(read(input_.data(), block));
+      used_ = 0;
+      if (input_.empty()) break;
+    }
+    const std::span<const char> in = std::span(input_).subspan(used_);
+    const auto step = decompressor_->run(in, {text.data() + before, bytes});
+    used_ += step.read;
+    is_full_ = step.written == bytes;
+    if (step.written == 0) continue;
+    text.resize(before + step.written);
+    return true;
+  }
+  text.resize(before);
+  TESSERA_CHECK(decompressor_->may_end(), ErrorCode::data,
+                "{} ends within its compressed data; the file is truncated", name_);
+  return false;
+}
+
+bool is_compressed_text(const std::filesystem::path& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return false;
+  std::string beginning(compression_mark_bytes, '\0');
+  const ssize_t got = ::pread(file, beginning.data(), beginning.size(), 0);
+  ::close(file);
+  beginning.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return make_decompressor(beginning, fmt::format("text {}", path.string())) != nullptr;
 }
 
 }  // namespace tessera

@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
+
+#include "engine/data/compression/decompressor.h"
 
 namespace tessera {
 
-// A regular file, or standard input, which may be a pipe. Errors are Error(data) that begin with
-// name().
+// A regular file, or standard input, which may be a pipe. Text that is compressed by gzip or
+// Zstandard is decompressed (make_decompressor()). Errors are Error(data) that begin with name().
 class TextReader {
  public:
   explicit TextReader(const std::filesystem::path& path);
@@ -28,10 +31,22 @@ class TextReader {
  private:
   TextReader(int file, std::string name, std::function<void()> waiting);
   void wait() const;
+  [[nodiscard]] std::size_t read(char* out, std::size_t bytes) const;
+  void begin();
+  [[nodiscard]] bool decompress(std::string& text, std::size_t bytes);
 
   int file_ = -1;
   std::string name_;
   std::function<void()> waiting_;
+  bool begun_ = false;
+  std::string input_;  // that has been read, and from used_ on not been handed out
+  std::size_t used_ = 0;
+  bool is_full_ = false;  // the decompressor may hold more than it has written
+  std::unique_ptr<Decompressor> decompressor_;
 };
+
+// True if the file begins as one that TextReader decompresses. False for a file that cannot be
+// read. Throws as make_decompressor().
+[[nodiscard]] bool is_compressed_text(const std::filesystem::path& path);
 
 }  // namespace tessera

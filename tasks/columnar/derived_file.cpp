@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/text/print.h"
+#include "base/write_failure.h"
 #include "checkpoint/io/removal.h"
 #include "engine/data/file_checksum.h"
 #include "engine/data/permutation.h"
@@ -202,6 +203,43 @@ DerivedFile::DerivedFile(const std::vector<TableFile>& files, std::uint64_t purp
 
 DerivedFile::~DerivedFile() {
   if (!passing_folder_.empty()) checkpoint::try_remove_tree(passing_folder_);
+}
+
+PassingFile::PassingFile(const fs::path& path)
+    : path_(path),
+      partial_(fmt::format("{}.partial-{:08x}", path.string(), std::random_device()())) {
+  constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  descriptor_ = ::open(partial_.c_str(), flags, 0666);  // less the umask
+  check(descriptor_ >= 0, "open", ErrorCode::configuration);
+}
+
+PassingFile::~PassingFile() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  checkpoint::try_remove_tree(partial_);
+}
+
+void PassingFile::write(std::string_view bytes) const {
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t wrote = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    check(wrote > 0, "write", ErrorCode::runtime);
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
+void PassingFile::publish() {
+  check(::fsync(descriptor_) == 0, "fsync", ErrorCode::runtime);
+  check(::rename(partial_.c_str(), path_.c_str()) == 0, "rename", ErrorCode::runtime);
+  ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+void PassingFile::check(bool succeeded, const char* call, ErrorCode otherwise) const {
+  const int reason = errno;
+  TESSERA_CHECK(succeeded, full_disk_or(reason, otherwise),
+                "the rows of the data files cannot be kept in {}: {}", path_.string(),
+                describe_errno(call, reason));
 }
 
 }  // namespace tessera::tasks

@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "tasks/columnar/table_files.h"
 
 namespace tessera::tasks {
@@ -32,6 +34,27 @@ class DerivedFile {
  private:
   std::filesystem::path path_;
   std::filesystem::path passing_folder_;  // empty: the file is kept
+};
+
+// A file under a passing name, which its destructor removes, until publish(). Throws Error when the
+// disk is full, or the folder cannot be written.
+class PassingFile {
+ public:
+  explicit PassingFile(const std::filesystem::path& path);
+  ~PassingFile();
+  PassingFile(const PassingFile&) = delete;
+  PassingFile& operator=(const PassingFile&) = delete;
+
+  void write(std::string_view bytes) const;
+  // Gives the file its name once its bytes are on the disk.
+  void publish();
+
+ private:
+  void check(bool succeeded, const char* call, ErrorCode otherwise) const;
+
+  std::filesystem::path path_;
+  std::string partial_;
+  int descriptor_ = -1;
 };
 
 // Mixes a text into a number.

@@ -18,18 +18,19 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "engine/data/compression/decompressor.h"
 
 namespace tessera::tasks {
 namespace {
 
 namespace fs = std::filesystem;
 
-// By the first bytes; a stream of Arrow begins with a message. None for other files, and for those
-// that cannot be read.
+// By the first bytes; a stream of Arrow begins with a message, and a tar may have a mark. None for
+// other files, and for those that cannot be read.
 std::optional<TableFileKind> kind_of_file(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return std::nullopt;
-  char bytes[8] = {};
+  char bytes[512] = {};
   struct stat status {};
   const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
   const ssize_t got = regular ? ::pread(file, bytes, sizeof(bytes), 0) : -1;
@@ -38,7 +39,13 @@ std::optional<TableFileKind> kind_of_file(const std::string& path) {
   if (begin.starts_with("PAR1")) return TableFileKind::parquet;
   constexpr std::string_view continuation = "\xff\xff\xff\xff";
   if (begin.starts_with("ARROW1") || begin.starts_with(continuation)) return TableFileKind::arrow;
-  return std::nullopt;
+  constexpr std::size_t tar_mark = 257;
+  if (begin.size() > tar_mark && begin.substr(tar_mark).starts_with("ustar")) {
+    return TableFileKind::tar;
+  }
+  // An archive may be compressed, and an old one has no mark.
+  const bool named = got >= 0 && name_without_compression(path).ends_with(".tar");
+  return named ? std::optional(TableFileKind::tar) : std::nullopt;
 }
 
 std::optional<TableFileKind> kind_of_name(const fs::path& path) {
@@ -222,8 +229,8 @@ std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::st
       any = true;
       std::vector<TableFile> inside = files_of_folder(fs::path(path).lexically_normal());
       TESSERA_CHECK(!inside.empty(), ErrorCode::data,
-                    "data folder {} has no Parquet and no Arrow file; name text files by a pattern "
-                    "like {}",
+                    "data folder {} has no Parquet, Arrow or tar file; name text files by a "
+                    "pattern like {}",
                     path, (fs::path(path) / "*.txt").string());
       std::move(inside.begin(), inside.end(), std::back_inserter(files));
     } else if (auto file = recognise_table(path)) {
@@ -234,9 +241,16 @@ std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::st
   }
   if (!any && files.empty()) return std::nullopt;
   TESSERA_CHECK(other.empty(), ErrorCode::data,
-                "data file {} is neither Parquet nor Arrow, and other files of this data set are; "
-                "give it as a data set of its own",
+                "data file {} is neither Parquet nor Arrow nor tar, and other files of this data "
+                "set are; give it as a data set of its own",
                 other);
+  const auto in_other_form = std::find_if(files.begin(), files.end(), [&](const TableFile& one) {
+    return has_json_rows(one.kind) != has_json_rows(files.front().kind);
+  });
+  TESSERA_CHECK(in_other_form == files.end(), ErrorCode::data,
+                "data files {} and {}: one is a tar archive and one is not; give them as data sets "
+                "of their own",
+                files.front().path, in_other_form->path);
   return files;
 }
 
@@ -247,7 +261,8 @@ std::vector<TableFile> json_lines(const std::vector<std::string>& paths) {
 }
 
 std::optional<std::vector<TableFile>> find_json_lines(const std::vector<std::string>& paths) {
-  const bool named = std::all_of(paths.begin(), paths.end(), [](const std::string& path) {
+  const bool named = std::all_of(paths.begin(), paths.end(), [](const std::string& name) {
+    const std::string path = name_without_compression(name);
     return path.ends_with(".jsonl") || path.ends_with(".ndjson") || path.ends_with(".json");
   });
   return named ? std::optional(json_lines(paths)) : std::nullopt;

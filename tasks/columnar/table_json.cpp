@@ -1,18 +1,16 @@
 // Rows as JSON, published when the file is whole.
 #include "tasks/columnar/table_json.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
+#include <fmt/ranges.h>
 
-#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "base/error.h"
-#include "base/write_failure.h"
-#include "checkpoint/io/removal.h"
+#include "engine/data/compression/decompressor.h"
+#include "engine/data/text_reader.h"
+#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_reader.h"
 
 namespace tessera::tasks {
@@ -20,52 +18,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file under a passing name until publish().
-class LinesFile {
- public:
-  explicit LinesFile(const fs::path& path)
-      : path_(path),
-        partial_(fmt::format("{}.partial-{:08x}", path.string(), std::random_device()())) {
-    constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
-    descriptor_ = ::open(partial_.c_str(), flags, 0666);  // less the umask
-    check(descriptor_ >= 0, "open", ErrorCode::configuration);
+void append_line(const nlohmann::json& object, const std::string& place, std::string& lines) {
+  try {
+    lines += object.dump();
+  } catch (const nlohmann::json::type_error&) {
+    fail(ErrorCode::data, "{}: a text is not UTF-8", place);
   }
-  ~LinesFile() {
-    if (descriptor_ < 0) return;
-    ::close(descriptor_);
-    checkpoint::try_remove_tree(partial_);
-  }
-  LinesFile(const LinesFile&) = delete;
-  LinesFile& operator=(const LinesFile&) = delete;
+  lines += '\n';
+}
 
-  void write(const std::string& bytes) const {
-    for (std::size_t done = 0; done < bytes.size();) {
-      const ssize_t wrote = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
-      if (wrote < 0 && errno == EINTR) continue;
-      check(wrote > 0, "write", ErrorCode::runtime);
-      done += static_cast<std::size_t>(wrote);
-    }
-  }
-
-  void publish() {
-    check(::fsync(descriptor_) == 0, "fsync", ErrorCode::runtime);
-    check(::rename(partial_.c_str(), path_.c_str()) == 0, "rename", ErrorCode::runtime);
-    ::close(descriptor_);
-    descriptor_ = -1;
-  }
-
- private:
-  void check(bool succeeded, const char* call, ErrorCode otherwise) const {
-    const int reason = errno;
-    TESSERA_CHECK(succeeded, full_disk_or(reason, otherwise),
-                  "the rows of the data files cannot be kept in {}: {}", path_.string(),
-                  describe_errno(call, reason));
-  }
-
-  fs::path path_;
-  std::string partial_;
-  int descriptor_ = -1;
-};
+std::string names_in(const nlohmann::ordered_json& row) {
+  std::vector<std::string> names;
+  for (const auto& item : row.items()) names.push_back(item.key());
+  return fmt::format("{}", fmt::join(names, ", "));
+}
 
 void append_row(const TableChunk& chunk, std::int64_t row, std::string& lines) {
   nlohmann::json object = nlohmann::json::object();
@@ -79,25 +45,51 @@ void append_row(const TableChunk& chunk, std::int64_t row, std::string& lines) {
                   chunk.place(row), column.name);
     object[column.name] = std::move(value);
   }
-  try {
-    lines += object.dump();
-  } catch (const nlohmann::json::type_error&) {
-    fail(ErrorCode::data, "{}: a text is not UTF-8", chunk.place(row));
-  }
-  lines += '\n';
+  append_line(object, chunk.place(row), lines);
 }
+
+// Writes each row with the chosen columns.
+class LineRows {
+ public:
+  LineRows(const std::vector<std::string>& columns, PassingFile& file)
+      : columns_(columns), file_(file) {}
+
+  const std::vector<std::string>& choose(const ArrowSchema&, const TableFile&) { return columns_; }
+  void begin_file(const TableFile&) {}
+
+  void take(const TableChunk& chunk) {
+    lines_.clear();
+    for (std::int64_t i = 0; i < chunk.rows; ++i) append_row(chunk, i, lines_);
+    file_.write(lines_);
+  }
+
+  void take(const nlohmann::ordered_json& row, const TableFile&, const std::string& place) {
+    nlohmann::json object = nlohmann::json::object();
+    for (const std::string& column : columns_) {
+      const nlohmann::ordered_json* const value = member_at(row, column);
+      TESSERA_CHECK(value != nullptr && !value->is_null(), ErrorCode::data,
+                    "{}: no column {}; it has {}", place, column, names_in(row));
+      TESSERA_CHECK(!value->is_object(), ErrorCode::data,
+                    "{}: column {} is an object; texts, numbers and lists of them are read here",
+                    place, column);
+      object[column] = nlohmann::json(*value);
+    }
+    lines_.clear();
+    append_line(object, place, lines_);
+    file_.write(lines_);
+  }
+
+ private:
+  const std::vector<std::string>& columns_;
+  PassingFile& file_;
+  std::string lines_;
+};
 
 void write_json_lines(const std::vector<TableFile>& files, const std::vector<std::string>& columns,
                       const fs::path& path) {
-  LinesFile file(path);
-  std::string lines;
-  read_table(
-      files, [&](const ArrowSchema&, const TableFile&) { return columns; },
-      [&](const TableChunk& chunk) {
-        lines.clear();
-        for (std::int64_t i = 0; i < chunk.rows; ++i) append_row(chunk, i, lines);
-        file.write(lines);
-      });
+  PassingFile file(path);
+  LineRows rows(columns, file);
+  read_rows(files, rows);
   file.publish();
 }
 
@@ -110,6 +102,19 @@ std::unique_ptr<DerivedFile> make_json_lines(const std::vector<TableFile>& files
   return std::make_unique<DerivedFile>(files, purpose, ".jsonl", [&](const fs::path& path) {
     write_json_lines(files, columns, path);
   });
+}
+
+std::unique_ptr<DerivedFile> decompress_file(const std::string& path) {
+  constexpr std::uint64_t purpose = 0x64656365;  // "dece"
+  const std::string ending = fs::path(name_without_compression(path)).extension().string();
+  return std::make_unique<DerivedFile>(
+      json_lines({path}), purpose, ending, [&](const fs::path& target) {
+        PassingFile file(target);
+        TextReader reader(path);
+        constexpr std::int64_t block = std::int64_t{1} << 20;
+        for (std::string bytes; reader.append(bytes, block); bytes.clear()) file.write(bytes);
+        file.publish();
+      });
 }
 
 }  // namespace tessera::tasks

@@ -13,7 +13,9 @@
 #include "base/error.h"
 #include "tasks/columnar/arrow/arrow_input.h"
 #include "tasks/columnar/arrow/arrow_reader.h"
+#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/parquet_helper.h"
+#include "tasks/columnar/tar/tar_samples.h"
 
 namespace tessera::tasks {
 namespace {
@@ -162,6 +164,18 @@ void read_table(const std::vector<TableFile>& files, const ChooseColumns& choose
     if (!helper) helper = std::make_unique<ParquetHelper>();
     read_parquet(*helper, file, choose, take);
   }
+}
+
+void for_each_json_row(
+    TableFileKind kind, TextReader& reader,
+    const std::function<void(const nlohmann::ordered_json& row, const std::string& place)>& take) {
+  if (kind == TableFileKind::tar) {
+    for_each_tar_sample(reader, take);
+    return;
+  }
+  for_each_json_line(reader, [&](std::string_view line, const std::string& place) {
+    take(json_row(line, place), place);
+  });
 }
 
 }  // namespace tessera::tasks

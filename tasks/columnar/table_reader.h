@@ -12,7 +12,6 @@
 #include "engine/data/text_reader.h"
 #include "tasks/columnar/arrow/arrow_schema.h"
 #include "tasks/columnar/arrow/arrow_values.h"
-#include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_files.h"
 
 namespace tessera::tasks {
@@ -49,11 +48,16 @@ using ChooseColumns =
 void read_table(const std::vector<TableFile>& files, const ChooseColumns& choose,
                 const std::function<void(const TableChunk&)>& take);
 
+// Hands out the rows of a file of JSON lines, or the samples of a tar archive.
+void for_each_json_row(
+    TableFileKind kind, TextReader& reader,
+    const std::function<void(const nlohmann::ordered_json& row, const std::string& place)>& take);
+
 // The same for files of any kind: rows.choose(schema, file) and rows.take(chunk) as above; for JSON
-// lines rows.begin_file(file), and rows.take(object, file, place) for each line.
+// lines and tar archives rows.begin_file(file), and rows.take(object, file, place) for each row.
 template <class Rows>
 void read_rows(const std::vector<TableFile>& files, Rows& rows) {
-  if (files.front().kind != TableFileKind::json_lines) {
+  if (!has_json_rows(files.front().kind)) {
     read_table(
         files,
         [&](const ArrowSchema& schema, const TableFile& file) { return rows.choose(schema, file); },
@@ -63,9 +67,10 @@ void read_rows(const std::vector<TableFile>& files, Rows& rows) {
   for (const TableFile& file : files) {
     rows.begin_file(file);
     TextReader reader(file.path);
-    for_each_json_line(reader, [&](std::string_view line, const std::string& place) {
-      rows.take(json_row(line, place), file, place);
-    });
+    for_each_json_row(file.kind, reader,
+                      [&](const nlohmann::ordered_json& row, const std::string& place) {
+                        rows.take(row, file, place);
+                      });
   }
 }
 

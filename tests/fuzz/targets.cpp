@@ -33,6 +33,7 @@
 #include "tasks/columnar/arrow/arrow_reader.h"
 #include "tasks/columnar/json_lines.h"
 #include "tasks/columnar/json_rows.h"
+#include "tasks/columnar/tar/tar_samples.h"
 #include "tasks/conversations/conversation.h"
 #include "tasks/conversations/preference.h"
 #include "tokenizers/chat/chat_template.h"
@@ -437,6 +438,15 @@ void run_json_lines(std::string_view bytes) {
                                       {folder.path() / "out.tokens", {1, 1}});
 }
 
+// An archive, perhaps compressed.
+void run_tar(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  TextReader reader(file.path());
+  tasks::for_each_tar_sample(reader, [](const nlohmann::ordered_json& row, const std::string&) {
+    (void)row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  });
+}
+
 // A parser may refuse its input.
 template <void (*parse)(std::string_view)>
 void tolerant(std::string_view bytes) {
@@ -479,6 +489,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"arrow", tolerant<run_arrow>},
       {"token_shards", tolerant<run_token_shards>},
       {"json_lines", tolerant<run_json_lines>},
+      {"tar", tolerant<run_tar>},
   };
   return targets;
 }

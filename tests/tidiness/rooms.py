@@ -12,7 +12,7 @@ ROOMS = {
                 "cpu/indexing", "cpu/blocks", "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/cudnn", "cuda/elementwise",
                 "cuda/reductions", "cuda/indexing"),
     "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "ops/head", "ops/products", "nn",
-               "optim", "data"),
+               "optim", "data/compression", "data"),
     "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "nodes", "nodes/mpi", "nodes/tcp", "record",
              "connect", "nccl"),
     # Only for tests: the emulated GPU.
@@ -24,7 +24,7 @@ ROOMS = {
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "chat/values", "chat/jinja",
                    "chat", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "roberta", "distilbert", "registry", "sentence_encoder", "load"),
-    "tasks": ("losses", "columnar/arrow", "conversations", "columnar", ".", "instructions"),
+    "tasks": ("losses", "columnar/arrow", "columnar/tar", "conversations", "columnar", ".", "instructions"),
     "trainer": ("pruning", "."),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),

@@ -188,7 +188,7 @@ void GenerateCommand::set_ends(const std::string& model_folder, const Tokenizer*
 }
 
 // The prompt is printed with the first token: a prompt that the model refuses is not printed.
-// Of a chat, the answer alone is printed.
+// In a chat, only the answer is printed.
 void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer* tokenizer,
                                    const Ids& ids) const {
   bool begun = false;

@@ -1,52 +1,34 @@
 // LZ4 frames and Zstandard by their own libraries, which few users need and every Debian has.
 #include "tasks/columnar/arrow/arrow_codec.h"
 
-#include <dlfcn.h>
-
 #include <cstddef>
 
 #include "base/error.h"
+#include "engine/data/compression/codec_library.h"
 
 namespace tessera::tasks {
 namespace {
 
-void* codec_library(const char* file, const char* package) {
-  void* const object = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-  if (object != nullptr) return object;
-  const char* const reason = dlerror();
-  fail(ErrorCode::configuration,
-       "this Arrow data is compressed, and {} cannot be loaded ({}); install it (Debian: {})", file,
-       reason != nullptr ? reason : "unknown", package);
-}
-
-template <class Function>
-Function* codec_function(void* object, const char* name) {
-  void* const symbol = dlsym(object, name);
-  TESSERA_CHECK(symbol != nullptr, ErrorCode::configuration,
-                "a library of compression has no function {}; install another version", name);
-  return reinterpret_cast<Function*>(symbol);
-}
-
 // lz4frame.h and zstd.h, in the parts that are stable since their first releases.
 struct Lz4 {
-  void* object = codec_library("liblz4.so.1", "liblz4-1");
+  CodecLibrary library{"liblz4.so.1", "liblz4-1"};
   std::size_t (*create)(void**, unsigned) =
-      codec_function<std::size_t(void**, unsigned)>(object, "LZ4F_createDecompressionContext");
+      library.function<std::size_t(void**, unsigned)>("LZ4F_createDecompressionContext");
   std::size_t (*release)(void*) =
-      codec_function<std::size_t(void*)>(object, "LZ4F_freeDecompressionContext");
+      library.function<std::size_t(void*)>("LZ4F_freeDecompressionContext");
   std::size_t (*run)(void*, void*, std::size_t*, const void*, std::size_t*, const void*) =
-      codec_function<std::size_t(void*, void*, std::size_t*, const void*, std::size_t*,
-                                 const void*)>(object, "LZ4F_decompress");
-  unsigned (*failed)(std::size_t) = codec_function<unsigned(std::size_t)>(object, "LZ4F_isError");
+      library.function<std::size_t(void*, void*, std::size_t*, const void*, std::size_t*,
+                                   const void*)>("LZ4F_decompress");
+  unsigned (*failed)(std::size_t) = library.function<unsigned(std::size_t)>("LZ4F_isError");
 };
 constexpr unsigned lz4_frame_version = 100;
 
 struct Zstd {
-  void* object = codec_library("libzstd.so.1", "libzstd1");
+  CodecLibrary library{"libzstd.so.1", "libzstd1"};
   std::size_t (*run)(void*, std::size_t, const void*, std::size_t) =
-      codec_function<std::size_t(void*, std::size_t, const void*, std::size_t)>(object,
-                                                                                "ZSTD_decompress");
-  unsigned (*failed)(std::size_t) = codec_function<unsigned(std::size_t)>(object, "ZSTD_isError");
+      library.function<std::size_t(void*, std::size_t, const void*, std::size_t)>(
+          "ZSTD_decompress");
+  unsigned (*failed)(std::size_t) = library.function<unsigned(std::size_t)>("ZSTD_isError");
 };
 
 bool decompress_lz4(std::span<const char> bytes, std::span<char> out) {

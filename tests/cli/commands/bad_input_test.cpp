@@ -168,7 +168,7 @@ TEST(BadInput, MissingData) {
       {folder.path("none.txt"), "none.txt cannot be opened"},
       {folder.path("empty.txt"), "empty.txt"},
       {folder.path("short.txt"), "has 64 tokens, less than the 65 of one sequence"},
-      {folder.path(""), "has no Parquet and no Arrow file"},
+      {folder.path(""), "has no Parquet, Arrow or tar file"},
       {"/dev/null", "is a device"},
   };
   for (const auto& [file, message] : cases) {

@@ -116,7 +116,8 @@ TEST(TableFiles, TextsAreNoTablesAndDoNotMixWithThem) {
   EXPECT_FALSE(find_table_files({folder.path("*.txt")}).has_value());
   EXPECT_FALSE(find_table_files({folder.path("missing")}).has_value());
   folder.parquet("b.parquet");
-  EXPECT_NE(folder.refusal("*").find("a.txt is neither Parquet nor Arrow"), std::string::npos);
+  EXPECT_NE(folder.refusal("*").find("a.txt is neither Parquet nor Arrow nor tar"),
+            std::string::npos);
 }
 
 TEST(TableFiles, ANameThatIsWrongIsRefused) {
@@ -131,7 +132,7 @@ TEST(TableFiles, ANameThatIsWrongIsRefused) {
   EXPECT_FALSE(find_table_files({folder.path(long_name)}).has_value());
   EXPECT_NE(folder.refusal(long_name + ".parquet").find("File name too long"), std::string::npos);
   folder.put("texts/a.txt", "text");
-  EXPECT_NE(folder.refusal("texts").find("has no Parquet and no Arrow file"), std::string::npos);
+  EXPECT_NE(folder.refusal("texts").find("has no Parquet, Arrow or tar file"), std::string::npos);
 }
 
 }  // namespace
