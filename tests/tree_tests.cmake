@@ -7,6 +7,8 @@ add_test(NAME tidiness/summary
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/summary_test.py)
 add_test(NAME tidiness/documents
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/readme_test.py ${PROJECT_SOURCE_DIR})
+add_test(NAME tidiness/named_tests
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/named_tests_test.py)
 add_test(NAME tidiness/setup
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/setup_test.py ${PROJECT_SOURCE_DIR})
 add_test(NAME tidiness/public_headers
@@ -27,7 +29,8 @@ add_test(NAME tidiness/link_order
                  ${CMAKE_BINARY_DIR}/floor_objects.txt)
 add_test(NAME tidiness/link_order_checker
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/link_order_test.py ${CMAKE_CXX_COMPILER})
-set_tests_properties(tidiness/tree tidiness/checker tidiness/link_order tidiness/link_order_checker tidiness/summary tidiness/documents tidiness/setup
+set_tests_properties(tidiness/tree tidiness/checker tidiness/link_order tidiness/link_order_checker tidiness/summary tidiness/documents
+                     tidiness/named_tests tidiness/setup
                      tidiness/public_headers tidiness/tidy_together tidiness/compile_alone PROPERTIES
                      LABELS "tidiness;quick" TIMEOUT 120)
 set_tests_properties(tidiness/tidy_together PROPERTIES LABELS "tidiness;longer")

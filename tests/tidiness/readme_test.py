@@ -7,6 +7,7 @@ import pathlib
 import re
 import sys
 
+from named_tests import missing_tests, sections_without_tests
 from rooms import FLOORS
 
 SHOW_CODE = ("README.md", "docs/cpp-api.md")
@@ -26,16 +27,6 @@ def unsaid(root):
             parts = [part.strip() for part in message.split("...")]
             if not all(part in said for part in parts):
                 yield message
-
-
-def missing_tests(root):
-    """Tests (`Suite.Name`) in the last column of the tables that no source has."""
-    there = set()
-    for path in (root / "tests").rglob("*.cpp"):
-        there.update(map(".".join, re.findall(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", path.read_text(encoding="utf-8"), re.M)))
-    for line in (root / NAMES_TESTS).read_text(encoding="utf-8").splitlines():
-        if line.startswith("| "):
-            yield from (name for name in re.findall(r"`(\w+\.\w+)`", line.split("|")[-2]) if name not in there)
 
 
 def rows_without_table(prose):
@@ -60,12 +51,14 @@ def main():
             if not any(block in example for example in examples):
                 faults.append(f"{name}: this block is in no program of examples/ word by word:\n{block}")
         prose = re.sub(r"```.*?```", "", text, flags=re.S)
+        faults += [f"{name}: {missing}" for missing in missing_tests(root, prose)]
         faults += [f"{name}: this is not a row of a table: {row}" for row in rows_without_table(prose)]
         for target in re.findall(r"\]\(([^)#]+)\)", prose):
             if "://" not in target and not (document.parent / target).exists():
                 faults.append(f"{name}: links to {target}, which is not there")
     faults += [f"{QUOTES_MESSAGES}: no source says \"{message}\"" for message in unsaid(root)]
-    faults += [f"{NAMES_TESTS}: there is no test {name}" for name in missing_tests(root)]
+    faults += [f"{NAMES_TESTS}: this section names no test: {heading}"
+               for heading in sections_without_tests((root / NAMES_TESTS).read_text(encoding="utf-8"))]
     print("\n".join(faults) or "the documents hold")
     return 1 if faults else 0
 

@@ -59,6 +59,19 @@ TEST(Resume, BothKindsOfCheckpointsResumeWithTheSameBits) {
   }
 }
 
+// 16 sequences and 8 per step: step 2 ends the first epoch, and step 4 the second.
+TEST(Resume, AtTheEndOfAnEpochBeginsTheNext) {
+  const TrainingFolder folder;
+  Settings settings = hard(folder);
+  folder.write("even.txt", testing::sample_text(16 * 64 + 1));
+  settings["data.train"] = folder.path("even.txt");
+  train(2, settings + without_checkpoints(folder, 5));
+  for (const int steps : {2, 4, 5}) train(2, settings + into(folder, "parts", steps, 100));
+  const auto losses = losses_in(folder.path("parts.jsonl"));
+  EXPECT_EQ(losses.size(), 5u);
+  EXPECT_EQ(losses, losses_in(folder.path("whole.jsonl")));
+}
+
 TEST(Resume, AfterASignalThatSavesFirst) {
   const TrainingFolder folder;
   const Settings settings = hard(folder);

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <numeric>
 #include <optional>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/io/checksum.h"
 #include "checkpoint/io/file.h"
+#include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/support.h"
 
 namespace tessera::checkpoint {
@@ -115,6 +117,31 @@ INSTANTIATE_TEST_SUITE_P(BothTypes, StraightReads,
                          [](const auto& type) {
                            return type.param == StateDictType::full ? "Full" : "Sharded";
                          });
+
+// A folder that another program wrote: a rank reads its shards and the header, not the whole model.
+TEST(StraightReadsOfWeights, ARankReadsItsShardsOfAHuggingFaceFolder) {
+  const TemporaryFolder folder;
+  std::vector<float> values(static_cast<std::size_t>(tensor_count * tensor_elements));
+  std::iota(values.begin(), values.end(), 0.0f);
+  std::vector<TensorToWrite> tensors;
+  for (std::int64_t t = 0; t < tensor_count; ++t) {
+    tensors.push_back({{"layer." + std::to_string(t), DType::float32, {tensor_elements}},
+                       values.data() + t * tensor_elements});
+  }
+  write_safetensors(folder.path() / "model.safetensors", tensors);
+  comm::run_local(two_ranks, [&](const auto& communicator) {
+    const Halves expected(communicator->rank(), true);
+    Halves loaded(communicator->rank(), false);
+    WatchedReads reads(loaded.memory);
+    {
+      const ScopedSystemCalls scope(reads);
+      load_hugging_face(folder.path().string(), loaded.state.model, {});
+    }
+    EXPECT_EQ(loaded.memory, expected.memory);
+    EXPECT_LE(reads.elsewhere, std::size_t{64} << 10);
+    EXPECT_EQ(reads.all - reads.elsewhere, expected.memory.size() * sizeof(float));
+  });
+}
 
 // Ranges of a file as a reader may ask for them.
 class Parts : public ::testing::Test {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 
 #include "base/error.h"
@@ -166,7 +167,41 @@ TEST(Gradients, ClippingTwiceAfterReading) {
            });
 }
 
+// 256 + 1 is 256 in bfloat16.
+TEST(Gradients, OfMicroBatchesAreAddedInFloat32) {
+  class OneLayer : public nn::Module {
+   public:
+    OneLayer() { layer_ = register_module("layer", nn::Linear(4, 1)); }
+    Tensor forward(const Tensor& x) const { return mean(layer_(x)); }
+
+   private:
+    nn::Linear layer_;
+  };
+  for (ShardingOptions options : all_strategies(2)) {
+    options.wrap = WrapPolicy::list({"layer"});
+    options.param_dtype = bfloat16;
+    for (const bool sync_each_batch : {true, false}) {
+      launch(2, [&](Context& context) {
+        manual_seed(3);
+        OneLayer net;
+        ShardedModel model = fully_shard(net, context, options);
+        model.set_requires_gradient_sync(sync_each_batch);
+        net.forward(Tensor::full({2, 4}, 256)).backward();
+        model.set_requires_gradient_sync(true);
+        net.forward(Tensor::full({2, 4}, 1)).backward();
+        for (const auto& parameter : model.parameters()) {
+          for (const double value : parameter.tensor.grad().to_vector()) {
+            EXPECT_EQ(value, parameter.name.ends_with("weight") ? 257.0 : 2.0)
+                << parameter.name << ' ' << testing::describe(options);
+          }
+        }
+      });
+    }
+  }
+}
+
 // The next synchronised pass reduces the sums of a no_sync pass, even if it did not use the unit.
+// It is the first one that uses the other unit.
 TEST(NoSync, UnitsThatTheLastPassDidNotUse) {
   class TwoWays : public nn::Module {
    public:
@@ -181,28 +216,32 @@ TEST(NoSync, UnitsThatTheLastPassDidNotUse) {
   };
   for (ShardingOptions options : all_strategies(2)) {
     options.wrap = WrapPolicy::list({"left", "right"});
-    launch(2, [&](Context& context) {
-      manual_seed(3);
-      TwoWays net;
-      ShardedModel model = fully_shard(net, context, options);
-      const Tensor x = Tensor::full({2, 4}, context.rank() + 1.0);
-      {
-        const auto scope = model.no_sync();
-        net.forward(x, true).backward();
-        EXPECT_EQ(message_of<std::logic_error>([&] { (void)model.no_sync(); }),
-                  "no_sync() inside the scope of another no_sync(): one scope is enough. Leave out "
-                  "the inner one, or end the outer one before");
-        EXPECT_THROW(model.clip_grad_norm(0), std::logic_error);  // nothing is reduced yet
-      }
-      net.forward(x, false).backward();
-      for (const auto& parameter : model.parameters()) {
-        ASSERT_TRUE(parameter.tensor.grad().defined()) << parameter.name;
-        for (const double value : parameter.tensor.grad().to_vector()) {
-          EXPECT_EQ(value, parameter.name.ends_with("weight") ? 1.5 : 1.0)
-              << parameter.name << ' ' << testing::describe(options);
+    for (const std::optional<DType> dtype : {std::optional<DType>{}, {bfloat16}}) {
+      options.param_dtype = dtype;
+      launch(2, [&](Context& context) {
+        manual_seed(3);
+        TwoWays net;
+        ShardedModel model = fully_shard(net, context, options);
+        const Tensor x = Tensor::full({2, 4}, context.rank() + 1.0);
+        {
+          const auto scope = model.no_sync();
+          net.forward(x, true).backward();
+          EXPECT_EQ(
+              message_of<std::logic_error>([&] { (void)model.no_sync(); }),
+              "no_sync() inside the scope of another no_sync(): one scope is enough. Leave out "
+              "the inner one, or end the outer one before");
+          EXPECT_THROW(model.clip_grad_norm(0), std::logic_error);  // nothing is reduced yet
         }
-      }
-    });
+        net.forward(x, false).backward();
+        for (const auto& parameter : model.parameters()) {
+          ASSERT_TRUE(parameter.tensor.grad().defined()) << parameter.name;
+          for (const double value : parameter.tensor.grad().to_vector()) {
+            EXPECT_EQ(value, parameter.name.ends_with("weight") ? 1.5 : 1.0)
+                << parameter.name << ' ' << testing::describe(options);
+          }
+        }
+      });
+    }
   }
 }
 
