@@ -113,10 +113,11 @@ std::string describe(const Trainer& training, const training::Recipe& recipe) {
   }
   const Context& context = training.context();
   return fmt::format(
-      "{} parameters{}{}, {} over {}, batch {} a rank, {} an epoch, on {}", all,
+      "{} parameters{}{}, {} over {}{}, batch {} a rank, {} an epoch, on {}", all,
       trained == all ? "" : fmt::format(", {} of them trained", trained),
       ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
       name_of(recipe.sharding.sharding_strategy), counted(context.world_size(), "rank"),
+      context.world_size() == 1 ? "" : fmt::format(" ({})", context.communicator().backend()),
       task.describe_batch(training::batch_size_per_rank(recipe, context.world_size())),
       sets.size() == 1 ? counted(sets.front(), "sample")
                        : fmt::format("{} samples", fmt::join(sets, " + ")),

@@ -168,6 +168,7 @@ class NextToken final : public LanguageModelTask {
     states_.rest();
     double total = 0;
     for (std::int64_t i = 0; i < options_.eval_batches; ++i) {
+      between_batches();
       const std::int64_t first =
           first_sample_of(i, context.world_size(), context.rank(), batch_size);
       total += loss_of(validation_->batch(first, batch_size), context.device()).item();

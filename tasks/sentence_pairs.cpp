@@ -368,7 +368,10 @@ Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batc
   TESSERA_REQUIRE(valid_ != nullptr, "evaluate() without data for it");
   states_.rest();
   const EvaluationOptions how{tokens_, batch_size};
-  const Encode encode = [&](const models::TokenBatch& tokens) { return encoder().forward(tokens); };
+  const Encode encode = [&](const models::TokenBatch& tokens) {
+    between_batches();
+    return encoder().forward(tokens);
+  };
   if (options_.valid->evaluator == SentenceEvaluator::triplet) {
     return {evaluate_triplets(read_triplets(*valid_), encode, how, context), true};
   }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -106,17 +107,31 @@ class Task {
   // Notes about the data, which one rank prints. It may read data files again.
   [[nodiscard]] virtual std::vector<std::string> data_notes() const { return {}; }
 
-  // Collective: the numbers are those of all ranks together. Empty without data for it.
+  // Collective: the numbers are those of all ranks together. Empty without data for it. A task
+  // whose evaluation takes long calls between_batches() in it.
   [[nodiscard]] virtual bool evaluates() const { return false; }
   [[nodiscard]] virtual Evaluation evaluate(const Context& /*context*/,
                                             std::int64_t /*batch_size*/) {
     return {};
   }
 
+  // For the run: what between_batches() does.
+  void set_between_batches(std::function<void()> between) { between_ = std::move(between); }
+
   // The facts that give a position in the data its meaning: saved with it, and compared when a run
   // resumes. check_data() throws Error(data) or Error(configuration) that says what has changed.
   virtual void remember_data(Scalars& /*scalars*/) const {}
   virtual void check_data(const Scalars& /*scalars*/, const std::string& /*folder*/) const {}
+
+ protected:
+  // Collective: in evaluate(), at places that all ranks reach, as before each batch. It ends the
+  // evaluation by an exception, on all ranks at the same place, if a signal asks the run to stop.
+  void between_batches() const {
+    if (between_) between_();
+  }
+
+ private:
+  std::function<void()> between_;
 };
 
 // A task whose module is, or holds, a model that folders of transformers can hold.

@@ -85,6 +85,23 @@ float unsigned_nan(float value) {
 // micro-batch takes less.
 constexpr double stop_delay = 0.5;
 
+// Ends an evaluation that a signal does not wait for.
+struct EvaluationStopped {};
+
+// What a task does between batches, for the time of an evaluation.
+class BetweenBatches {
+ public:
+  BetweenBatches(tasks::Task& task, std::function<void()> between) : task_(task) {
+    task_.set_between_batches(std::move(between));
+  }
+  ~BetweenBatches() { task_.set_between_batches({}); }
+  BetweenBatches(const BetweenBatches&) = delete;
+  BetweenBatches& operator=(const BetweenBatches&) = delete;
+
+ private:
+  tasks::Task& task_;
+};
+
 // The numbers that the ranks exchange once per step.
 struct StepReport {
   double loss = 0;
@@ -382,7 +399,14 @@ tasks::Evaluation Trainer::evaluate() {
     nn::Module& module = task_->module();
     const bool trains = module.is_training();
     module.eval();
-    tasks::Evaluation found = task_->evaluate(context_, options_.batch_size);
+    tasks::Evaluation found;
+    const BetweenBatches between(*task_, [this] {
+      if (agree_to_stop()) throw EvaluationStopped{};
+    });
+    try {
+      found = task_->evaluate(context_, options_.batch_size);
+    } catch (const EvaluationStopped&) {  // on every rank
+    }
     module.train(trains);
     return found;
   });

@@ -85,7 +85,8 @@ class Trainer {
   std::optional<StepMetrics> step();
   // Collective. The result of the task's evaluation, which leaves the parameters unchanged; an
   // std::logic_error if the task has none (Task::evaluates()). The module has the mode that it had
-  // before.
+  // before. Without numbers if a signal to stop has reached a rank before the end; the tasks of
+  // this library look for one before each batch.
   tasks::Evaluation evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to
   // write it. `found` is the evaluation of this position, for SaveOptions::keep_best. An error
@@ -109,8 +110,8 @@ class Trainer {
     return !options_.checkpoint.dir.empty() && options_.checkpoint.every > 0;
   }
   [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
-  // The largest signal number that a rank noted until the end of the last step, or until it was
-  // abandoned (agreed on by all).
+  // The largest signal number that a rank noted until the end of the last step, or until the step
+  // or an evaluation was abandoned (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
   // True if a rank has got a new request for a save (SIGUSR1).
   [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }

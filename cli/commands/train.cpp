@@ -137,18 +137,18 @@ struct TrainCommand {
         continue;
       }
       const bool last = step.step == recipe.train.steps;
-      const bool interrupted = training.interruption() != 0 && !last;
+      bool interrupted = training.interruption() != 0 && !last;
       const bool due = every > 0 && (step.step % every == 0 || last);
-      const bool saves = due || (every > 0 && (interrupted || training.save_requested()));
       const bool evaluation =
           recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;
-      // A run that must stop does not evaluate for keep_best.
-      const bool ranked = due && recipe.checkpoint.keep_best > 0 && !interrupted;
+      const bool ranked = due && recipe.checkpoint.keep_best > 0;
       std::optional<tasks::Evaluation> found;
-      if (training.evaluates() && (last || evaluation || ranked)) {
+      // A run that must stop does not evaluate.
+      if (training.evaluates() && (last || evaluation || ranked) && training.interruption() == 0) {
         found = evaluate(training, step.step, progress, logs);
+        interrupted = training.interruption() != 0 && !last;
       }
-      if (saves) {
+      if (due || (every > 0 && (interrupted || training.save_requested()))) {
         show(training.save(found), recipe, progress);
         saved_at = step.step;
       } else if (training.save_requested()) {
@@ -200,9 +200,15 @@ struct TrainCommand {
     return recipe.checkpoint.dir ? "checkpoint.every is 0" : "checkpoint.dir is not set";
   }
 
-  static tasks::Evaluation evaluate(Trainer& training, std::int64_t step, Progress& progress,
-                                    logs::RunLogs& logs) {
+  // None if a signal has ended the evaluation.
+  static std::optional<tasks::Evaluation> evaluate(Trainer& training, std::int64_t step,
+                                                   Progress& progress, logs::RunLogs& logs) {
     tasks::Evaluation found = training.evaluate();
+    if (found.numbers.empty()) {
+      progress.note(fmt::format("step {}: the evaluation is left out, because of signal {}", step,
+                                training.interruption()));
+      return std::nullopt;
+    }
     logs.write_evaluation(step, found);
     std::string note;
     for (const auto& [name, number] : found.numbers) {

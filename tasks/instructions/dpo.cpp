@@ -153,9 +153,9 @@ class Dpo final : public LanguageModelTask {
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
     const std::int64_t most = options_.eval_batches * context.world_size() * batch_size;
-    const Scores scores = evaluate_preferences(models(), *validation_,
-                                               std::min(most, validation_->samples_per_epoch()),
-                                               batch_size, options_.preference, context);
+    const Scores scores = evaluate_preferences(
+        models(), *validation_, std::min(most, validation_->samples_per_epoch()), batch_size,
+        options_.preference, context, {}, [this] { between_batches(); });
     Evaluation found;
     for (const auto& [name, value] : scores) {
       if (name != "pairs") found.numbers.emplace_back("valid_" + name, value);
@@ -254,10 +254,12 @@ Tensor losses_without_adapters(models::LanguageModel& model, const Tensor& ids,
 Scores evaluate_preferences(const ComparedModels& models, const PreferenceSamples& samples,
                             std::int64_t count, std::int64_t batch_size,
                             const PreferenceOptions& options, const Context& context,
-                            const std::function<void(const PreferenceBatch&)>& took) {
+                            const std::function<void(const PreferenceBatch&)>& took,
+                            const std::function<void()>& between) {
   const NoGradGuard no_grad;
   const std::vector<double> sums = sum_over_batches(
       count, batch_size, context, [&](std::span<const std::int64_t> numbers, bool repeats) {
+        if (between) between();
         const auto batch = samples.batch(numbers);
         const AnswerLogProbs of = log_probs_of(models, *batch, context.device());
         std::vector<double> values{of.loss(options).item()};

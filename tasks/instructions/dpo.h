@@ -58,10 +58,11 @@ struct ComparedModels {
 
 // Collective. `loss` over the first `count` samples in batches, the rewards' means and `pairs`. The
 // batches are the same for every world size, and so are the bits. `took`, if it is set, is called
-// with each batch of this rank.
+// with each batch of this rank, and `between` before each batch, equally often on every rank.
 Scores evaluate_preferences(const ComparedModels& models, const PreferenceSamples& samples,
                             std::int64_t count, std::int64_t batch_size,
                             const PreferenceOptions& options, const Context& context,
-                            const std::function<void(const PreferenceBatch&)>& took = {});
+                            const std::function<void(const PreferenceBatch&)>& took = {},
+                            const std::function<void()>& between = {});
 
 }  // namespace tessera::tasks

@@ -116,9 +116,9 @@ class Sft final : public LanguageModelTask {
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
     const std::int64_t most = options_.eval_batches * context.world_size() * batch_size;
-    const Scores scores = evaluate_conversations(*model_, *validation_,
-                                                 std::min(most, validation_->samples_per_epoch()),
-                                                 batch_size, context);
+    const Scores scores = evaluate_conversations(
+        *model_, *validation_, std::min(most, validation_->samples_per_epoch()), batch_size,
+        context, {}, [this] { between_batches(); });
     return {{{"valid_loss", scores.front().second}}, false};
   }
 
@@ -205,10 +205,12 @@ Tensor conversation_loss(models::LanguageModel& model, const ConversationBatch& 
 
 Scores evaluate_conversations(models::LanguageModel& model, const ConversationSamples& samples,
                               std::int64_t count, std::int64_t batch_size, const Context& context,
-                              const std::function<void(const ConversationBatch&)>& took) {
+                              const std::function<void(const ConversationBatch&)>& took,
+                              const std::function<void()>& between) {
   const NoGradGuard no_grad;
   const std::vector<double> sums = sum_over_batches(
       count, batch_size, context, [&](std::span<const std::int64_t> numbers, bool repeats) {
+        if (between) between();
         const auto batch = samples.batch(numbers);
         const double value = conversation_loss(model, *batch, context.device()).item();
         if (took && !repeats) took(*batch);

@@ -35,9 +35,11 @@ std::shared_ptr<const ConversationCorpus> open_conversations(const TextData& dat
 
 // Collective. `loss` over the first `count` samples in batches, `perplexity`, and `tokens`: those
 // in the loss. The batches are the same for every world size, and so are the bits. `took`, if it is
-// set, is called with each batch of this rank.
+// set, is called with each batch of this rank, and `between` before each batch, equally often on
+// every rank.
 Scores evaluate_conversations(models::LanguageModel& model, const ConversationSamples& samples,
                               std::int64_t count, std::int64_t batch_size, const Context& context,
-                              const std::function<void(const ConversationBatch&)>& took = {});
+                              const std::function<void(const ConversationBatch&)>& took = {},
+                              const std::function<void()>& between = {});
 
 }  // namespace tessera::tasks

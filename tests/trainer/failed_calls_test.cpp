@@ -1,6 +1,7 @@
 // A run whose call has failed, or whose step was abandoned, never goes on with other numbers.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <limits>
@@ -131,6 +132,43 @@ TEST(FailedCalls, AnEvaluationLeavesTheModeAndTheLastStep) {
               EXPECT_EQ(misuse_of([&] { return trainer.step(); }).find("step(): an earlier"), 0u);
               (void)trainer.save();
             });
+}
+
+class LongEvaluation final : public testing::MadeTask {
+ public:
+  [[nodiscard]] bool evaluates() const override { return true; }
+  [[nodiscard]] tasks::Evaluation evaluate(const Context& /*context*/,
+                                           std::int64_t /*batch_size*/) override {
+    for (batches_ = 0; batches_ < 100; ++batches_) between_batches();
+    return {.numbers = {{"loss", 1.0}}};
+  }
+  [[nodiscard]] int batches() const { return batches_; }
+
+ private:
+  int batches_ = 0;
+};
+
+// The signal reaches one rank, between two batches of an evaluation.
+TEST(FailedCalls, AnEvaluationEndsForASignalOnAllRanksAtOnce) {
+  const auto make = [](const Context& /*context*/, testing::DroppingNet& /*net*/) {
+    return std::make_unique<LongEvaluation>();
+  };
+  std::atomic<int> looks = 0;
+  std::atomic<int> signal = 15;
+  const auto change = [&](const Context& context, TrainerOptions& options) {
+    if (context.rank() != 1) return;
+    options.signals = [&] { return RunSignals{.stop = ++looks > 40 ? signal.load() : 0}; };
+  };
+  run_small({.ranks = 2, .make = make, .change = change}, [&](Trainer& trainer) {
+    const auto& task = dynamic_cast<const LongEvaluation&>(trainer.task());
+    EXPECT_TRUE(trainer.evaluate().numbers.empty());
+    EXPECT_EQ(trainer.interruption(), 15);
+    EXPECT_EQ(task.batches(), 40);
+    // A call that ended so is not one that failed.
+    signal = 0;
+    EXPECT_EQ(trainer.evaluate().best_by(), 1.0);
+    EXPECT_TRUE(trainer.step().has_value());
+  });
 }
 
 // Reads one batch for longer than ranks wait for one another.

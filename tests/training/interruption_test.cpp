@@ -53,6 +53,28 @@ TEST(Interruption, ARunStopsBetweenMicroBatchesAndResumesToTheBit) {
   }
 }
 
+// The evaluation would take minutes.
+TEST(Interruption, AnEvaluationDoesNotHaveToEndFirst) {
+  const TrainingFolder folder;
+  const Settings settings =
+      folder.small() +
+      Settings{{"data.valid", folder.path("text.txt")},  {"train.eval_every", "1"},
+               {"train.eval_batches", "1000000"},        {"log.jsonl", folder.path("m.jsonl")},
+               {"checkpoint.dir", folder.path("saves")}, {"checkpoint.every", "5"}};
+  Program program(launched(2, train_arguments(settings)), {{"OMP_NUM_THREADS", "1"}});
+  ASSERT_TRUE(testing::eventually([&] { return testing::lines_of(folder.path("m.jsonl")) == 1; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const auto begin = std::chrono::steady_clock::now();
+  program.signal(SIGTERM);
+  EXPECT_EQ(program.wait(), 128 + SIGTERM) << program.err();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  for (const char* const part : {"step 1: the evaluation is left out, because of signal 15",
+                                 "stopped by signal 15 after saving step 1"}) {
+    EXPECT_NE(program.err().find(part), std::string::npos) << program.err();
+  }
+  EXPECT_TRUE(fs::exists(folder.path("saves/step-1")));
+}
+
 TEST(Interruption, WithinTheFirstStepNothingIsSaved) {
   const TrainingFolder folder;
   const Settings settings = folder.small() + Settings{{"train.gradient_accumulation_steps", "3000"},

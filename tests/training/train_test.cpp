@@ -27,7 +27,8 @@ TEST(Train, LossFallsAndProgressIsPrintedOnce) {
   ASSERT_EQ(steps.size(), 60u);
   EXPECT_NEAR(steps.front()["loss"].get<double>(), std::log(256), 0.5);
   EXPECT_LT(steps.back()["loss"].get<double>(), 3.0);
-  EXPECT_NE(ended.err.find("120576 parameters, FULL_SHARD over 2 ranks"), std::string::npos);
+  EXPECT_NE(ended.err.find("120576 parameters, FULL_SHARD over 2 ranks (shm), "),
+            std::string::npos);
   // The description, steps 1, 30 and 60, and that nothing was saved: only from rank 0.
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 5) << ended.err;
   EXPECT_EQ(ended.out, "");
