@@ -54,8 +54,16 @@ class Namer {
     name_model();
     read_groups();
     name_optimizer();
+    TESSERA_CHECK(
+        !sorted_.model.empty() || sorted_.optimizer.empty() || !out_.contents.tensors.empty(),
+        ErrorCode::checkpoint,
+        "{} holds the state of an optimizer and no model, and its parameters have numbers "
+        "for names: put it beside the model's pytorch_model.bin, as optimizer.pt, and "
+        "convert that folder",
+        source_);
     TESSERA_CHECK(!out_.contents.tensors.empty(), ErrorCode::checkpoint,
-                  "{} holds no tensors of a model or an optimizer", source_);
+                  "{} holds no tensors of a model or an optimizer; save model.state_dict() to it",
+                  source_);
     return std::move(out_);
   }
 

@@ -93,6 +93,19 @@ TEST(StateNames, FindsTheModelWhereProgramsPutIt) {
   EXPECT_TRUE(has(Items().state_refusal(), "no tensors"));
 }
 
+TEST(StateNames, AnOptimizerAloneIsRefusedWithTheWayOut) {
+  const auto alone = [](const char* parameter) {
+    Items items;
+    items.tensor({"optimizer", "state", parameter, "exp_avg"});
+    items.value({"optimizer", "param_groups", "0", "lr"}, 0.1);
+    return items;
+  };
+  EXPECT_TRUE(has(alone("0").state_refusal(),
+                  "'f' holds the state of an optimizer and no model, and its parameters have "
+                  "numbers for names: put it beside the model's pytorch_model.bin"));
+  EXPECT_EQ(names_of(alone("a.weight").name()), Names{"optimizer/a.weight.exp_avg"});
+}
+
 TEST(StateNames, VectorsAroundTheModelAreNoSecondModel) {
   const NamedState state = Items()
                                .tensor({"loss"}, {})
