@@ -276,7 +276,7 @@ class TokenizerNotes {
         if (!tokens.contains(left) || !tokens.contains(right) || merges.has(left, right)) continue;
         note(
             "llama.cpp merges any two tokens whose text is a token, such as '{}' and '{}', which "
-            "is no merge of tokenizer.json: texts with them may have other ids there",
+            "tokenizer.json does not merge: texts with them may have other ids there",
             printable(left), printable(right));
         return;
       }

@@ -74,7 +74,7 @@ TEST_F(GgufConfigKeys, DropoutComesBack) {
   EXPECT_EQ(gpt2({{"attn_pdrop", 0.0}, {"embd_pdrop", 0.25}, {"resid_pdrop", 0}}),
             (std::vector<double>{0, 0.25, 0}));
   EXPECT_EQ(gpt2(json::object()), (std::vector<double>{0.1, 0.1, 0.1}));  // transformers' default
-  // As in a file of another program, which says nothing of it.
+  // As in a file of another program, which has no key for it.
   EXPECT_EQ(gpt2({{"attn_pdrop", 0}, {"embd_pdrop", 0}, {"resid_pdrop", 0}}),
             (std::vector<double>{0, 0, 0}));
   notes_with({{"attention_dropout", 0.25}});

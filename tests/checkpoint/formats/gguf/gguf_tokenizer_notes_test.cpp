@@ -155,7 +155,7 @@ TEST(GgufTokenizerNotes, PartsOfTheModel) {
   EXPECT_TRUE(has(notes_of(tokenizer), "it has tokens for 255 of 256 bytes"));
   tokenizer = pieces_tokenizer();
   tokenizer["model"]["merges"] = json::array();
-  EXPECT_TRUE(has(notes_of(tokenizer), "such as 'a' and 'b', which is no merge"));
+  EXPECT_TRUE(has(notes_of(tokenizer), "such as 'a' and 'b', which tokenizer.json does not merge"));
 }
 
 TEST(GgufTokenizerNotes, WhatComesAroundATextOrCutsIt) {
