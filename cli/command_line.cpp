@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -185,8 +186,9 @@ CLI::Validator bounded(const Argument& argument) {
 }
 
 bool names_a_place(const Argument& argument) {
-  const bool place = argument.type == "FILE" || argument.type == "FOLDER" ||
-                     argument.type == "DIR" || argument.type == "PATH";
+  constexpr const char* places[] = {"FILE", "FOLDER", "DIR", "PATH", "SRC", "DST", "A", "B"};
+  const bool place =
+      std::find(std::begin(places), std::end(places), argument.type) != std::end(places);
   return place && std::holds_alternative<std::string*>(argument.target);
 }
 

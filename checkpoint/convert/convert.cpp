@@ -77,7 +77,10 @@ Stamps stamps_of(const fs::path& path) {
 void check_apart(const fs::path& source, const fs::path& target) {
   std::error_code error;
   const auto whole = [&](const fs::path& path) {
-    fs::path normal = fs::weakly_canonical(fs::absolute(path, error), error).lexically_normal();
+    fs::path normal = fs::weakly_canonical(fs::absolute(path, error), error);
+    // A link such as /dev/stdout may lead to something that has no path.
+    if (error) normal = fs::absolute(path, error);
+    normal = normal.lexically_normal();
     return normal.has_filename() ? normal : normal.parent_path();
   };
   const fs::path from = whole(source);
@@ -246,7 +249,7 @@ class Inputs {
             format_->name == std::string_view("sharded"));
   }
   [[nodiscard]] CardSource card(const fs::path& target) const {
-    const fs::path named = target.has_filename() ? target : target.parent_path();
+    const fs::path named = named_target(target);
     std::string from = fmt::format("from the format {}", format_->name);
     if (!adapter_.empty()) from = "an adapter merged into its base";
     if (paths_.size() > 1) from = fmt::format("the mean of {} checkpoints", paths_.size());
@@ -350,6 +353,7 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   const std::uint64_t before_bytes = options.whole_process ? 0 : resident_memory().now;
   const formats::Format& to = find_format(options.to);
   check_options(to, options);
+  (void)named_target(target_path);
   Inputs inputs(source_path, target_path, options);
   auto source = inputs.open(to, options);
   ConversionPlan plan = plan_conversion(*source, to, options, !inputs.is_step());

@@ -1,5 +1,5 @@
-// Both checkpoints are opened as a conversion opens its source. Elements are compared in fp64, a
-// block at a time.
+// Both checkpoints are opened as a conversion opens its source. Elements are compared in fp64, and
+// those of int64 exactly, a block at a time.
 #include "checkpoint/convert/diff.h"
 
 #include <fmt/format.h>
@@ -68,6 +68,23 @@ double distance(std::int64_t a, std::int64_t b) {
   return static_cast<double>(larger - static_cast<std::uint64_t>(std::min(a, b)));
 }
 
+// The same for a number that may have a fraction, or lie beyond all of int64.
+double distance(std::int64_t a, double b) {
+  constexpr double end = 0x1p63;
+  if (!std::isfinite(b)) return std::numeric_limits<double>::infinity();
+  const auto to_end = [](std::uint64_t from, std::uint64_t to) {
+    return static_cast<double>(to - from);
+  };
+  const auto bits = static_cast<std::uint64_t>(a);
+  constexpr std::uint64_t least = std::uint64_t{1} << 63;  // of int64, and minus that
+  if (b >= end) return (b - end) + to_end(bits, least);
+  if (b < -end) return (-end - b) + to_end(least, bits);
+  const double whole = std::floor(b);
+  const auto integer = static_cast<std::int64_t>(whole);
+  const double fraction = b - whole;
+  return a > integer ? distance(a, integer) - fraction : distance(a, integer) + fraction;
+}
+
 class Comparison {
  public:
   Comparison(OpenedCheckpoint& first, OpenedCheckpoint& second, const DiffOptions& options)
@@ -116,9 +133,9 @@ class Comparison {
 
   void compare_values(std::size_t a, std::size_t b, TensorDiff& result) {
     const std::int64_t elements = element_count(first_.info(a).shape, result.name);
-    // fp64 holds all other integers.
-    const bool wide = first_.info(a).stored->dtype == DType::int64 &&
-                      second_.info(b).stored->dtype == DType::int64;
+    // fp64 holds all numbers but those of int64.
+    const bool wide_left = first_.info(a).stored->dtype == DType::int64;
+    const bool wide_right = second_.info(b).stored->dtype == DType::int64;
     for (std::int64_t first = 0; first < elements; first += compared_elements) {
       if (options_.stop && options_.stop()) fail(ErrorCode::runtime, "stopped");
       const std::int64_t count = std::min(compared_elements, elements - first);
@@ -127,8 +144,11 @@ class Comparison {
       for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
         result.first_norm += left_[i] * left_[i];
         result.second_norm += right_[i] * right_[i];
-        const double apart = wide ? distance(integer_at(left_raw_, i), integer_at(right_raw_, i))
-                                  : distance(left_[i], right_[i]);
+        const double apart = wide_left && wide_right
+                                 ? distance(integer_at(left_raw_, i), integer_at(right_raw_, i))
+                             : wide_left  ? distance(integer_at(left_raw_, i), right_[i])
+                             : wide_right ? distance(integer_at(right_raw_, i), left_[i])
+                                          : distance(left_[i], right_[i]);
         result.largest = std::max(result.largest, apart);
       }
       if (options_.progress) options_.progress({"comparing", done_, total_});

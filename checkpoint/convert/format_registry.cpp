@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "checkpoint/formats/beside.h"
 #include "checkpoint/formats/known_formats.h"
 #include "checkpoint/io/file.h"
 
@@ -71,6 +72,7 @@ const Format& recognise(const std::filesystem::path& path) {
   std::error_code error;
   TESSERA_CHECK(std::filesystem::exists(path, error), ErrorCode::checkpoint, "'{}' does not exist",
                 path.string());
+  require_contents(path);
   std::vector<std::string> descriptions;
   for (const Format& format : formats()) {
     if (format.recognises(path)) return format;

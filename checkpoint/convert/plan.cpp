@@ -153,7 +153,10 @@ class Planner {
     TESSERA_CHECK(
         plan_.contents.tensors.size() + left > state, ErrorCode::checkpoint,
         "found no weights to convert{}",
-        state > 0 ? fmt::format(", but {} of optimizer state", counted(state, "tensor")) : "");
+        state > 0 ? fmt::format(", but {} of optimizer state; convert the model's checkpoint, or a "
+                                "folder with both (pytorch_model.bin and optimizer.pt)",
+                                counted(state, "tensor"))
+                  : "");
     TESSERA_CHECK(weights_only || given_.unread_state.empty(), ErrorCode::checkpoint,
                   "{} would be lost: the state of an optimizer there is not read, because its "
                   "parameters have no names, because it is not the only optimizer, or because "

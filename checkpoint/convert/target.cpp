@@ -90,8 +90,6 @@ void check_contents(const fs::path& target, const std::set<std::string>& carried
 void check_replaceable(const fs::path& target, const std::set<std::string>& carried) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(target, error);
-  TESSERA_CHECK(fs::is_directory(status) || fs::is_regular_file(status), ErrorCode::checkpoint,
-                "'{}' is neither a file nor a folder; choose another place", target.string());
   if (fs::is_directory(status) && fs::is_empty(target, error) && !error) return;
   bool known = false;
   for (const formats::Format& format : formats::formats()) {
@@ -107,13 +105,20 @@ void check_replaceable(const fs::path& target, const std::set<std::string>& carr
 
 }  // namespace
 
-PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uint64_t needed_bytes,
-                             std::set<std::string> carried)
-    : target_(std::move(target)), is_file_(is_file), force_(force), carried_(std::move(carried)) {
-  if (!target_.has_filename()) target_ = target_.parent_path();  // "out/" is "out"
+fs::path named_target(const fs::path& target) {
+  const fs::path named = target.has_filename() ? target : target.parent_path();
+  TESSERA_CHECK(is_plain_name(named.filename().string()), ErrorCode::usage,
+                "'{}' does not name a checkpoint; add a name to the path", target.string());
+  return named;
+}
+
+PendingTarget::PendingTarget(const fs::path& target, bool is_file, bool force,
+                             std::uint64_t needed_bytes, std::set<std::string> carried)
+    : target_(named_target(target)),
+      is_file_(is_file),
+      force_(force),
+      carried_(std::move(carried)) {
   const std::string name = target_.filename().string();
-  TESSERA_CHECK(is_plain_name(name), ErrorCode::usage,
-                "'{}' does not name a checkpoint; add a name to the path", target_.string());
   parent_ = target_.parent_path().empty() ? fs::path(".") : target_.parent_path();
   check_place();
   create_folders(parent_);
@@ -159,6 +164,12 @@ void PendingTarget::restore_old() {
 // program may have created the target by then.
 void PendingTarget::check_place() const {
   if (!present(target_)) return;
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(target_, error);
+  TESSERA_CHECK(fs::is_directory(status) || fs::is_regular_file(status), ErrorCode::checkpoint,
+                "'{}' is {}, and a checkpoint is a file or a folder with a name of its own; choose "
+                "another place",
+                target_.string(), fs::is_symlink(status) ? "a link" : "a device or a pipe");
   TESSERA_CHECK(force_, ErrorCode::checkpoint,
                 "'{}' exists; choose another place, or --force to replace it", target_.string());
   check_replaceable(target_, carried_);

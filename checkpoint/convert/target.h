@@ -12,6 +12,9 @@
 
 namespace tessera::checkpoint {
 
+// "out/" is "out". Error(usage) for a path that does not name anything new: "", "/", "..".
+std::filesystem::path named_target(const std::filesystem::path& target);
+
 // Owns TARGET.partial-<id>/, and removes it at its end if it was not published. The folder is
 // locked: the next conversion to the same target removes the remains of a dead conversion of this
 // user, but not the folder of one that still runs.
@@ -20,8 +23,8 @@ class PendingTarget {
   // Refuses an existing target unless `force` allows it to replace a checkpoint. A folder with
   // anything else in it is never replaced; `carried` are the names of the small files that the
   // result will have, and that the target may have.
-  PendingTarget(std::filesystem::path target, bool is_file, bool force, std::uint64_t needed_bytes,
-                std::set<std::string> carried);
+  PendingTarget(const std::filesystem::path& target, bool is_file, bool force,
+                std::uint64_t needed_bytes, std::set<std::string> carried);
   ~PendingTarget();
   PendingTarget(const PendingTarget&) = delete;
   PendingTarget& operator=(const PendingTarget&) = delete;

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "checkpoint/formats/pickle/pickle.h"
+#include "checkpoint/io/file.h"
 
 namespace tessera::checkpoint::formats {
 
@@ -63,6 +64,25 @@ std::vector<std::string> optimizer_states_in(const fs::path& folder) {
   return names;
 }
 
+// The names under which programs save a whole model, or its numbered parts.
+bool is_weights_name(std::string_view name) {
+  struct Spelling {
+    std::string_view stem, ending;
+  };
+  constexpr std::array<Spelling, 6> spellings{{{"model", ".safetensors"},
+                                               {"pytorch_model", ".bin"},
+                                               {"consolidated", ".pth"},
+                                               {"tf_model", ".h5"},
+                                               {"flax_model", ".msgpack"},
+                                               {"", ".gguf"}}};
+  return name == "pytorch_model_fsdp.bin" ||
+         std::any_of(spellings.begin(), spellings.end(), [&](const Spelling& spelling) {
+           if (!name.starts_with(spelling.stem) || !name.ends_with(spelling.ending)) return false;
+           const std::string_view rest = name.substr(spelling.stem.size());
+           return spelling.stem.empty() || rest.starts_with('-') || rest.starts_with('.');
+         });
+}
+
 // A name with the number of a model after the first, in parts.
 struct NumberedModel {
   std::string_view base, number, ending;
@@ -97,6 +117,16 @@ std::string first_names(const NumberedModel& model) {
 }
 
 }  // namespace
+
+void require_contents(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return;
+  TESSERA_CHECK(
+      File::open_for_reading(path).size() > 0, ErrorCode::checkpoint,
+      "'{}' has 0 bytes: it was not written, or its copy was interrupted; save or copy it "
+      "again",
+      path.string());
+}
 
 bool belongs_to_model(std::string_view name) {
   constexpr std::array<std::string_view, 7> endings{".json",  ".txt",      ".model", ".jinja",
@@ -172,12 +202,20 @@ void note_other_optimizers(Contents& contents, const fs::path& folder,
       others.size() == 1 ? "" : fmt::format(" and {} more", others.size() - 1)));
 }
 
-std::vector<std::string> other_safetensors_in(const fs::path& folder,
-                                              const std::vector<std::string>& used) {
-  return file_names(folder, [&](std::string_view name) {
-    return name.ends_with(".safetensors") &&
+void note_other_weights(Contents& contents, const fs::path& folder,
+                        const std::vector<std::string>& used, bool any_safetensors) {
+  std::vector<std::string> others = file_names(folder, [&](std::string_view name) {
+    const bool any = any_safetensors && name.ends_with(".safetensors");
+    return (any || is_weights_name(name)) &&
            std::find(used.begin(), used.end(), name) == used.end();
   });
+  if (others.empty()) return;
+  const std::size_t more = others.size() - 1;
+  contents.notes.push_back(
+      fmt::format("left out: {}{}, which the folder holds as well: its weights were not compared "
+                  "with those of {}, which were read",
+                  shown(others.front()), more == 0 ? "" : fmt::format(" and {} more", more),
+                  used.empty() ? "the checkpoint" : shown(used.front())));
 }
 
 }  // namespace tessera::checkpoint::formats

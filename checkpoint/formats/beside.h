@@ -11,6 +11,10 @@
 
 namespace tessera::checkpoint::formats {
 
+// Error(checkpoint) for a file that cannot be opened or has no bytes, which looks like no format.
+// Folders pass.
+void require_contents(const std::filesystem::path& path);
+
 // True for names of small files that a conversion takes along with the weights: config.json, the
 // tokenizer's files, the model card.
 bool belongs_to_model(std::string_view name);
@@ -37,8 +41,10 @@ std::string unread_state_note(const std::string& file);
 void note_other_optimizers(Contents& contents, const std::filesystem::path& folder,
                            const std::vector<std::string>& known);
 
-// The safetensors files of a folder that are not among `used`, by name.
-std::vector<std::string> other_safetensors_in(const std::filesystem::path& folder,
-                                              const std::vector<std::string>& used);
+// Notes the files of weights in a folder that are not among `used`, the files that were read:
+// pytorch_model.bin beside model.safetensors, tf_model.h5, a GGUF file. They may be the same model
+// in another form, or another one. `any_safetensors`: also files with other names than a model's.
+void note_other_weights(Contents& contents, const std::filesystem::path& folder,
+                        const std::vector<std::string>& used, bool any_safetensors = false);
 
 }  // namespace tessera::checkpoint::formats

@@ -106,10 +106,7 @@ class HuggingFaceSource final : public Source {
     std::vector<std::string> used;
     for (const auto& file : folder_.files) used.push_back(file->path().filename().string());
     refuse_several_models(folder, used);
-    for (const std::string& other : other_safetensors_in(folder, used)) {
-      contents_.notes.push_back(
-          fmt::format("left out: {}, which does not belong to the model", shown(other)));
-    }
+    note_other_weights(contents_, folder, used, true);
   }
 
   // Adds the modules that follow a Sentence Transformers encoder. Their weights are tensors of the

@@ -3,13 +3,19 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <cerrno>
 
 namespace tessera::checkpoint {
 
 void fail_path(std::string_view action, const std::filesystem::path& path, const char* call,
-               int error_number) {
-  throw SystemFailure(error_number, fmt::format("cannot {} '{}': {}", action, path.string(),
-                                                describe_errno(call, error_number)));
+               int error_number, std::string_view way_out) {
+  throw SystemFailure(error_number, fmt::format("cannot {} '{}': {}{}", action, path.string(),
+                                                describe_errno(call, error_number), way_out));
+}
+
+std::string_view way_out_of_reading(int error_number) {
+  const bool rights = error_number == EACCES || error_number == EPERM;
+  return rights ? "; give this user the right to read it, or run as its owner" : "";
 }
 
 bool is_damage(const Error& error) {

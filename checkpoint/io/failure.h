@@ -28,9 +28,11 @@ class Misfit : public Error {
   explicit Misfit(const std::string& message) : Error(ErrorCode::checkpoint, message) {}
 };
 
-// Throws a SystemFailure: "cannot <action> '<path>': <call> failed: ...".
+// Throws a SystemFailure: "cannot <action> '<path>': <call> failed: ...<way_out>".
 [[noreturn]] void fail_path(std::string_view action, const std::filesystem::path& path,
-                            const char* call, int error_number);
+                            const char* call, int error_number, std::string_view way_out = {});
+// The way out of a path that cannot be read; empty if rights are not the reason.
+std::string_view way_out_of_reading(int error_number);
 
 // True if bytes are missing or differ from those that were written.
 bool is_damage(const Error& error);

@@ -118,6 +118,9 @@ File::File(std::filesystem::path path, int flags, mode_t mode) : path_(std::move
     fail(ErrorCode::checkpoint, "cannot open '{}': {}", path_.string(),
          describe_errno("open", errno));
   }
+  if ((flags & O_ACCMODE) == O_RDONLY) {
+    fail_path("open", path_, "open", errno, way_out_of_reading(errno));
+  }
   fail_io(creates ? "create" : "open", path_, "open");
 }
 

@@ -58,7 +58,7 @@ std::vector<std::string> OpenFolder::names() const {
   if (entries == nullptr) {
     const int error_number = errno;
     if (copy != -1) ::close(copy);
-    fail_path("list", path_, "fdopendir", error_number);
+    fail_path("list", path_, "fdopendir", error_number, way_out_of_reading(error_number));
   }
   ::rewinddir(entries.get());  // the copy has the same position
   std::vector<std::string> names;
@@ -67,7 +67,7 @@ std::vector<std::string> OpenFolder::names() const {
     const std::string_view name(entry->d_name);
     if (name != "." && name != "..") names.emplace_back(name);
   }
-  if (errno != 0) fail_path("list", path_, "readdir", errno);
+  if (errno != 0) fail_path("list", path_, "readdir", errno, way_out_of_reading(errno));
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -146,7 +146,9 @@ std::vector<std::string> names_in_folder(const fs::path& folder) {
     names.push_back(entries->path().filename());
     entries.increment(error);
   }
-  if (error) fail_path("list", folder, "readdir", error.value());
+  if (error) {
+    fail_path("list", folder, "readdir", error.value(), way_out_of_reading(error.value()));
+  }
   std::sort(names.begin(), names.end());
   return names;
 }

@@ -235,24 +235,38 @@ def test_files_from_before_pytorch_1_6(tessera, tmp_path, protocol):
 
 
 def test_moments_without_names_are_kept_or_refused(tessera, tmp_path):
-    """optimizer.state_dict() beside the model's weights: its parameters have numbers. Integers are no parameters, and the
-    running means of a norm could be some."""
+    """optimizer.state_dict() beside the model's weights: its parameters have numbers. Integers and the running means of a
+    norm are no parameters, frozen ones have no number, and another buffer of a parameter's shape could be one."""
     class WithMeans(Net):
         def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm1d(6)
 
-    for model, certain in ((Net(), True), (WithMeans(), False)):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
+    class WithFrozen(WithMeans):
+        def __init__(self):
+            super().__init__()
+            self.other = nn.Linear(7, 9).requires_grad_(False)
+
+    class WithBuffer(Net):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(6)
+            self.norm.register_buffer("kept", torch.zeros(6))
+
+    for model, certain in ((Net(), True), (WithMeans(), True), (WithFrozen(), True), (WithBuffer(), False)):
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW([parameter for _, parameter in trained], lr=1e-2)
+        for number, (_, parameter) in enumerate(trained):
+            parameter.grad = torch.full_like(parameter, 1.0 + number)
         optimizer.step()
+        (tmp_path / "out.pt").unlink(missing_ok=True)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "both.pt")
         if certain:
             tessera.run("convert", tmp_path / "both.pt", tmp_path / "out.pt", "--to", "torch")
             state = torch.load(tmp_path / "out.pt", weights_only=True)["optimizer"]["state"]
             moments = optimizer.state_dict()["state"]
-            for number, (name, _) in enumerate(model.named_parameters()):
+            assert set(state) == {name for name, _ in trained}
+            for number, (name, _) in enumerate(trained):
                 assert torch.equal(state[name]["exp_avg"], moments[number]["exp_avg"]), name
             continue
         with pytest.raises(AssertionError, match="would be lost.*--weights-only"):

@@ -75,6 +75,7 @@ class DcpOpener {
     note_other_optimizers(state.contents, path, read);
     for (const fs::path& folder : folders) add_model_files(state.contents, folder);
     add_model_files(state.contents, path);
+    note_other_weights(state.contents, path, {});
     return make_source(std::move(store_), std::move(state));
   }
 

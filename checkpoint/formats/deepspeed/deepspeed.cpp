@@ -7,6 +7,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "checkpoint/formats/beside.h"
 #include "checkpoint/formats/deepspeed/zero_files.h"
 #include "checkpoint/formats/deepspeed/zero_model.h"
 #include "checkpoint/formats/deepspeed/zero_partitions.h"
@@ -42,6 +43,7 @@ class ZeroOpener {
     finish_zero_contents(contents_, model_, std::move(zero_.groups), zero_.step);
     add_model_files(contents_.state().contents, folder);
     add_model_files(contents_.state().contents, path);
+    note_other_weights(contents_.state().contents, path, {});
     return make_source(std::move(store_), std::move(contents_.state()));
   }
 

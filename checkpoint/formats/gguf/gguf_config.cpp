@@ -71,7 +71,11 @@ json with_defaults(const GgufFamily& family, json config) {
   if (given(config, "num_key_value_heads") == nullptr) {
     config["num_key_value_heads"] = positive(config, "num_attention_heads");
   }
-  if (given(config, "rms_norm_eps") == nullptr) config["rms_norm_eps"] = 1e-6;
+  const bool larger = is_called(family, "olmo2") || is_called(family, "phi3");
+  if (given(config, "rms_norm_eps") == nullptr) config["rms_norm_eps"] = larger ? 1e-5 : 1e-6;
+  if (is_called(family, "smollm3") && given(config, "rope_theta") == nullptr) {
+    config["rope_theta"] = 2e6;
+  }
   if (given(config, "head_dim") == nullptr) {
     config["head_dim"] = positive(config, "hidden_size") / positive(config, "num_attention_heads");
   }
@@ -172,20 +176,6 @@ void write_rope(const json& config, const std::string& prefix, GgufMetadata& met
     refuse_config("rope_scaling.rope_type", type,
                   "GGUF files are written for default, linear and llama3");
   }
-}
-
-void note_window(const json& config, GgufModel& model) {
-  const json* const window = given(config, "sliding_window");
-  const json* const used = given(config, "use_sliding_window");
-  if (window == nullptr || !window->is_number_integer() ||
-      (used != nullptr && used->is_boolean() && !used->get<bool>()) ||
-      *window >= positive(config, "max_position_embeddings")) {
-    return;
-  }
-  model.notes.push_back(
-      fmt::format("llama.cpp attends to all positions: texts longer than sliding_window = {} give "
-                  "other results there",
-                  window->dump()));
 }
 
 // The value of a float in the fewest digits, as it was in config.json.
@@ -354,6 +344,7 @@ GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadat
   model.vocabulary = positive(config, "vocab_size");
   model.config = config;
   metadata.number(prefix + "vocab_size", static_cast<std::uint32_t>(model.vocabulary));
+  keep_dropout(config, *model.family, metadata);
   if (!model.family->rotary) {
     const json* const activation = given(config, "activation_function");
     if (activation != nullptr && *activation != "gelu_pytorch_tanh") {
@@ -363,6 +354,7 @@ GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadat
     only(config, "scale_attn_by_inverse_layer_idx", false);
     only(config, "add_cross_attention", false);
     model.heads.query = model.heads.key = positive(config, "n_head");
+    note_config_keys(config_as_given, model);
     return model;
   }
   only(config, "hidden_act", "silu");
@@ -375,7 +367,7 @@ GgufModel write_gguf_settings(const json& config_as_given, GgufMetadata& metadat
   if (is_called(*model.family, "smollm3")) check_turned_layers(config);
   model.heads = {positive(config, "num_attention_heads"), positive(config, "num_key_value_heads")};
   write_rope(config, prefix, metadata, model);
-  note_window(config, model);
+  note_config_keys(config_as_given, model);
   return model;
 }
 
@@ -402,6 +394,7 @@ json config_of_gguf(const GgufHeader& header, const GgufFamily& family,
   TESSERA_CHECK(config.contains("vocab_size"), ErrorCode::checkpoint,
                 "'{}' has no matrix {}; it holds no language model", file, table);
   read_special_tokens(header, config);
+  restore_dropout(header, family, file, config);
   config["tie_word_embeddings"] = !has_tensor(header, "output.weight");
   if (!family.rotary) {
     config["activation_function"] = "gelu_new";

@@ -34,6 +34,14 @@ struct GgufModel {
 // llama.cpp does not compute with.
 GgufModel write_gguf_settings(const nlohmann::json& config, GgufMetadata& metadata);
 
+// Notes the keys of config.json that another model would compute with: a window, scales, soft caps.
+void note_config_keys(const nlohmann::json& config, GgufModel& model);
+// GGUF has no setting for dropout. This program keeps it under a key of its own, and writes 0 into
+// the config.json of a file without that key: transformers' default for GPT-2 is 0.1.
+void keep_dropout(const nlohmann::json& config, const GgufFamily& family, GgufMetadata& metadata);
+void restore_dropout(const GgufHeader& header, const GgufFamily& family, const std::string& file,
+                     nlohmann::json& config);
+
 // The config.json of an opened file. `rope`: the contents of gguf_rope_tensor. Sets `heads`.
 nlohmann::json config_of_gguf(const GgufHeader& header, const GgufFamily& family,
                               const std::vector<float>& rope, const std::string& file,

@@ -86,6 +86,26 @@ std::set<std::string> biased_modules(const GgufModel& model) {
   return biased;
 }
 
+// transformers does not load such a bias, and llama.cpp computes with it or refuses the file.
+[[noreturn]] void refuse_bias(const GgufModel& model, const std::string& name) {
+  const auto own = hugging_face_name(*model.family, name);
+  std::string type = "?";
+  if (const auto given = model.config.find("model_type"); given != model.config.end()) {
+    type = given->get<std::string>();
+  }
+  const bool of_attention = name.find(".attn_") != std::string::npos;
+  const bool of_mlp = name.find(".ffn_") != std::string::npos;
+  const bool has_key =
+      type == "llama" && (of_attention || of_mlp) && name.find("norm") == std::string::npos;
+  fail(ErrorCode::checkpoint,
+       "the checkpoint has '{}', and config.json describes a {} model without it{}: transformers "
+       "leaves it out, and llama.cpp does not; {}",
+       own ? own->name : name, type,
+       has_key ? (of_mlp ? " (mlp_bias is not true)" : " (attention_bias is not true)") : "",
+       has_key ? "set the key to true if the model was trained with it, or remove the tensor"
+               : "remove the tensor if the model was trained without it");
+}
+
 std::string in_layer(std::string pattern, std::int64_t layer) {
   const std::size_t hole = pattern.find("{}");
   if (hole != std::string::npos) pattern.replace(hole, 2, std::to_string(layer));
@@ -126,6 +146,9 @@ void check_gguf_tensors(const GgufModel& model, const std::vector<GgufTensor>& t
     for (std::int64_t layer = 0; layer < (of_layers ? layers : 1); ++layer) {
       const std::string name = in_layer(pattern, layer);
       check(name + ".weight", shape, pattern != "output" || !tied);  // llama.cpp ties it itself
+      if (!biased.contains(pattern) && present.contains(name + ".bias")) {
+        refuse_bias(model, name + ".bias");
+      }
       check(name + ".bias", {shape.front()}, biased.contains(pattern));
     }
   }

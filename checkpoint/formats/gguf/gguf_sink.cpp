@@ -108,10 +108,11 @@ class GgufSink final : public Sink {
     model_ = write_gguf_settings(config, metadata);
     report_.files.insert("config.json");
     report_.notes = model_.notes;
-    metadata.text("general.name", name_of_model(config, contents));
+    const std::string name = name_of_model(config, contents);
+    metadata.text("general.name", name);
     metadata.number("general.file_type", wanted_.file_type);
     metadata.number("general.quantization_version", quantisation_version);
-    write_gguf_tokenizer(contents, config, model_.vocabulary, metadata, report_.files,
+    write_gguf_tokenizer(contents, config, name, model_.vocabulary, metadata, report_.files,
                          report_.notes);
     list_tensors();
     check_gguf_tensors(model_, places_);

@@ -32,9 +32,23 @@ struct GgufVocabulary {
   std::vector<std::string> tokens;
   std::vector<float> scores;  // of "llama"
   std::vector<std::int32_t> kinds;
-  std::vector<std::string> merges;     // of "gpt2"
-  std::optional<bool> adds_beginning;  // the tokenizer puts the first token before a text
+  std::vector<std::string> merges;  // of "gpt2"
+  // What tokenizer.json puts around a text: a token before it and after it, and of "llama" a space.
+  std::optional<bool> adds_beginning, adds_end, adds_space;
+  std::string beginning, end;  // these tokens
+  // Added tokens that take the spaces after them, and those that also look at what is before them.
+  std::vector<std::string> strips_right, takes_neighbours;
+  std::vector<std::string> notes;  // what gives a text other ids in llama.cpp
 };
+
+inline constexpr const char* gguf_prefix_space_note =
+    "llama.cpp puts no space before a text, as add_prefix_space does: the first word has other ids "
+    "there";
+std::string gguf_missing_bytes_note(std::size_t byte_tokens);
+// Sets what a tokenizer.json does around a text, and `pre` where that depends on more than the rule
+// of the words, and notes what llama.cpp does in another way. `merges`: "left right".
+void describe_gguf_tokenizer(const nlohmann::json& tokenizer,
+                             const std::vector<std::string>& merges, GgufVocabulary& vocabulary);
 
 // From tokenizer.json; Error(checkpoint) if llama.cpp has no such tokenizer.
 GgufVocabulary vocabulary_of_json(const nlohmann::json& tokenizer);
@@ -42,10 +56,10 @@ GgufVocabulary vocabulary_of_json(const nlohmann::json& tokenizer);
 GgufVocabulary vocabulary_of_sentencepiece(const std::string& bytes);
 
 // Writes tokenizer.ggml.* and the chat template. Adds the names of the files that it used to
-// `used`. A model without a tokenizer gets none, and a note. `vocabulary` is the model's; tokens
-// that the tokenizer lacks get names of padding.
+// `used`. `name` is the model's, general.name. A model without a tokenizer gets none, and a note.
+// `vocabulary` is the model's; tokens that the tokenizer lacks get names of padding.
 void write_gguf_tokenizer(const Contents& contents, const nlohmann::json& config,
-                          std::int64_t vocabulary, GgufMetadata& metadata,
+                          const std::string& name, std::int64_t vocabulary, GgufMetadata& metadata,
                           std::set<std::string>& used, std::vector<std::string>& notes);
 
 }  // namespace tessera::checkpoint::formats

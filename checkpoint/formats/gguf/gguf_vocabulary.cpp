@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/text/printable.h"
 #include "checkpoint/formats/gguf/gguf_tokenizer.h"
+#include "checkpoint/formats/gguf/gguf_tokenizer_json.h"
 
 namespace tessera::checkpoint::formats {
 
@@ -36,62 +37,53 @@ constexpr std::array<SplitRule, 3> split_rules{{
      "tekken"},
 }};
 
-std::string text_at(const json& object, const char* key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  return object.is_object() && found != object.end() && found->is_string()
-             ? found->get<std::string>()
-             : std::string();
-}
-
-const json& part_of(const json& object, const char* key) {
-  static const json nothing;
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  return object.is_object() && found != object.end() ? *found : nothing;
-}
-
-bool flag_at(const json& object, const char* key, bool absent) {
-  const json& value = part_of(object, key);
-  return value.is_boolean() ? value.get<bool>() : absent;
-}
-
 [[noreturn]] void refuse_tokenizer(const std::string& problem) {
   fail(ErrorCode::checkpoint, "tokenizer.json {}{}", problem, tokenizer_way_out);
 }
 
-// A component, or those of a Sequence.
-std::vector<const json*> components(const json& component, const char* list) {
-  std::vector<const json*> parts;
-  if (text_at(component, "type") != "Sequence") {
-    if (component.is_object()) parts.push_back(&component);
-    return parts;
-  }
-  for (const json& part : part_of(component, list)) parts.push_back(&part);
-  return parts;
+[[noreturn]] void refuse_rule() {
+  refuse_tokenizer(
+      "splits words by a rule that llama.cpp does not have under a name that this program knows "
+      "(gpt-2, smollm, llama-bpe, qwen2, tekken)");
+}
+
+// The regular expression of a Split whose matches become words; refuses others.
+std::string pattern_of(const json& split) {
+  const std::string behavior = text_at(split, "behavior");
+  const bool inverted = flag_at(split, "invert", false);
+  // "Removed" and inverted are the words themselves, as the rules match every character.
+  const bool isolates = behavior == "Isolated" ? !inverted : behavior == "Removed" && inverted;
+  std::string pattern = text_at(part_of(split, "pattern"), "Regex");
+  if (!isolates || pattern.empty()) refuse_rule();
+  return pattern;
 }
 
 // The name of the rule that cuts words; empty for a tokenizer that is not BPE over bytes.
 std::string pre_of(const json& tokenizer) {
+  const auto parts = components(part_of(tokenizer, "pre_tokenizer"), "pretokenizers");
+  const auto is_byte_level = [](const json* part) { return text_at(*part, "type") == "ByteLevel"; };
+  if (std::none_of(parts.begin(), parts.end(), is_byte_level)) return {};
   std::string pattern;
-  bool over_bytes = false;
-  bool cuts = false;
-  for (const json* part : components(part_of(tokenizer, "pre_tokenizer"), "pretokenizers")) {
+  bool cuts = false, digits = false;
+  for (const json* part : parts) {
     const std::string type = text_at(*part, "type");
     if (type == "ByteLevel") {
-      over_bytes = true;
-      cuts = flag_at(*part, "use_regex", true);
+      cuts = cuts || flag_at(*part, "use_regex", true);
     } else if (type == "Split") {
       if (!pattern.empty()) refuse_tokenizer("splits twice, for which llama.cpp has no rule");
-      pattern = text_at(part_of(*part, "pattern"), "Regex");
+      pattern = pattern_of(*part);
+    } else if (part == parts.front() && type == "Digits" &&
+               flag_at(*part, "individual_digits", false)) {
+      digits = true;
+    } else {
+      refuse_rule();
     }
   }
-  if (!over_bytes) return {};
-  if (cuts && pattern.empty()) return "gpt-2";
+  if (cuts && pattern.empty()) return digits ? "smollm" : "gpt-2";
   for (const SplitRule& rule : split_rules) {
-    if (!cuts && pattern == rule.pattern) return rule.pre;
+    if (!cuts && !digits && pattern == rule.pattern) return rule.pre;
   }
-  refuse_tokenizer(
-      "splits words by a rule that llama.cpp does not have under a name that this program knows "
-      "(gpt-2, llama-bpe, qwen2, tekken)");
+  refuse_rule();
 }
 
 bool is_byte_token(std::string_view token) {
@@ -141,15 +133,6 @@ void score_by_merges(GgufVocabulary& vocabulary, const json& merges) {
                                 : found == ranks.end()              ? rank - 1
                                                                     : found->second);
   }
-}
-
-// True if the template of one text begins with a special token.
-bool adds_beginning(const json& tokenizer) {
-  for (const json* part : components(part_of(tokenizer, "post_processor"), "processors")) {
-    const json& single = part_of(*part, "single");
-    if (single.is_array() && !single.empty() && single[0].contains("SpecialToken")) return true;
-  }
-  return false;
 }
 
 // Reads the fields of a message in protobuf's encoding.
@@ -241,18 +224,50 @@ GgufVocabulary vocabulary_of_json(const json& tokenizer) {
     put_token(vocabulary, token, part_of(added, "id"),
               flag_at(added, "special", false) ? Kind::control : Kind::user_defined);
   }
-  if (bytes) {
-    for (const json& merge : part_of(model, "merges")) {
-      auto [left, right] = merge_of(merge);
-      vocabulary.merges.push_back(left + ' ' + right);
-    }
-  } else {
+  std::vector<std::string> merges;
+  for (const json& merge : part_of(model, "merges")) {
+    auto [left, right] = merge_of(merge);
+    merges.push_back(left + ' ' + right);
+  }
+  if (!bytes) {
     vocabulary.pre = "default";
     score_by_merges(vocabulary, part_of(model, "merges"));
   }
-  vocabulary.adds_beginning = adds_beginning(tokenizer);
+  describe_gguf_tokenizer(tokenizer, merges, vocabulary);
+  if (bytes) vocabulary.merges = std::move(merges);
   return vocabulary;
 }
+
+namespace {
+
+// Sets and notes what the model does to a text before it merges.
+void describe_normalizer(std::string_view spec, GgufVocabulary& vocabulary) {
+  ProtobufReader reader(spec);
+  ProtobufReader::Field part;
+  bool maps = false, adds_space = true, drops_spaces = true, marks_spaces = true;  // the defaults
+  while (reader.next(part)) {
+    if (part.number == 2) maps = !part.text.empty();
+    if (part.number == 3) adds_space = part.value != 0;
+    if (part.number == 4) drops_spaces = part.value != 0;
+    if (part.number == 5) marks_spaces = part.value != 0;
+  }
+  vocabulary.adds_space = adds_space;
+  const auto note = [&](const char* text) { vocabulary.notes.emplace_back(text); };
+  if (maps) {
+    note(
+        "llama.cpp does not apply the normalizer of tokenizer.model: a text that it changes has "
+        "other ids there");
+  }
+  if (drops_spaces) {
+    note(
+        "llama.cpp keeps several spaces in a row and those around a text, and tokenizer.model "
+        "drops them: such texts have other ids there");
+  }
+  if (!marks_spaces)
+    note("llama.cpp reads a space as \xe2\x96\x81, which tokenizer.model does not");
+}
+
+}  // namespace
 
 GgufVocabulary vocabulary_of_sentencepiece(const std::string& bytes) {
   GgufVocabulary vocabulary;
@@ -263,15 +278,19 @@ GgufVocabulary vocabulary_of_sentencepiece(const std::string& bytes) {
   constexpr std::uint64_t unigram = 1;
   constexpr std::uint64_t bpe = 2;
   std::uint64_t kind_of_model = unigram;  // the default of TrainerSpec.model_type
+  std::string_view normalizer;
+  bool marks_ends = false;
   while (model.next(field)) {
     if (field.number == 2) {  // ModelProto.trainer_spec
       ProtobufReader trainer(field.text);
       ProtobufReader::Field part;
       while (trainer.next(part)) {
         if (part.number == 3) kind_of_model = part.value;
+        if (part.number == 24) marks_ends = part.value != 0;  // treat_whitespace_as_suffix
       }
     }
-    if (field.number != 1) continue;  // ModelProto.pieces
+    if (field.number == 3) normalizer = field.text;  // ModelProto.normalizer_spec
+    if (field.number != 1) continue;                 // ModelProto.pieces
     ProtobufReader piece(field.text);
     ProtobufReader::Field part;
     std::string token;
@@ -294,6 +313,15 @@ GgufVocabulary vocabulary_of_sentencepiece(const std::string& bytes) {
   TESSERA_CHECK(kind_of_model == bpe, ErrorCode::checkpoint,
                 "tokenizer.model is not BPE, and llama.cpp has SentencePiece's BPE only{}",
                 tokenizer_way_out);
+  describe_normalizer(normalizer, vocabulary);
+  if (marks_ends) {
+    vocabulary.notes.emplace_back(
+        "llama.cpp reads spaces as beginnings of words, and tokenizer.model as their ends");
+  }
+  const auto bytes_known = std::count(vocabulary.kinds.begin(), vocabulary.kinds.end(), Kind::byte);
+  if (bytes_known < 256) {
+    vocabulary.notes.push_back(gguf_missing_bytes_note(static_cast<std::size_t>(bytes_known)));
+  }
   return vocabulary;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "checkpoint/formats/numbered_shapes.h"
 #include "checkpoint/formats/pickle/pickle.h"
 #include "checkpoint/formats/torch/state_dicts.h"
 #include "checkpoint/safetensors/safetensors.h"
@@ -54,8 +55,16 @@ class Namer {
     name_model();
     read_groups();
     name_optimizer();
+    TESSERA_CHECK(
+        !sorted_.model.empty() || sorted_.optimizer.empty() || !out_.contents.tensors.empty(),
+        ErrorCode::checkpoint,
+        "{} holds the state of an optimizer and no model, and its parameters have numbers "
+        "for names: put it beside the model's pytorch_model.bin, as optimizer.pt, and "
+        "convert that folder",
+        source_);
     TESSERA_CHECK(!out_.contents.tensors.empty(), ErrorCode::checkpoint,
-                  "{} holds no tensors of a model or an optimizer", source_);
+                  "{} holds no tensors of a model or an optimizer; save model.state_dict() to it",
+                  source_);
     return std::move(out_);
   }
 
@@ -169,8 +178,19 @@ class Namer {
     for (const StateTensor* tensor : parameters_) {
       // Integers are buffers, as num_batches_tracked: no optimizer steps them.
       if (tensor->stored->dtype && !is_floating(*tensor->stored->dtype)) continue;
-      numbers_.emplace(numbers_.size(), parameter_name(tensor->path.back()));
+      const std::string name = parameter_name(tensor->path.back());
+      if (!is_statistic(name)) numbers_.emplace(numbers_.size(), name);
     }
+  }
+
+  // The running statistics of torch's norms are buffers, too.
+  [[nodiscard]] bool is_statistic(const std::string& name) const {
+    for (const std::string_view ending : {"running_mean", "running_var"}) {
+      if (!name.ends_with(ending)) continue;
+      const std::string module = name.substr(0, name.size() - ending.size());
+      return shapes_.contains(module + "num_batches_tracked");
+    }
+    return false;
   }
 
   static bool is_number(const json& value) {
@@ -215,9 +235,10 @@ class Namer {
           "which",
           groups_.size());
     }
-    std::set<std::string> found;
+    if (const std::string problem = given_ ? "" : find_numbers(states); !problem.empty()) {
+      return problem;
+    }
     for (OptimizerTensor& state : states) {
-      found.insert(state.parameter);
       const auto number = static_cast<std::size_t>(std::stoul(state.parameter));
       const auto name = numbers_.find(number);
       if (name == numbers_.end() || name->second.empty()) {
@@ -237,40 +258,60 @@ class Namer {
                            describe_shape(*shape->second));
       }
     }
-    return given_ ? std::string() : order_problem(found.size());
+    return {};
   }
 
-  // Buffers and frozen parameters shift the numbers: only when all have a state is it certain.
-  [[nodiscard]] std::string order_problem(std::size_t with_state) const {
-    for (const json& group : groups_) {
-      const auto params = group.find("params");
-      if (params == group.end() || !params->is_array() || params->size() == numbers_.size())
-        continue;
-      with_state = params->size();
+  // The optimizer's parameters in its order, with the shapes of their states.
+  [[nodiscard]] std::vector<NumberedParameter> numbered_parameters(
+      const std::vector<OptimizerTensor>& states) const {
+    std::map<std::size_t, NumberedParameter> known;
+    for (const OptimizerTensor& state : states) {
+      const auto number = static_cast<std::size_t>(std::stoul(state.parameter));
+      NumberedParameter& parameter = known[number];
+      parameter.number = number;
+      const bool has_shape = state.key != "step" && !state.tensor->shape.empty();
+      if (has_shape) parameter.shape = state.tensor->shape;
     }
-    if (with_state == numbers_.size()) return {};
-    return fmt::format(
-        "it has the states of {} and the model beside it {}, so that buffers or "
-        "frozen parameters among them would shift the numbers",
-        counted(with_state, "parameter"), numbers_.size());
+    std::vector<NumberedParameter> parameters;
+    const json params = groups_.empty() ? json() : groups_.front().value("params", json());
+    if (params.is_array() && std::all_of(params.begin(), params.end(), is_number)) {
+      for (const json& number : params) {
+        const auto found = known.find(number.get<std::size_t>());
+        parameters.push_back(found == known.end()
+                                 ? NumberedParameter{number.get<std::size_t>(), std::nullopt}
+                                 : found->second);
+      }
+    } else {
+      for (const auto& entry : known) parameters.push_back(entry.second);
+    }
+    return parameters;
+  }
+
+  // The names of numbers that are not given; returns why they are not certain.
+  std::string find_numbers(const std::vector<OptimizerTensor>& states) {
+    const std::vector<NumberedParameter> parameters = numbered_parameters(states);
+    if (shapes_.empty() || parameters.size() == numbered_model_.size()) return {};
+    for (const OptimizerTensor& state : states) {
+      // Named where the states get their names.
+      if (std::stoul(state.parameter) >= std::max(parameters.size(), numbers_.size())) return {};
+    }
+    ChosenParameters chosen = choose_parameters(parameters, numbered_model_);
+    if (!chosen.problem.empty()) return chosen.problem;
+    numbers_ = std::move(chosen.names);
+    out_.contents.notes.push_back(std::move(chosen.note));
+    return {};
   }
 
   // Shapes prove the order of the parameters, unless two of them are equal.
   void note_assumed_order() {
-    std::map<std::vector<std::int64_t>, const std::string*> seen;
-    for (const auto& [number, name] : numbers_) {
-      const auto shape = shapes_.find(resolved(name));
-      if (shape == shapes_.end()) continue;
-      const auto [first, fresh] = seen.emplace(*shape->second, &name);
-      if (fresh) continue;
-      note(
-          "assumed: the optimizer's parameters, which have numbers for names, are in the order of "
-          "the model's state dict; parameters of one shape, such as {} and {}, would have each "
-          "other's state if the optimizer was made in another order: give it named_parameters() "
-          "(PyTorch 2.6), which saves param_names, to be certain",
-          shown(*first->second), shown(name));
-      return;
-    }
+    const auto alike = alike_parameters(numbers_, numbered_model_);
+    if (!alike) return;
+    note(
+        "assumed: the optimizer's parameters, which have numbers for names, are in the order of "
+        "the model's state dict; parameters of one shape, such as {} and {}, would have each "
+        "other's state if the optimizer was made in another order: give it named_parameters() "
+        "(PyTorch 2.6), which saves param_names, to be certain",
+        shown(alike->first), shown(alike->second));
   }
 
   void name_optimizer() {
@@ -319,7 +360,12 @@ class Namer {
       if (!name.empty()) names.push_back(name);
     }
     const std::string unknown = match_names(names);
-    return unknown.empty() ? name_by_number(states) : unknown;
+    if (!unknown.empty()) return unknown;
+    for (const std::string& name : names) {
+      const auto shape = shapes_.find(resolved(name));
+      if (shape != shapes_.end()) numbered_model_.push_back({name, *shape->second});
+    }
+    return name_by_number(states);
   }
 
   std::string match_states(const std::vector<OptimizerTensor>& states) {
@@ -400,6 +446,7 @@ class Namer {
   std::map<std::string, const std::vector<std::int64_t>*> shapes_;  // of these, by name
   std::vector<json> groups_;
   std::map<std::size_t, std::string> numbers_;  // of the optimizer's parameters, to their names
+  std::vector<ModelParameter> numbered_model_;  // those of the model that may have a number
   bool given_ = false;                          // the file says which number has which name
   bool all_in_module_ = false;                  // the names of the model began with "module."
   bool in_module_ = false;                      // only those of the optimizer do

@@ -107,6 +107,7 @@ class TorchOpener {
       add_model_files(state.contents, path);
       note_unread_state(state.contents);
       note_other_optimizers(state.contents, path, {optimizer_file_});
+      note_other_weights(state.contents, path, model_files_);
     }
     return make_source(std::move(store_), std::move(state));
   }
@@ -126,6 +127,7 @@ class TorchOpener {
     refuse_flat_shards(folder);
     if (const auto model = first_of(folder, torch_model_names)) {
       add(*model, {});
+      model_files_ = {model->filename().string()};
     } else if (is_file(folder / torch_index_name)) {
       add_indexed(folder);
     }
@@ -138,6 +140,7 @@ class TorchOpener {
   }
 
   void add(const fs::path& path, const StatePath& inside) {
+    require_contents(path);
     FileTable& files = store_.files();
     const std::size_t file = files.add(path);
     const TorchArchive archive(files, file, 0, files.size(file),
@@ -149,6 +152,7 @@ class TorchOpener {
     for (const auto& [name, tensors] : files_of_index(folder / torch_index_name)) {
       const std::size_t before = items_.tensors.size();
       add(folder / name, {});
+      model_files_.push_back(name);
       std::set<std::string> found;
       for (std::size_t i = before; i < items_.tensors.size(); ++i) {
         found.insert(items_.tensors[i].path.back());
@@ -168,7 +172,8 @@ class TorchOpener {
 
   PieceStore store_;
   StateItems items_;
-  std::string optimizer_file_;  // beside the weights
+  std::vector<std::string> model_files_;  // of a folder
+  std::string optimizer_file_;            // beside the weights
   std::size_t optimizer_tensors_ = 0;
 };
 

@@ -136,5 +136,34 @@ TEST_F(Diff, IntegersAreComparedExactly) {
   }
 }
 
+TEST_F(Diff, IntegersAreComparedExactlyWithFloats) {
+  const fs::path a = folder_.path() / "a.safetensors";
+  const fs::path b = folder_.path() / "b.safetensors";
+  constexpr std::int64_t large = std::int64_t{1} << 60;
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  for (const auto& [left, right, apart] :
+       {std::tuple{large + 1, 0x1p60, 1.0},
+        {large, 0x1p60, 0.0},
+        {-large - 3, -0x1p60, 3.0},
+        {most, 0x1p63, 1.0},
+        {least, -0x1p63, 0.0},
+        {most, 0x1p64, 0x1p63},
+        {least, -0x1p64, 0x1p63},
+        {std::int64_t{3}, 2.75, 0.25},
+        {std::int64_t{2}, 2.75, 0.75},
+        {std::int64_t{-3}, -2.75, 0.25},
+        {std::int64_t{3}, -infinity, infinity},
+        {std::int64_t{3}, std::numeric_limits<double>::quiet_NaN(), infinity}}) {
+    fs::remove(a);
+    fs::remove(b);
+    write_safetensors(a, {{{"n", DType::int64, {1}}, &left}});
+    write_safetensors(b, {{{"n", DType::float64, {1}}, &right}});
+    EXPECT_EQ(diff(a, b, {}).tensors.at(0).largest, apart) << left << ' ' << right;
+    EXPECT_EQ(diff(b, a, {}).tensors.at(0).largest, apart) << right << ' ' << left;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

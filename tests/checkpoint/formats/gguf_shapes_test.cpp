@@ -59,5 +59,26 @@ TEST_F(GgufShapes, Gpt2NeedsItsBiases) {
   EXPECT_TRUE(has(refusal(tensors, small_gpt2_config()), "no tensor for blk.0.ffn_up.bias"));
 }
 
+// transformers leaves out biases that config.json denies, and llama.cpp computes with them.
+TEST_F(GgufShapes, BiasesThatTheConfigDeniesAreRefused) {
+  std::vector<NamedShape> tensors = small_llama_tensors();
+  tensors.push_back({"model.layers.1.self_attn.q_proj.bias", {gguf_width}});
+  EXPECT_TRUE(has(refusal(tensors, small_llama_config()),
+                  "the checkpoint has 'model.layers.1.self_attn.q_proj.bias', and config.json "
+                  "describes a llama model without it (attention_bias is not true): transformers "
+                  "leaves it out, and llama.cpp does not; set the key to true if"));
+  tensors.back() = {"model.layers.0.mlp.up_proj.bias", {gguf_inner}};
+  EXPECT_TRUE(has(refusal(tensors, small_llama_config()), "(mlp_bias is not true)"));
+  tensors.back() = {"model.layers.0.input_layernorm.bias", {gguf_width}};
+  EXPECT_TRUE(has(refusal(tensors, small_llama_config()), "remove the tensor if the model was"));
+  tensors.back() = {"model.layers.0.self_attn.q_proj.bias", {gguf_width}};
+  nlohmann::json mistral = small_llama_config();
+  mistral.update({{"model_type", "mistral"}, {"attention_bias", true}});
+  EXPECT_TRUE(has(refusal(tensors, mistral), "describes a mistral model without it: transformers"));
+  std::vector<NamedShape> gpt2 = small_gpt2_tensors();
+  gpt2.push_back({"lm_head.bias", {gguf_vocabulary}});
+  EXPECT_TRUE(has(refusal(gpt2, small_gpt2_config()), "'lm_head.bias'"));
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

@@ -93,6 +93,19 @@ TEST(StateNames, FindsTheModelWhereProgramsPutIt) {
   EXPECT_TRUE(has(Items().state_refusal(), "no tensors"));
 }
 
+TEST(StateNames, AnOptimizerAloneIsRefusedWithTheWayOut) {
+  const auto alone = [](const char* parameter) {
+    Items items;
+    items.tensor({"optimizer", "state", parameter, "exp_avg"});
+    items.value({"optimizer", "param_groups", "0", "lr"}, 0.1);
+    return items;
+  };
+  EXPECT_TRUE(has(alone("0").state_refusal(),
+                  "'f' holds the state of an optimizer and no model, and its parameters have "
+                  "numbers for names: put it beside the model's pytorch_model.bin"));
+  EXPECT_EQ(names_of(alone("a.weight").name()), Names{"optimizer/a.weight.exp_avg"});
+}
+
 TEST(StateNames, VectorsAroundTheModelAreNoSecondModel) {
   const NamedState state = Items()
                                .tensor({"loss"}, {})
@@ -257,8 +270,10 @@ TEST(StateNames, NumbersBecomeNamesOnlyWhereItIsCertain) {
   const std::vector<std::pair<NamedState, std::string>> uncertain = {
       {numbered().value({"optimizer", "param_groups"}, two).name(),
        "which is which: it has 2 parameter groups without param_names"},
-      {numbered().tensor({"model", "buffer"}, {1}).name(),
-       "it has the states of 2 parameters and the model beside it 3"},
+      {numbered().tensor({"model", "frozen"}, {4}).name(),
+       "it has the states of 2 parameters and the model beside it 3, so that buffers or frozen "
+       "parameters among them shift the numbers, and shapes do not tell which they are: parameter "
+       "1 may be \"b\" or \"frozen\""},
       {numbered().tensor({"optimizer", "state", "7", "exp_avg"}, {5}).name(),
        "it has a state of parameter 7, and the model beside it has 2 parameters"},
       {numbered().tensor({"optimizer", "state", "1", "exp_avg_sq"}, {5}).name(),
@@ -271,6 +286,64 @@ TEST(StateNames, NumbersBecomeNamesOnlyWhereItIsCertain) {
     EXPECT_TRUE(has(state.contents.unread_state, "the optimizer's state in "));
   }
   EXPECT_EQ(numbered().name().contents.unread_state, "");
+}
+
+// Some are frozen, or buffers: the shapes of the states tell which, if there is one choice.
+TEST(StateNames, AnOptimizerOfAPartOfTheModel) {
+  const json groups = {{{"params", {0, 1}}}};
+  const NamedState found = Items()
+                               .tensor({"model", "frozen"}, {7})
+                               .tensor({"model", "a"}, {2, 3})
+                               .tensor({"model", "buffer"}, {1})
+                               .tensor({"model", "b"}, {4})
+                               .tensor({"optimizer", "state", "0", "exp_avg"}, {2, 3})
+                               .tensor({"optimizer", "state", "1", "exp_avg"}, {4})
+                               .value({"optimizer", "param_groups"}, groups)
+                               .name();
+  EXPECT_EQ(found.contents.unread_state, "");
+  EXPECT_EQ(names_of(found), (Names{"model/frozen", "model/a", "model/buffer", "model/b",
+                                    "optimizer/a.exp_avg", "optimizer/b.exp_avg"}));
+  EXPECT_EQ(json_of(found.contents.scalars).at(formats::param_groups_key),
+            (json{{{"params", {"a", "b"}}}}));
+  EXPECT_TRUE(has(all_notes(found),
+                  "has 2 of the model's 4 tensors, which the shapes of its states "
+                  "tell; the others, such as \"frozen\""));
+  EXPECT_FALSE(has(all_notes(found), "assumed"));
+  // One choice keeps the order, and another order would have the other.
+  const NamedState ordered = Items()
+                                 .tensor({"model", "a"}, {2, 3})
+                                 .tensor({"model", "b"}, {4})
+                                 .tensor({"model", "c"}, {2, 3})
+                                 .tensor({"optimizer", "state", "0", "exp_avg"}, {2, 3})
+                                 .tensor({"optimizer", "state", "1", "exp_avg"}, {4})
+                                 .value({"optimizer", "param_groups"}, groups)
+                                 .name();
+  EXPECT_TRUE(has(names_of(ordered).back(), "optimizer/b.exp_avg"));
+  EXPECT_TRUE(has(all_notes(ordered), "assumed") && has(all_notes(ordered), "\"a\" and \"c\""));
+  const NamedState none = Items()
+                              .tensor({"model", "b"}, {4})
+                              .tensor({"model", "a"}, {2, 3})
+                              .tensor({"model", "c"}, {5})
+                              .tensor({"optimizer", "state", "0", "exp_avg"}, {2, 3})
+                              .tensor({"optimizer", "state", "1", "exp_avg"}, {4})
+                              .value({"optimizer", "param_groups"}, groups)
+                              .name();
+  EXPECT_TRUE(has(none.contents.unread_state, "no choice of the model's in their order"));
+}
+
+TEST(StateNames, StatisticsOfNormsHaveNoNumbers) {
+  const NamedState state = Items()
+                               .tensor({"model", "bn.weight"}, {4})
+                               .tensor({"model", "bn.bias"}, {4})
+                               .tensor({"model", "bn.running_mean"}, {4})
+                               .tensor({"model", "bn.running_var"}, {4})
+                               .tensor({"model", "bn.num_batches_tracked"}, {}, DType::int64)
+                               .tensor({"optimizer", "state", "0", "exp_avg"}, {4})
+                               .tensor({"optimizer", "state", "1", "exp_avg"}, {4})
+                               .value({"optimizer", "param_groups"}, {{{"params", {0, 1}}}})
+                               .name();
+  EXPECT_TRUE(has(names_of(state).back(), "optimizer/bn.bias.exp_avg"));
+  EXPECT_TRUE(has(all_notes(state), "such as \"bn.weight\" and \"bn.bias\""));
 }
 
 json groups_of(const NamedState& state) {
