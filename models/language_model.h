@@ -21,13 +21,15 @@ class LanguageModel : public Model {
  public:
   // ids [batch, length], int32 or int64 -> logits [batch, length, vocabulary] in the parameters'
   // dtype, all on the parameters' device.
-  virtual Tensor forward(const Tensor& ids) = 0;
+  Tensor forward(const Tensor& ids) { return packed_logits(ids, {}); }
+  // The same for rows of several texts. The documents' tensors are on the parameters' device.
+  virtual Tensor packed_logits(const Tensor& ids, const Documents& documents) = 0;
   // Mean cross-entropy over the targets [batch, length] that are not -100. A model whose head is a
   // linear layer does not need all logits for it: linear_cross_entropy().
   virtual Tensor loss(const Tensor& ids, const Tensor& targets) {
     return cross_entropy(forward(ids), targets);
   }
-  // The same for rows of several texts. The documents' tensors are on the parameters' device.
+  // The same for rows of several texts.
   virtual Tensor packed_loss(const Tensor& ids, const Tensor& targets,
                              const Documents& documents) = 0;
   // The mean cross-entropy of each row alone: [batch], in fp32 (fp64 for fp64). Without the loss of

@@ -113,8 +113,7 @@ class NextToken final : public LanguageModelTask {
     if (validation_) {
       validation_->corpus().require_vocabulary(model_->vocabulary(), options_.pretrained);
     }
-    if (!options_.teacher) return;
-    states_ = {options_.teacher_states, *model_, options_.teacher->module(), options_.states_place};
+    teaching_ = {options_.teaching, *model_};
   }
 
   [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
@@ -144,13 +143,13 @@ class NextToken final : public LanguageModelTask {
 
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
     const Batch& batch = dynamic_cast<const Windows&>(prepared).batch;
-    return options_.teacher ? loss_from_teacher(batch, context.device())
-                            : loss_of(batch, context.device());
+    if (!teaching_.has_teacher()) return loss_of(batch, context.device());
+    return teaching_.loss(ids_of(batch.inputs, batch, context.device()),
+                          ids_of(batch.targets, batch, context.device()));
   }
 
   [[nodiscard]] std::string after_loss(double value) override {
-    const Tensor taught = std::exchange(taught_, {});
-    return states_.fault_of_teacher(value, options_.teacher_folder, "the logits", taught);
+    return teaching_.after_loss(value);
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
@@ -158,14 +157,14 @@ class NextToken final : public LanguageModelTask {
   }
 
   [[nodiscard]] CommunicationStatistics communication() const override {
-    return options_.teacher ? options_.teacher->communication() : CommunicationStatistics{};
+    return teaching_.communication();
   }
 
   [[nodiscard]] bool evaluates() const override { return validation_ != nullptr; }
 
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
-    states_.rest();
+    teaching_.rest();
     double total = 0;
     for (std::int64_t i = 0; i < options_.eval_batches; ++i) {
       between_batches();
@@ -253,22 +252,10 @@ class NextToken final : public LanguageModelTask {
     return model_->loss(ids_of(batch.inputs, batch, device), ids_of(batch.targets, batch, device));
   }
 
-  // The teacher's forward is the first, so that nothing but its logits is kept beside the
-  // activations of the trained model.
-  [[nodiscard]] Tensor loss_from_teacher(const Batch& batch, Device device) {
-    const Tensor ids = ids_of(batch.inputs, batch, device);
-    taught_ = states_.of_teacher([&] { return options_.teacher->logits(ids); });
-    const Tensor logits = states_.of_student([&] { return model_->forward(ids); });
-    const Tensor targets = ids_of(batch.targets, batch, device);
-    return states_.add_to(distillation_loss(logits, taught_, targets, options_.distillation),
-                          targets);
-  }
-
   NextTokenOptions options_;
   std::vector<Samples> samples_;  // of each data set
   std::unique_ptr<Samples> validation_;
-  TeacherStates states_;
-  Tensor taught_;  // the teacher's logits, until after_loss()
+  Teaching teaching_;
 };
 
 }  // namespace

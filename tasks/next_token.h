@@ -12,28 +12,10 @@
 #include "engine/data/tokenizer.h"
 #include "models/language_model.h"
 #include "tasks/columnar/table_files.h"
-#include "tasks/losses/distillation.h"
-#include "tasks/losses/teacher_states.h"
+#include "tasks/losses/language_teacher.h"
 #include "tasks/task.h"
 
 namespace tessera::tasks {
-
-// A model whose logits the trained one learns.
-class Teacher {
- public:
-  Teacher() = default;
-  virtual ~Teacher() = default;
-  Teacher(const Teacher&) = delete;
-  Teacher& operator=(const Teacher&) = delete;
-
-  // ids [batch, length] -> logits [batch, length, vocabulary of the trained model], outside the
-  // graph. Collective.
-  [[nodiscard]] virtual Tensor logits(const Tensor& ids) = 0;
-  // The model that logits() calls.
-  [[nodiscard]] virtual nn::Module& module() = 0;
-  // The communication of its forwards so far.
-  [[nodiscard]] virtual CommunicationStatistics communication() const = 0;
-};
 
 // Files of texts or tokens, each a data set, or files that are one data set together: all shards of
 // a corpus (engine/data/token_shards.h), Parquet and Arrow files (columnar/table_corpus.h).
@@ -90,10 +72,7 @@ struct NextTokenOptions : LanguageModelOptions {
   // The settings name the tokenizer. Without that, `bytes` takes files of ids of any tokenizer, of
   // one in all files.
   bool tokenizer_is_given = false;
-  std::shared_ptr<Teacher> teacher = {};               // null: the loss is the cross-entropy
-  DistillationOptions distillation = {};               // with a teacher
-  std::vector<StatePair> teacher_states = {};          // with a teacher: compared beside the logits
-  std::string teacher_folder = {}, states_place = {};  // for messages
+  TeachingOptions teaching = {};
 };
 
 // Reads data first: errors in a file are reported before a model is built, on the thread's default

@@ -192,27 +192,33 @@ void set_options(const Recipe& recipe, bool planned, tasks::LanguageModelOptions
   options.seq_len_place = where(recipe, "model.seq_len");
 }
 
+tasks::TeachingOptions teaching_options(const Recipe& recipe,
+                                        std::shared_ptr<tasks::Teacher> teacher) {
+  const tasks::DistillationOptions usual;
+  return {std::move(teacher),
+          {.temperature = recipe.train.distill_temperature.value_or(usual.temperature),
+           .weight = recipe.train.distill_weight.value_or(usual.weight)},
+          recipe.train.teacher_states,
+          recipe.train.teacher.value_or(""),
+          place_of_states(recipe)};
+}
+
 std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool planned,
                                                   std::shared_ptr<tasks::Teacher> teacher) {
   tasks::NextTokenOptions options;
   set_options(recipe, planned, options);
   options.tokenizer_is_given = recipe.data.tokenizer.has_value();
-  options.teacher = std::move(teacher);
-  const tasks::DistillationOptions usual;
-  options.distillation = {
-      .temperature = recipe.train.distill_temperature.value_or(usual.temperature),
-      .weight = recipe.train.distill_weight.value_or(usual.weight)};
-  options.teacher_states = recipe.train.teacher_states;
-  options.states_place = place_of_states(recipe);
-  options.teacher_folder = recipe.train.teacher.value_or("");
+  options.teaching = teaching_options(recipe, std::move(teacher));
   return tasks::make_next_token_task(options);
 }
 
-std::unique_ptr<tasks::ModelTask> sft_task(const Recipe& recipe, bool planned) {
+std::unique_ptr<tasks::ModelTask> sft_task(const Recipe& recipe, bool planned,
+                                           std::shared_ptr<tasks::Teacher> teacher) {
   tasks::SftOptions options;
   set_options(recipe, planned, options);
   options.packing = recipe.data.packing;
   options.loss_on = recipe.data.loss_on;
+  options.teaching = teaching_options(recipe, std::move(teacher));
   return tasks::make_sft_task(options);
 }
 
@@ -240,7 +246,7 @@ std::unique_ptr<tasks::ModelTask> make_task(const Recipe& recipe, bool planned,
     case TaskKind::next_token:
       return next_token_task(recipe, planned, teachers.of_logits);
     case TaskKind::sft:
-      return sft_task(recipe, planned);
+      return sft_task(recipe, planned, teachers.of_logits);
     case TaskKind::dpo:
       return dpo_task(recipe, planned, teachers.of_answers);
     case TaskKind::sentence_pairs:

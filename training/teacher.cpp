@@ -120,9 +120,9 @@ void LanguageTeacher::require_fit(const Recipe& recipe, const models::Model& stu
   require_same_ids(recipe, teacher_key, frozen_, student);
 }
 
-Tensor LanguageTeacher::logits(const Tensor& ids) {
+Tensor LanguageTeacher::logits(const Tensor& ids, const models::Documents& documents) {
   const NoGradGuard no_grad;
-  return dynamic_cast<models::LanguageModel&>(frozen_.model()).forward(ids);
+  return dynamic_cast<models::LanguageModel&>(frozen_.model()).packed_logits(ids, documents);
 }
 
 EncoderTeacher::EncoderTeacher(const Recipe& recipe, const Context& context)

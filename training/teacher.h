@@ -62,7 +62,7 @@ class LanguageTeacher final : public tasks::Teacher {
   // positions do not reach for model.seq_len.
   void require_fit(const Recipe& recipe, const models::Model& student) const;
 
-  [[nodiscard]] Tensor logits(const Tensor& ids) override;
+  [[nodiscard]] Tensor logits(const Tensor& ids, const models::Documents& documents) override;
   [[nodiscard]] nn::Module& module() override { return frozen_.model(); }
   [[nodiscard]] CommunicationStatistics communication() const override {
     return frozen_.communication();

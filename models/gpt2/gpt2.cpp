@@ -152,8 +152,8 @@ GPT2LMHeadModel::GPT2LMHeadModel(Gpt2Config config) : config_(std::move(config))
   }
 }
 
-Tensor GPT2LMHeadModel::forward(const Tensor& ids) {
-  const Tensor x = transformer_(ids);
+Tensor GPT2LMHeadModel::packed_logits(const Tensor& ids, const Documents& documents) {
+  const Tensor x = transformer_(ids, documents);
   return lm_head_ ? lm_head_(x) : linear(x, transformer_->token_table()->weight());
 }
 

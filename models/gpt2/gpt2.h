@@ -79,7 +79,7 @@ TESSERA_MODULE(GPT2Model);
 class GPT2LMHeadModel : public LanguageModel {
  public:
   explicit GPT2LMHeadModel(Gpt2Config config);
-  Tensor forward(const Tensor& ids) override;
+  Tensor packed_logits(const Tensor& ids, const Documents& documents) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
   Tensor packed_loss(const Tensor& ids, const Tensor& targets, const Documents& documents) override;
   Tensor row_losses(const Tensor& ids, const Tensor& targets) override;

@@ -122,8 +122,8 @@ LlamaForCausalLM::LlamaForCausalLM(LlamaConfig config) : config_(std::move(confi
   }
 }
 
-Tensor LlamaForCausalLM::forward(const Tensor& ids) {
-  const Tensor x = model_(ids);
+Tensor LlamaForCausalLM::packed_logits(const Tensor& ids, const Documents& documents) {
+  const Tensor x = model_(ids, documents);
   return lm_head_ ? lm_head_(x) : linear(x, model_->token_table()->weight());
 }
 

@@ -52,7 +52,7 @@ TESSERA_MODULE(LlamaModel);
 class LlamaForCausalLM : public LanguageModel {
  public:
   explicit LlamaForCausalLM(LlamaConfig config);
-  Tensor forward(const Tensor& ids) override;
+  Tensor packed_logits(const Tensor& ids, const Documents& documents) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
   Tensor packed_loss(const Tensor& ids, const Tensor& targets, const Documents& documents) override;
   Tensor row_losses(const Tensor& ids, const Tensor& targets) override;

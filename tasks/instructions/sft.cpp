@@ -44,6 +44,7 @@ class Sft final : public LanguageModelTask {
       options_.model["vocab_size"] = options_.tokenizer->vocabulary_size();
     }
     model_ = make_trained_model(options_);
+    teaching_ = {options_.teaching, *model_};
     if (!options_.reads_data) return;
     check_vocabulary(options_.source + ": data.tokenizer", std::string(options_.tokenizer->name()),
                      options_.tokenizer->vocabulary_size(), model_->vocabulary(),
@@ -70,8 +71,17 @@ class Sft final : public LanguageModelTask {
     return batch;
   }
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
-    return conversation_loss(*model_, dynamic_cast<const ConversationBatch&>(prepared),
-                             context.device());
+    const auto& batch = dynamic_cast<const ConversationBatch&>(prepared);
+    const Device device = context.device();
+    if (!teaching_.has_teacher()) return conversation_loss(*model_, batch, device);
+    return teaching_.loss(on_device(batch.inputs, batch, device),
+                          on_device(batch.targets, batch, device), documents_of(batch, device));
+  }
+  [[nodiscard]] std::string after_loss(double value) override {
+    return teaching_.after_loss(value);
+  }
+  [[nodiscard]] CommunicationStatistics communication() const override {
+    return teaching_.communication();
   }
   [[nodiscard]] bool weighs_batches() const override { return true; }
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
@@ -115,6 +125,7 @@ class Sft final : public LanguageModelTask {
   [[nodiscard]] bool evaluates() const override { return options_.valid.has_value(); }
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
+    teaching_.rest();
     const std::int64_t most = options_.eval_batches * context.world_size() * batch_size;
     const Scores scores = evaluate_conversations(
         *model_, *validation_, std::min(most, validation_->samples_per_epoch()), batch_size,
@@ -178,6 +189,7 @@ class Sft final : public LanguageModelTask {
   }
 
   SftOptions options_;
+  Teaching teaching_;
   std::vector<ConversationSamples> samples_;  // of each data set
   std::unique_ptr<ConversationSamples> validation_;
 };

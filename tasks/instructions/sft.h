@@ -16,10 +16,12 @@ namespace tessera::tasks {
 struct SftOptions : LanguageModelOptions {
   LossOn loss_on = LossOn::answers;
   bool packing = false;
+  TeachingOptions teaching = {};
 };
 
 // The loss of a step is the mean over all tokens in the loss of the global batch, for every split
-// into ranks, micro-batches and packs. Reads data first, as make_next_token_task().
+// into ranks, micro-batches and packs. With a teacher it is that of Teaching over these tokens.
+// Reads data first, as make_next_token_task().
 std::unique_ptr<ModelTask> make_sft_task(const SftOptions& options);
 
 // The conversations of files, which are Parquet, Arrow or JSON lines; `tokenizer_folder` has the

@@ -10,9 +10,10 @@ import pytest
 import torch
 from chat_conversations import conversations
 from conftest import PROGRAM
-from models import MAKERS
+from distillation import distillation_loss
+from models import MAKERS, gpt2
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 FOLDER = pathlib.Path(__file__).parent / "chat_templates"
 COUNT = 120
@@ -216,9 +217,9 @@ def test_masks_by_beginnings_are_those_of_offsets(tessera, style, kind):
         assert done.returncode == 4 and "line 1: " in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-def curve_of_torch(model, steps, rate):
+def curve_of_torch(model, steps, rate, loss_of):
     """The loss and the gradient norm of each step; a step is a list of conversations, ids with their masks, that are read
-    one by one."""
+    one by one. loss_of(logits, ids, targets) is the mean over the targets that count."""
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     curve = []
     for rows in steps:
@@ -227,7 +228,7 @@ def curve_of_torch(model, steps, rate):
         for ids, mask in rows:
             logits = model(torch.tensor([ids[:-1]])).logits[0]
             targets = torch.tensor([id if counts else -100 for id, counts in zip(ids[1:], mask[1:])])
-            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / count
+            loss = loss_of(logits, torch.tensor([ids[:-1]]), targets) * sum(mask[1:]) / count
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
@@ -237,21 +238,49 @@ def curve_of_torch(model, steps, rate):
     return curve
 
 
+def cross_entropy(logits, ids, targets):
+    return torch.nn.functional.cross_entropy(logits, targets)
+
+
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
 def test_losses_and_gradient_norms_are_torchs(tessera, name, packing, ranks):
+    compare_with_torch(tessera, MAKERS[name], packing, ranks, cross_entropy)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_losses_of_a_teacher_are_torchs(tessera, name, packing):
+    teacher = []
+
+    def loss_of(logits, ids, targets):
+        if not teacher:
+            teacher.append(AutoModelForCausalLM.from_pretrained(tessera.folder / "teacher").eval())
+        with torch.no_grad():
+            taught = teacher[0](ids).logits[0]
+        return distillation_loss(logits, taught, targets, 3.0, 0.7)
+
+    def make(**shape):
+        gpt2(seed=9, n_layer=3, **shape).save_pretrained(tessera.folder / "teacher")
+        return MAKERS[name](**shape)
+
+    compare_with_torch(tessera, make, packing, 2, loss_of,
+                       "teacher: teacher, distill_temperature: 3.0, distill_weight: 0.7")
+
+
+def compare_with_torch(tessera, make, packing, ranks, loss_of, more=""):
     tokenizer = tokenizer_of("gpt2_like", MARKED["chatml"])
     rows = [row for row in texts() if len(row["messages"]) < 8][:24]
     made = [(ids[:257], mask[:257]) for ids, mask in masks_of(tessera, tokenizer, rows)]
     made = [(ids, mask) for ids, mask in made if any(mask[1:])]
-    model = MAKERS[name](vocabulary=len(tokenizer), positions=256)
+    model = make(vocabulary=len(tokenizer), positions=256)
     model.save_pretrained(tessera.folder / "start")
     recipe = f"""
 model: {{pretrained: start, seq_len: 256}}
 data: {{train: chats.jsonl, tokenizer: tokenizer, packing: {str(packing).lower()}, shuffle: false, batch_size: BATCH}}
 train: {{task: sft, steps: 5, optimizer: sgd, lr: 0.5, lr_schedule: constant, weight_decay: 0, max_grad_norm: 0,
-         gradient_accumulation_steps: 2}}
+         gradient_accumulation_steps: 2{", " + more if more else ""}}}
 log: {{jsonl: out.jsonl, summary: summary.json}}
 """
     batch = 4 // ranks // 2
@@ -267,6 +296,6 @@ log: {{jsonl: out.jsonl, summary: summary.json}}
     assert all(len(step) in (4, len(made)) for step in steps)
     tessera.train(recipe.replace("BATCH", str(batch)), ranks=ranks)
     ours = [json.loads(line) for line in (tessera.folder / "out.jsonl").read_text().splitlines()]
-    for step, (loss, norm) in zip(ours, curve_of_torch(model, steps, 0.5), strict=True):
+    for step, (loss, norm) in zip(ours, curve_of_torch(model, steps, 0.5, loss_of), strict=True):
         assert step["loss"] == pytest.approx(loss, rel=1e-4)
         assert step["grad_norm"] == pytest.approx(norm, rel=5e-4)

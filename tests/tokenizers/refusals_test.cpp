@@ -38,7 +38,7 @@ TEST(TokenizerRefusals, UnknownTypesAreNamed) {
   EXPECT_TRUE(says(refusal_after("words.json",
                                  [](json& file) {
                                    file["pre_tokenizer"]["pretokenizers"][1]["type"] =
-                                       "UnicodeScripts";
+                                       "UnicodeWords";
                                  }),
                    "pre_tokenizer[1]"));
 }

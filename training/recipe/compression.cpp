@@ -102,9 +102,8 @@ RecipeKey prune_method_key() {
 
 void validate_teacher(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
-  const bool teaches = train.task == TaskKind::next_token || train.task == TaskKind::sentence_pairs;
-  check_key(!train.teacher || teaches, recipe, "train.teacher",
-            "is for train.task: next_token and sentence_pairs");
+  check_key(!train.teacher || train.task != TaskKind::dpo, recipe, "train.teacher",
+            "is for train.task: next_token, sft and sentence_pairs");
   const auto needs_teacher = [&](bool given, const std::string& key) {
     check_key(train.teacher || !given, recipe, key,
               "needs train.teacher, the folder of the model to learn from");
@@ -113,8 +112,8 @@ void validate_teacher(const Recipe& recipe) {
   needs_teacher(train.distill_weight.has_value(), "train.distill_weight");
   needs_teacher(!train.teacher_states.empty(), "train.teacher_states");
   const auto of_logits = [&](bool given, const std::string& key) {
-    check_key(train.task == TaskKind::next_token || !given, recipe, key,
-              "is for train.task: next_token; an encoder learns from embeddings");
+    check_key(train.task != TaskKind::sentence_pairs || !given, recipe, key,
+              "is for train.task: next_token and sft; an encoder learns from embeddings");
   };
   of_logits(train.distill_temperature.has_value(), "train.distill_temperature");
   of_logits(train.distill_weight.has_value(), "train.distill_weight");
@@ -164,14 +163,14 @@ std::vector<RecipeKey> compression_keys() {
                      "The folder of a model that the trained one learns from: one of transformers, "
                      "Sentence Transformers or Tessera, a folder of steps, an adapter. "
                      "[compression.md](compression.md).")),
-      default_is("2.0", key(TESSERA_KEY(train, distill_temperature),
-                            "`next_token`: the temperature of both models' logits.", above(0))),
-      default_is(
-          "0.5",
-          key(TESSERA_KEY(train, distill_weight),
-              "`next_token`: the weight of the teacher's part of the loss; that of the labels is "
-              "1 - `distill_weight`.",
-              Range{0, 1, true, false})),
+      default_is("2.0",
+                 key(TESSERA_KEY(train, distill_temperature),
+                     "`next_token` and `sft`: the temperature of both models' logits.", above(0))),
+      default_is("0.5", key(TESSERA_KEY(train, distill_weight),
+                            "`next_token` and `sft`: the weight of the teacher's part of the loss; "
+                            "that of the labels is "
+                            "1 - `distill_weight`.",
+                            Range{0, 1, true, false})),
       default_is("none", teacher_states_key()),
       prune_method_key(),
       default_is("0.5", key(TESSERA_KEY(train, prune.sparsity),

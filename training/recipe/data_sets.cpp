@@ -105,7 +105,7 @@ const std::vector<DataSetKey>& data_set_keys() {
   using E = SentenceEvaluator;
   static const std::vector<DataSetKey> keys = {
       names("file", &DataSetRecipe::files, "text, or a list", "required",
-            "A file, several, or a pattern like `data/*.jsonl`; for Parquet and Arrow also a "
+            "A file, several, or a pattern like `data/*.jsonl`; for Parquet, Arrow and tar also a "
             "folder."),
       chosen("format", &DataSetRecipe::format,
              std::vector<Choice<F>>{{"auto", F::automatic},
