@@ -106,7 +106,7 @@ void check_replaceable(const fs::path& target, const std::set<std::string>& carr
 }  // namespace
 
 fs::path named_target(const fs::path& target) {
-  const fs::path named = target.has_filename() ? target : target.parent_path();
+  fs::path named = target.has_filename() ? target : target.parent_path();
   TESSERA_CHECK(is_plain_name(named.filename().string()), ErrorCode::usage,
                 "'{}' does not name a checkpoint; add a name to the path", target.string());
   return named;

@@ -42,6 +42,10 @@ void keep_dropout(const nlohmann::json& config, const GgufFamily& family, GgufMe
 void restore_dropout(const GgufHeader& header, const GgufFamily& family, const std::string& file,
                      nlohmann::json& config);
 
+// Writes how the model is meant to be sampled, from generation_config.json: llama.cpp takes it for
+// its own defaults. Nothing for a model that is meant to be greedy.
+void write_gguf_sampling(const nlohmann::json& generation, GgufMetadata& metadata);
+
 // The config.json of an opened file. `rope`: the contents of gguf_rope_tensor. Sets `heads`.
 nlohmann::json config_of_gguf(const GgufHeader& header, const GgufFamily& family,
                               const std::vector<float>& rope, const std::string& file,

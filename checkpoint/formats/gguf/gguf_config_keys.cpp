@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "checkpoint/formats/gguf/gguf_config.h"
@@ -55,7 +56,10 @@ bool changes_values(std::string_view key) {
 
 // Values that change nothing under such a key.
 bool is_neutral(const json& value) {
-  if (value.is_number()) return value == 0 || value == 1;
+  if (value.is_number()) {
+    const auto number = value.get<double>();
+    return number == 0 || number == 1;
+  }
   return value.is_null() || value == false || (value.is_structured() && value.empty());
 }
 
@@ -88,6 +92,25 @@ void note_config_keys(const json& config, GgufModel& model) {
                   "results are others",
                   fmt::join(keys, ", "), model.family->architecture,
                   keys.size() == 1 ? "it" : "them", model.family->model_class));
+}
+
+void write_gguf_sampling(const json& generation, GgufMetadata& metadata) {
+  if (!generation.is_object() || generation.value("do_sample", json()) != true) return;
+  constexpr std::pair<const char*, const char*> keys[] = {{"temperature", "temp"},
+                                                          {"top_p", "top_p"},
+                                                          {"min_p", "min_p"},
+                                                          {"repetition_penalty", "penalty_repeat"}};
+  for (const auto& [own, key] : keys) {
+    const json value = generation.value(own, json());
+    constexpr double most = 1000;
+    if (!value.is_number() || !(value.get<double>() > 0) || value.get<double>() > most) continue;
+    metadata.real(fmt::format("general.sampling.{}", key), value.get<float>());
+  }
+  const json top_k = generation.value("top_k", json());
+  constexpr std::int64_t most_tokens = std::int64_t{1} << 31;
+  if (top_k.is_number_integer() && top_k > 0 && top_k < most_tokens) {
+    metadata.number("general.sampling.top_k", top_k.get<std::uint32_t>());
+  }
 }
 
 void keep_dropout(const json& config, const GgufFamily& family, GgufMetadata& metadata) {

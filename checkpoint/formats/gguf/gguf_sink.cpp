@@ -114,6 +114,9 @@ class GgufSink final : public Sink {
     metadata.number("general.quantization_version", quantisation_version);
     write_gguf_tokenizer(contents, config, name, model_.vocabulary, metadata, report_.files,
                          report_.notes);
+    if (const auto text = gguf_text_of(contents, "generation_config.json")) {
+      write_gguf_sampling(parse_json(*text, "generation_config.json"), metadata);
+    }
     list_tensors();
     check_gguf_tensors(model_, places_);
     const std::string header = compose_gguf_header(metadata, places_);

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <filesystem>
 #include <string_view>
 #include <unordered_map>
@@ -346,13 +347,22 @@ class TokenizerWriter {
       return;
     }
     if (!chat.is_array()) return;
+    std::vector<std::string> names;
     for (const json& each : chat) {  // several, with names
-      if (each.is_object() && each.value("name", json()) == "default" &&
-          each.value("template", json()).is_string()) {
-        metadata_.text("tokenizer.chat_template", each["template"].get<std::string>());
-        return;
+      std::string name = text_at(each, "name");
+      const std::string text = text_at(each, "template");
+      if (name.empty() || text.empty()) continue;
+      if (name == "default") {
+        metadata_.text("tokenizer.chat_template", text);
+        continue;
       }
+      const auto is_plain = [](unsigned char c) { return c < 0x80 && std::isalnum(c) != 0; };
+      for (char& c : name) c = is_plain(static_cast<unsigned char>(c)) ? c : '_';  // as llama.cpp's
+      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+      metadata_.text("tokenizer.chat_template." + name, text);
+      names.push_back(std::move(name));
     }
+    if (!names.empty()) metadata_.texts("tokenizer.chat_templates", names);
   }
 
   const Contents& contents_;

@@ -235,7 +235,7 @@ class Namer {
           "which",
           groups_.size());
     }
-    if (const std::string problem = given_ ? "" : find_numbers(states); !problem.empty()) {
+    if (std::string problem = given_ ? "" : find_numbers(states); !problem.empty()) {
       return problem;
     }
     for (OptimizerTensor& state : states) {
@@ -359,7 +359,7 @@ class Namer {
     for (const auto& [number, name] : numbers_) {
       if (!name.empty()) names.push_back(name);
     }
-    const std::string unknown = match_names(names);
+    std::string unknown = match_names(names);
     if (!unknown.empty()) return unknown;
     for (const std::string& name : names) {
       const auto shape = shapes_.find(resolved(name));

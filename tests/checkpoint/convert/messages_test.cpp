@@ -18,7 +18,7 @@ class ConvertMessages : public ::testing::Test {
  protected:
   std::string refusal(const fs::path& source, const fs::path& target, ErrorCode code,
                       bool force = false) {
-    const std::string text =
+    std::string text =
         error_of([&] { convert(source, target, {.to = "gguf", .force = force}); }, code);
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 0) << text;
     return text;

@@ -174,6 +174,16 @@ TEST_F(KeptFiles, NothingIsWrittenIntoACheckpoint) {
   EXPECT_EQ(run_program({"verify", path("out")}).code, 0);
 }
 
+// A folder of weights and small files is no record of a run: reports of a model may lie in it.
+TEST_F(KeptFiles, AHuggingFaceFolderMayTakeAReport) {
+  ASSERT_EQ(run_program({"convert", path("out"), path("hf"), "--to", "hf"}).code, 0);
+  EXPECT_EQ(run_program({"inspect", path("hf"), "--json", path("hf/report.json")}).code, 0);
+  const Ended again = run_program({"convert", path("hf"), path("again"), "--to", "hf"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_TRUE(fs::exists(path("again/report.json")));
+  expect_kept({"inspect", path("hf"), "--json"}, path("hf/config.json"), 3, "has another format");
+}
+
 TEST_F(KeptFiles, TwoOutputsNeedTwoFiles) {
   Command both = plan("--json");
   both.insert(both.end(), {path("both"), "--html"});

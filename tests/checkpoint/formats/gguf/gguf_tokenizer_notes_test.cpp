@@ -275,6 +275,33 @@ TEST_F(GgufTokenizerFiles, AddedTokensOfOtherFilesAndTheirSpaces) {
   EXPECT_FALSE(has(convert_it(), "rstrip"));
 }
 
+TEST_F(GgufTokenizerFiles, ChatTemplatesWithNames) {
+  put("tokenizer_config.json", {{"chat_template",
+                                 {{{"name", "default"}, {"template", "one"}},
+                                  {{"name", "tool use"}, {"template", "two"}}}}});
+  convert_it();
+  const auto header = formats::read_gguf_header(File::open_for_reading(gguf()));
+  EXPECT_EQ(header.metadata.at("tokenizer.chat_template"), "one");
+  EXPECT_EQ(header.metadata.at("tokenizer.chat_template.tool_use"), "two");
+  EXPECT_TRUE(has(read_all(gguf()), "tokenizer.chat_templates"));
+}
+
+TEST_F(GgufTokenizerFiles, HowTheModelIsSampled) {
+  json generation = {{"do_sample", true}, {"temperature", 0.5}, {"top_k", 20}, {"top_p", nullptr}};
+  put("generation_config.json", generation);
+  convert_it();
+  const auto sampling = [&] {
+    return formats::read_gguf_header(File::open_for_reading(gguf())).metadata;
+  };
+  EXPECT_EQ(sampling().at("general.sampling.temp"), 0.5);
+  EXPECT_EQ(sampling().at("general.sampling.top_k"), 20);
+  EXPECT_FALSE(sampling().contains("general.sampling.top_p"));
+  generation["do_sample"] = false;
+  put("generation_config.json", generation);
+  convert_it();
+  EXPECT_FALSE(sampling().contains("general.sampling.temp"));
+}
+
 TEST_F(GgufTokenizerFiles, ATokenWithTwoNumbersIsRefused) {
   json tokenizer = bytes_tokenizer();
   tokenizer["added_tokens"].push_back({{"id", 9}, {"content", "ab"}, {"special", false}});
