@@ -35,6 +35,10 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const optim::SgdOptions& option
                                                  Parameters parameters) {
   return std::make_unique<optim::Sgd>(std::move(parameters), options);
 }
+std::unique_ptr<optim::Optimizer> make_optimizer(const optim::MuonOptions& options,
+                                                 Parameters parameters) {
+  return std::make_unique<optim::Muon>(std::move(parameters), options);
+}
 std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerFactory& make,
                                                  Parameters parameters) {
   std::unique_ptr<optim::Optimizer> made = make(std::move(parameters));
