@@ -79,9 +79,9 @@ log: {{jsonl: {json.dumps(str(metrics))}}}
 
 
 # Largest relative difference of the losses over 20 and over 200 steps, and of the state at the end.
-# Measured: TODO
+# Measured: bf16 4e-5, 8e-4 and 2e-2; fp32 1.2e-7, 1.2e-6 and 3e-5.
 @pytest.mark.parametrize(("products", "ranks", "first", "all_steps", "state_bound"),
-                         [("bf16", 1, 1e-2, 5e-2, 0.5), ("bf16", 2, 1e-2, 5e-2, 0.5), ("fp32", 2, 1e-5, 1e-2, 0.1)])
+                         [("bf16", 1, 1e-3, 1e-2, 0.1), ("bf16", 2, 1e-3, 1e-2, 0.1), ("fp32", 2, 1e-5, 1e-4, 1e-3)])
 def test_follows_torch(tessera, tmp_path, text, monkeypatch, products, ranks, first, all_steps, state_bound):
     if products == "fp32":
         monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", orthogonal_in_fp32)

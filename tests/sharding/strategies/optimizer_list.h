@@ -1,7 +1,9 @@
 // Every optimizer, and one of a program's own: rows for the tests of what holds for all of them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -77,6 +79,14 @@ inline const std::vector<OptimizerOfList>& all_optimizers() {
        false},
   };
   return all;
+}
+
+// Those whose state may be offloaded to files.
+inline std::vector<OptimizerOfList> optimizers_in_files() {
+  std::vector<OptimizerOfList> some;
+  std::copy_if(all_optimizers().begin(), all_optimizers().end(), std::back_inserter(some),
+               [](const OptimizerOfList& one) { return one.in_files; });
+  return some;
 }
 
 }  // namespace tessera::testing

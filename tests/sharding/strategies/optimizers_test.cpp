@@ -40,6 +40,11 @@ class EveryOptimizer : public ::testing::TestWithParam<OptimizerOfList> {};
 INSTANTIATE_TEST_SUITE_P(Optimizers, EveryOptimizer, ::testing::ValuesIn(all_optimizers()),
                          [](const auto& parameter) { return parameter.param.name; });
 
+class OptimizerInFiles : public ::testing::TestWithParam<OptimizerOfList> {};
+INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerInFiles,
+                         ::testing::ValuesIn(testing::optimizers_in_files()),
+                         [](const auto& parameter) { return parameter.param.name; });
+
 TEST_P(EveryOptimizer, HasTheSameBitsUnderEveryStrategy) {
   for (const std::optional<DType> dtype : {std::optional<DType>{}, {bfloat16}}) {
     ShardingOptions plain = testing::toy_options(Strategy::no_shard);
@@ -53,8 +58,7 @@ TEST_P(EveryOptimizer, HasTheSameBitsUnderEveryStrategy) {
 }
 
 // Pieces of two blocks, so that the toy's shards need several.
-TEST_P(EveryOptimizer, HasTheSameBitsWithStateInFiles) {
-  if (!GetParam().in_files) GTEST_SKIP() << "its state is never in files";
+TEST_P(OptimizerInFiles, HasTheSameBits) {
   for (const Strategy strategy : {Strategy::full_shard, Strategy::shard_optimizer}) {
     ShardingOptions options = testing::toy_options(strategy);
     const auto expected = trained_with(GetParam(), options);
