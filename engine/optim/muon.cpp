@@ -22,10 +22,6 @@
 namespace tessera::optim {
 namespace {
 
-bool is_chosen(const ParameterFilter& matrices, const nn::NamedParameter& parameter) {
-  return parameter.shape.dimensions() == 2 && (!matrices || matrices(parameter));
-}
-
 double factor_of(MuonRate rate, std::int64_t rows, std::int64_t columns) {
   const auto r = static_cast<double>(rows);
   const auto c = static_cast<double>(columns);
@@ -33,7 +29,7 @@ double factor_of(MuonRate rate, std::int64_t rows, std::int64_t columns) {
                                     : 0.2 * std::sqrt(std::max(r, c));
 }
 
-// Of parameters that no other rank has.
+// The peers of parameters that no other rank has.
 class NoPeers final : public ShardPeers {
  public:
   explicit NoPeers(std::map<std::string, std::int64_t> elements) : elements_(std::move(elements)) {}
@@ -82,6 +78,12 @@ ParameterFilter hidden_matrices(nn::Module& module) {
   }
   return [others](const nn::NamedParameter& parameter) {
     return parameter.shape.dimensions() == 2 && !others->contains(parameter.name);
+  };
+}
+
+ParameterFilter matrices_of(const MuonOptions& options) {
+  return [matrices = options.matrices](const nn::NamedParameter& parameter) {
+    return parameter.shape.dimensions() == 2 && (!matrices || matrices(parameter));
   };
 }
 
@@ -278,9 +280,9 @@ void Muon::Matrices::apply(std::size_t matrix, const std::byte* direction) const
 }
 
 Muon::Muon(std::vector<nn::NamedParameter> parameters, const MuonOptions& options)
-    : Optimizer(std::move(parameters), options.decay, options.groups,
-                [&](const nn::NamedParameter& one) { return is_chosen(options.matrices, one); }),
-      options_(options) {
+    : Optimizer(std::move(parameters), options.decay, options.groups, matrices_of(options)),
+      options_(options),
+      is_chosen_(matrices_of(options)) {
   check_options(options);
   check_parameters();
   set_learning_rate(options.lr);
@@ -288,7 +290,7 @@ Muon::Muon(std::vector<nn::NamedParameter> parameters, const MuonOptions& option
 }
 
 bool Muon::is_matrix(std::size_t parameter) const {
-  return is_chosen(options_.matrices, this->parameters()[parameter]);
+  return is_chosen_(this->parameters()[parameter]);
 }
 
 std::vector<std::string> Muon::state_names_of(std::size_t parameter) const {
@@ -354,9 +356,9 @@ void Muon::step_matrices(std::vector<std::size_t> matrices) {
     same->second.push_back(i);
     if (!peers) alone[parameters()[i].name] = parameters()[i].shape.elements();
   }
-  NoPeers nobody(std::move(alone));
+  NoPeers no_peers(std::move(alone));
   for (const auto& entry : by_peers) {
-    Matrices(*this, entry.first ? *entry.first : nobody, entry.second).step();
+    Matrices(*this, entry.first ? *entry.first : no_peers, entry.second).step();
   }
 }
 

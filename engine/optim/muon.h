@@ -26,8 +26,8 @@ struct MuonOptions {
   std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
   double eps = 1e-7;  // the least norm that a matrix is divided by
   MuonRate adjust_lr = MuonRate::original;
-  // Of the products of the iteration, and of what ranks send: bfloat16 (as torch.optim.Muon) or
-  // float32.
+  // The dtype of the products of the iteration, and of what ranks send: bfloat16 (as
+  // torch.optim.Muon) or float32.
   DType products = DType::bfloat16;
   double weight_decay = 0.1;  // decoupled: times lr, without the factor of adjust_lr
   // Which of the parameters with two dimensions are matrices; empty: all of them. The others, and
@@ -46,6 +46,11 @@ struct MuonOptions {
 // of output heads (engine/nn/output_head.h).
 ParameterFilter hidden_matrices(nn::Module& module);
 
+// Which parameters are matrices under these options. Give it to ShardingOptions::apart, so that
+// every rank has an equal part of the matrices and of the rest, whose moments differ in size. (A
+// Trainer does it.)
+ParameterFilter matrices_of(const MuonOptions& options);
+
 // The elements of a matrix that Muon works on at a time while it adds to the momentum.
 inline constexpr std::int64_t muon_piece = std::int64_t{1} << 22;
 
@@ -62,7 +67,7 @@ inline constexpr std::int64_t muon_piece = std::int64_t{1} << 22;
 // Under sharding every matrix has an owner among the ranks that hold its parts: they send it their
 // parts of u, it computes x, and sends their parts of x back. Ranks that hold whole copies
 // (NO_SHARD) share the matrices and broadcast x. Owners follow from the shapes and the number of
-// ranks alone (matrix_owners.h), and a matrix has the same bits whoever computes it: the bits are
+// ranks alone (matrix_owners.h), and a matrix has the same bits on whichever rank: the bits are
 // the same under every strategy. step() is then collective; the same parameters have gradients on
 // every rank.
 //
@@ -95,6 +100,7 @@ class Muon : public Optimizer {
   void step_matrices(std::vector<std::size_t> matrices);
 
   MuonOptions options_;
+  ParameterFilter is_chosen_;
   double adamw_factor_ = 1;  // of AdamW's rate, relative to the matrices'
 };
 

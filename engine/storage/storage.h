@@ -53,7 +53,7 @@ struct ShardMetadata {
   // between two neighbours is padding, so element-wise work may run over it. 0: unknown.
   std::int64_t padded_to = 0;
   // The ranks with the other parts of the tensors, for optimizers that need whole ones
-  // (engine/optim/shard_peers.h). Null: the tensors are whole, and nobody else has them.
+  // (engine/optim/shard_peers.h). Null: the tensors are whole, on this rank alone.
   std::shared_ptr<optim::ShardPeers> peers;
   // A factor that is not applied yet: the true values are the stored ones times this. Clipping
   // leaves it to the optimizer's pass over the gradients; Tensor::grad() applies it.

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// Of one model. The communicator is the shard group's, or the world's if every rank has a whole
-// copy, and used on the compute stream.
+// The peers of one model. The communicator is the shard group's, or the world's if every rank has a
+// whole copy, and used on the compute stream.
 class UnitPeers final : public optim::ShardPeers {
  public:
   // The communicator and the units that are added must outlive this object's use: a step after the

@@ -27,39 +27,68 @@ TEST(MuonRun, EveryStrategyPrintsTheSameBits) {
                               {"sharding.mixed_precision", "bf16"}});
 }
 
-// The same digits as NO_SHARD's with three ranks and features that touch parameters or gradients.
-TEST(MuonRun, GoesWithOtherFeatures) {
+// The lines of a run of three ranks.
+std::vector<std::string> lines_of(const TrainingFolder& folder, const Settings& settings,
+                                  const std::string& recipe) {
+  const std::string jsonl = folder.path("lines.jsonl");
+  fs::remove(jsonl);
+  const auto arguments = testing::train_arguments(
+      settings + Settings{{"train.optimizer", "muon"}, {"log.jsonl", jsonl}}, recipe);
+  const Ended ended = run_program(testing::launched(3, arguments));
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  return losses_in(jsonl);
+}
+
+void expect_same_lines(const TrainingFolder& folder, const Settings& settings,
+                       const std::string& recipe = testing::example_recipe()) {
+  const Settings whole{{"sharding.sharding_strategy", "NO_SHARD"}};
+  const auto lines = lines_of(folder, settings, recipe);
+  EXPECT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines, lines_of(folder, settings + whole, recipe)) << nlohmann::json(settings).dump();
+}
+
+TEST(MuonRun, GoesWithFeaturesThatTouchParametersOrGradients) {
+  const TrainingFolder folder;
+  expect_same_lines(folder, folder.small() + Settings{{"sharding.mixed_precision", "fp16"},
+                                                      {"sharding.keep_fp32", "LayerNorm"}});
+  expect_same_lines(folder, folder.small() + Settings{{"train.prune.method", "per_layer"},
+                                                      {"train.prune.begin", "1"},
+                                                      {"train.prune.end", "2"},
+                                                      {"train.prune.every", "1"}});
+  expect_same_lines(folder,
+                    folder.small() + Settings{{"sharding.ignored_modules", "[transformer.h.0]"},
+                                              {"train.muon.adjust_lr", "original"}});
+}
+
+// Both matrices of an adapter are Muon's.
+TEST(MuonRun, TrainsAdapters) {
   const TrainingFolder folder;
   const std::string base = folder.path("base");
   train(1, folder.small() + Settings{{"checkpoint.dir", base}, {"checkpoint.every", "3"}});
-  const std::vector<Settings> features = {
-      {{"sharding.mixed_precision", "fp16"}, {"sharding.keep_fp32", "LayerNorm"}},
-      {{"train.prune.method", "per_layer"},
-       {"train.prune.begin", "1"},
-       {"train.prune.end", "2"},
-       {"train.prune.every", "1"}},
-      {{"model.pretrained", base + "/step-3"},
-       {"model.lora.target_modules", "[c_attn, c_proj]"},
-       {"train.muon.products", "fp32"}},
-      {{"sharding.ignored_modules", "[transformer.h.0]"}, {"train.muon.adjust_lr", "original"}}};
-  for (const Settings& feature : features) {
-    std::vector<std::string> expected;
-    for (const char* strategy : {"NO_SHARD", "FULL_SHARD"}) {
-      const std::string jsonl = folder.path("metrics.jsonl");
-      fs::remove(jsonl);
-      Settings settings = muon(folder, feature + Settings{{"sharding.sharding_strategy", strategy},
-                                                          {"log.jsonl", jsonl}});
-      if (feature.contains("model.pretrained")) {
-        for (const char* key : {"model.n_layer", "model.n_embd", "model.n_head"})
-          settings.insert_or_assign(key, "null");
-      }
-      train(3, settings);
-      const auto lines = losses_in(jsonl);
-      ASSERT_EQ(lines.size(), 3u);
-      if (expected.empty()) expected = lines;
-      EXPECT_EQ(lines, expected) << nlohmann::json(feature).dump() << strategy;
-    }
-  }
+  expect_same_lines(folder,
+                    {{"model.pretrained", base + "/step-3"},
+                     {"model.seq_len", "64"},
+                     {"data.train", folder.path("text.txt")},
+                     {"data.batch_size", "2"},
+                     {"train.steps", "3"},
+                     {"train.lr_decay_steps", "50"},
+                     {"train.muon.products", "fp32"},
+                     {"checkpoint.dir", "null"},
+                     {"checkpoint.every", "0"}},
+                    fs::path(testing::example_recipe()).replace_filename("lora.yaml").string());
+}
+
+TEST(MuonRun, TrainsExperts) {
+  const TrainingFolder folder;
+  folder.write("experts.yaml",
+               "model: {architecture: mixtral, hidden_size: 40, num_hidden_layers: 2, "
+               "num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 21, "
+               "num_local_experts: 5, seq_len: 32}\n"
+               "data: {train: " +
+                   folder.path("text.txt") +
+                   ", tokenizer: bytes, batch_size: 2}\n"
+                   "train: {steps: 3, lr: 3.0e-3, lr_decay_steps: 50}\n");
+  expect_same_lines(folder, {}, folder.path("experts.yaml"));
 }
 
 // Its moments are logical tensors: they fit any strategy, and another optimizer is refused.
