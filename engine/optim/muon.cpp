@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -32,18 +31,14 @@ double factor_of(MuonRate rate, std::int64_t rows, std::int64_t columns) {
 // The peers of parameters that no other rank has.
 class NoPeers final : public ShardPeers {
  public:
-  explicit NoPeers(std::map<std::string, std::int64_t> elements) : elements_(std::move(elements)) {}
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return 1; }
-  [[nodiscard]] std::vector<ElementRange> parts_of(const std::string& parameter) const override {
-    return {{0, elements_.at(parameter)}};
+  [[nodiscard]] std::vector<ElementRange> parts_of(const Tensor& local) const override {
+    return {{0, local.elements()}};
   }
   void send(const std::byte*, std::size_t, int) override { misuse("there is no other rank"); }
   void receive(std::byte*, std::size_t, int) override { misuse("there is no other rank"); }
   void broadcast(std::byte*, std::size_t, int) override {}
-
- private:
-  std::map<std::string, std::int64_t> elements_;
 };
 
 void check_options(const MuonOptions& options) {
@@ -130,7 +125,7 @@ Muon::Matrices::Matrices(Muon& muon, ShardPeers& peers, const std::vector<std::s
   for (const std::size_t parameter : parameters) {
     const nn::NamedParameter& named = muon.parameters()[parameter];
     if (named.shape.elements() == 0) continue;
-    matrices_.push_back({named.shape[0], named.shape[1], peers.parts_of(named.name)});
+    matrices_.push_back({named.shape[0], named.shape[1], peers.parts_of(named.tensor)});
     updates_.push_back(*muon.update_of(parameter));
     device_ = updates_.back().device;
   }
@@ -347,22 +342,22 @@ bool Muon::begin_matrices(std::size_t segment, std::vector<std::size_t>& matrice
 void Muon::step_matrices(std::vector<std::size_t> matrices) {
   std::sort(matrices.begin(), matrices.end());
   std::vector<std::pair<std::shared_ptr<ShardPeers>, std::vector<std::size_t>>> by_peers;
-  std::map<std::string, std::int64_t> alone;
   for (const std::size_t i : matrices) {
     const std::shared_ptr<ShardPeers>& peers = parameters()[i].tensor.storage()->shard().peers;
     auto same = std::find_if(by_peers.begin(), by_peers.end(),
                              [&](const auto& entry) { return entry.first == peers; });
     if (same == by_peers.end()) same = by_peers.insert(same, {peers, {}});
     same->second.push_back(i);
-    if (!peers) alone[parameters()[i].name] = parameters()[i].shape.elements();
   }
-  NoPeers no_peers(std::move(alone));
+  NoPeers no_peers;
   for (const auto& entry : by_peers) {
     Matrices(*this, entry.first ? *entry.first : no_peers, entry.second).step();
   }
 }
 
 void Muon::update(const Update& u) {
+  TESSERA_REQUIRE(u.states.size() == 2,
+                  "Muon updates matrices whole: call step(), not update_range()");
   update_by_adamw(u, learning_rate() * adamw_factor_,
                   {.beta1 = options_.beta1,
                    .beta2 = options_.beta2,

@@ -4,10 +4,10 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include "engine/storage/element_range.h"
+#include "engine/tensor.h"
 
 namespace tessera::optim {
 
@@ -19,9 +19,9 @@ class ShardPeers {
   virtual ~ShardPeers() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
-  // The elements of a parameter that each rank holds, in rank order: parts that follow one another
-  // and perhaps are empty, or all elements on every rank.
-  [[nodiscard]] virtual std::vector<ElementRange> parts_of(const std::string& parameter) const = 0;
+  // The elements of a parameter, of which `local` is this rank's part, that each rank holds, in
+  // rank order: parts that follow one another and perhaps are empty, or all elements on every rank.
+  [[nodiscard]] virtual std::vector<ElementRange> parts_of(const Tensor& local) const = 0;
   // send() may wait for the peer's receive().
   virtual void send(const std::byte* memory, std::size_t bytes, int to) = 0;
   virtual void receive(std::byte* memory, std::size_t bytes, int from) = 0;

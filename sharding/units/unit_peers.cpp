@@ -1,5 +1,7 @@
 #include "sharding/units/unit_peers.h"
 
+#include "base/error.h"
+
 namespace tessera {
 namespace {
 
@@ -9,12 +11,16 @@ constexpr comm::Tag tag{0, 0, comm::Phase::optimizer};
 
 void UnitPeers::add(const Unit& unit) {
   for (std::size_t i = 0; i < unit.local_parameters().size(); ++i) {
-    places_[unit.local_parameters()[i].name] = {&unit, i};
+    places_[unit.local_parameters()[i].tensor.impl().get()] = {&unit, i};
   }
 }
 
-std::vector<ElementRange> UnitPeers::parts_of(const std::string& parameter) const {
-  const Place& place = places_.at(parameter);
+std::vector<ElementRange> UnitPeers::parts_of(const Tensor& local) const {
+  const auto found = places_.find(local.impl().get());
+  TESSERA_REQUIRE(found != places_.end(),
+                  "an optimizer that needs whole parameters has a tensor that is none of "
+                  "ShardedModel::parameters()");
+  const Place& place = found->second;
   const UnitLayout& layout = place.unit->layout();
   const UnitLayout::Slot& slot = layout.slots()[place.slot];
   std::vector<ElementRange> parts;

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -26,7 +26,8 @@ class UnitPeers final : public optim::ShardPeers {
 
   [[nodiscard]] int rank() const override { return communicator_.rank(); }
   [[nodiscard]] int size() const override { return communicator_.size(); }
-  [[nodiscard]] std::vector<ElementRange> parts_of(const std::string& parameter) const override;
+  // A logic_error for another model's tensor.
+  [[nodiscard]] std::vector<ElementRange> parts_of(const Tensor& local) const override;
   void send(const std::byte* memory, std::size_t bytes, int to) override;
   void receive(std::byte* memory, std::size_t bytes, int from) override;
   void broadcast(std::byte* memory, std::size_t bytes, int root) override;
@@ -41,7 +42,7 @@ class UnitPeers final : public optim::ShardPeers {
 
   comm::Communicator& communicator_;
   std::function<StepRecorder*()> recorder_;
-  std::map<std::string, Place> places_;
+  std::unordered_map<const detail::TensorData*, Place> places_;  // by local tensor
   std::uint64_t received_bytes_ = 0;
 };
 
