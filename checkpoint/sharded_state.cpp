@@ -107,11 +107,11 @@ std::vector<std::optional<std::size_t>> places_in(const optim::Optimizer& optimi
 using Names = std::unordered_set<std::string>;
 
 // Whether the checkpoint has the state of the parameter that it calls `saved`: all of it, or none.
-bool has_state(const std::string& saved, const optim::Optimizer& optimizer,
+bool has_state(const std::string& saved, const std::vector<std::string>& state_names,
                const LoadOptions& options, const Names& missing_tensors) {
   if (options.optimizer && !options.optimizer(saved)) return false;
   std::string missing, present;
-  for (const std::string& name : optimizer.state_names()) {
+  for (const std::string& name : state_names) {
     const std::string tensor = saved + "." + name;
     (missing_tensors.contains(tensor) ? missing : present) = tensor;
   }
@@ -146,13 +146,14 @@ std::vector<std::int64_t> step_counts_after(const Scalars& scalars, const Fit& f
     if (!places[i] || !parameters[i].trainable) continue;
     const Tensor& local = parameters[i].local;
     const std::string saved = name_in_state(options.names, parameters[i].name, local);
-    if (saved.empty() || !has_state(saved, optimizer, options, missing)) continue;
+    const std::vector<std::string> state_names = optimizer.state_names_of(*places[i]);
+    if (saved.empty() || !has_state(saved, state_names, options, missing)) continue;
     // Older steps have counts under the names that parameters had in the program that saved.
     const auto count =
         counts->contains(saved) ? counts->find(saved) : counts->find(parameters[i].name);
     // An optimizer without state shows a new parameter only by its missing step count.
     const bool may_lack = !options.strict || !local.requires_grad();
-    if (count == counts->end() && may_lack && optimizer.state_names().empty()) continue;
+    if (count == counts->end() && may_lack && state_names.empty()) continue;
     if (count == counts->end() || !count->is_number_integer())
       throw Misfit(fmt::format("there is no optimizer step count for {}", saved));
     steps[*places[i]] = count->get<std::int64_t>();
@@ -220,7 +221,7 @@ State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction
     if (frozen && !has_moments) continue;
     const std::string saved = name_in_state(names, parameters[i].name, parameters[i].local);
     if (saved.empty()) continue;
-    for (const std::string& name : optimizer->state_names()) {
+    for (const std::string& name : optimizer->state_names_of(*places[i])) {
       state.optimizer.push_back(logical(saved + "." + name, parameters[i],
                                         optimizer->state(*places[i], name), direction));
       state.optimizer.back().optional = frozen;

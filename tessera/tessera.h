@@ -20,6 +20,7 @@
 #include "engine/nn/weight_rounding.h"
 #include "engine/ops.h"
 #include "engine/ops/products/grouped.h"
+#include "engine/optim/muon.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "engine/optim/update_elements.h"

@@ -65,6 +65,26 @@ void check_optimizer(const Checks& checks, const optim::LionOptions& options) {
   check_groups(checks, options.groups);
 }
 
+void check_optimizer(const Checks& checks, const optim::MuonOptions& options) {
+  checks.not_negative("optimizer.lr", options.lr);
+  checks.below_one("optimizer.momentum", options.momentum);
+  checks.at_least(1, "optimizer.ns_steps", options.ns_steps);
+  checks.require(options.ns_steps < 100, "optimizer.ns_steps", options.ns_steps,
+                 "it must be below 100");
+  checks.require(options.eps > 0, "optimizer.eps", options.eps, "it must be above 0");
+  checks.require(options.products == bfloat16 || options.products == float32, "optimizer.products",
+                 name_of(options.products), "it is bfloat16 or float32");
+  checks.not_negative("optimizer.weight_decay", options.weight_decay);
+  checks.not_negative("optimizer.adamw_lr", options.adamw_lr.value_or(0));
+  checks.require(options.lr > 0 || options.adamw_lr.value_or(0) == 0, "optimizer.adamw_lr",
+                 options.adamw_lr.value_or(0),
+                 "it is kept as a multiple of optimizer.lr, which is 0");
+  checks.below_one("optimizer.beta1", options.beta1);
+  checks.below_one("optimizer.beta2", options.beta2);
+  checks.not_negative("optimizer.adamw_eps", options.adamw_eps);
+  check_groups(checks, options.groups);
+}
+
 void check_optimizer(const Checks& checks, const optim::OptimizerFactory& make) {
   checks.require(static_cast<bool>(make), "optimizer", "an empty function",
                  "it must make an optimizer");

@@ -13,6 +13,7 @@
 
 #include "checkpoint/save/model_files.h"
 #include "checkpoint/sharded_state.h"
+#include "engine/optim/muon.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "sharding/context/loss_scaler.h"
@@ -105,7 +106,8 @@ struct TrainerOptions {
   std::optional<PruningOptions> pruning = {};
   // A function makes an optimizer of the program's own; it is called once, and has to make the same
   // one on every rank.
-  std::variant<optim::AdamWOptions, optim::LionOptions, optim::SgdOptions, optim::OptimizerFactory>
+  std::variant<optim::AdamWOptions, optim::LionOptions, optim::SgdOptions, optim::OptimizerFactory,
+               optim::MuonOptions>
       optimizer = optim::AdamWOptions{};
   std::optional<optim::Schedule> schedule = {};  // unset: the optimizer's rate
   tasks::BatchOrderOptions data = {};            // without `samples`, which the task has

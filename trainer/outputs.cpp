@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <system_error>
 
 #include "base/error.h"
@@ -30,7 +31,9 @@ void write_into_folder(const std::function<void()>& work) {
 
 Trainer::SaveBytes Trainer::bytes_of_save() const {
   const SaveOptions& wanted = options_.checkpoint.save;
-  const auto states = static_cast<std::uint64_t>(optimizer_->state_names().size());
+  std::map<std::string, std::uint64_t> states;
+  for (std::size_t i = 0; i < optimizer_->parameters().size(); ++i)
+    states[optimizer_->parameters()[i].name] = optimizer_->state_names_of(i).size();
   SaveBytes bytes;
   for (const ShardedParameter& parameter : sharded_->sharded_parameters()) {
     const Tensor& local = parameter.local;
@@ -39,7 +42,7 @@ Trainer::SaveBytes Trainer::bytes_of_save() const {
     const auto elements = static_cast<std::uint64_t>(parameter.shape.elements());
     const DType stored = is_floating(local.dtype()) ? wanted.model_dtype : local.dtype();
     bytes.model += elements * size_of(stored);
-    if (trained) bytes.optimizer += elements * size_of(local.dtype()) * states;
+    if (trained) bytes.optimizer += elements * size_of(local.dtype()) * states[parameter.name];
   }
   for (const ShardedParameter& buffer : sharded_->sharded_buffers()) {
     if (wanted.names && wanted.names(buffer.name, false).empty()) continue;

@@ -75,6 +75,26 @@ void add_optimizer(OptionLines& lines, const optim::SgdOptions& options) {
   add_groups(lines, options.groups);
 }
 
+void add_optimizer(OptionLines& lines, const optim::MuonOptions& options) {
+  lines.add("optimizer", "Muon")
+      .add("optimizer.lr", options.lr)
+      .add("optimizer.momentum", options.momentum)
+      .add("optimizer.nesterov", options.nesterov)
+      .add("optimizer.ns_steps", options.ns_steps)
+      .add("optimizer.ns_coefficients", fmt::format("{}", fmt::join(options.ns_coefficients, ", ")))
+      .add("optimizer.eps", options.eps)
+      .add("optimizer.adjust_lr", static_cast<int>(options.adjust_lr))
+      .add("optimizer.products", name_of(options.products))
+      .add("optimizer.weight_decay", options.weight_decay)
+      .add_function("optimizer.matrices", options.matrices)
+      .add("optimizer.adamw_lr", options.adamw_lr.value_or(options.lr))
+      .add("optimizer.beta1", options.beta1)
+      .add("optimizer.beta2", options.beta2)
+      .add("optimizer.adamw_eps", options.adamw_eps)
+      .add_function("optimizer.decay", options.decay);
+  add_groups(lines, options.groups);
+}
+
 // Functions cannot be compared.
 void add_optimizer(OptionLines& lines, const optim::OptimizerFactory& /*make*/) {
   lines.add("optimizer", "made by a function");

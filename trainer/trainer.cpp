@@ -35,6 +35,10 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const optim::SgdOptions& option
                                                  Parameters parameters) {
   return std::make_unique<optim::Sgd>(std::move(parameters), options);
 }
+std::unique_ptr<optim::Optimizer> make_optimizer(const optim::MuonOptions& options,
+                                                 Parameters parameters) {
+  return std::make_unique<optim::Muon>(std::move(parameters), options);
+}
 std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerFactory& make,
                                                  Parameters parameters) {
   std::unique_ptr<optim::Optimizer> made = make(std::move(parameters));
@@ -132,6 +136,9 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
   options_.data.samples = samples_of(*task_, context_);
   order_.emplace(options_.data);
   position_.data = order_->begin();
+  if (const auto* muon = std::get_if<optim::MuonOptions>(&options_.optimizer)) {
+    if (!options_.sharding.apart) options_.sharding.apart = optim::matrices_of(*muon);
+  }
   sharded_.emplace(task_->module(), context_, options_.sharding);
   optimizer_ = make_optimizer(options_, sharded_->parameters());
   schedule_ = options_.schedule.value_or(optim::Schedule{.peak = optimizer_->learning_rate()});

@@ -20,6 +20,7 @@
 #include "training/interruption.h"
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
+#include "training/recipe/fine_tuning.h"
 #include "training/recipe_difference.h"
 #include "training/reference.h"
 #include "training/sharding_options.h"
@@ -61,7 +62,15 @@ std::vector<optim::ParameterGroup> parameter_groups(const TrainRecipe& train) {
   return groups;
 }
 
-decltype(TrainerOptions::optimizer) optimizer_options(const TrainRecipe& train) {
+decltype(TrainerOptions::optimizer) optimizer_options(const TrainRecipe& train,
+                                                      nn::Module& module) {
+  if (train.optimizer == OptimizerKind::muon) {
+    optim::MuonOptions options = muon_options(train);
+    options.matrices = optim::hidden_matrices(module);
+    options.decay = optim::decay_matrices;
+    options.groups = parameter_groups(train);
+    return options;
+  }
   if (train.optimizer == OptimizerKind::sgd) {
     return optim::SgdOptions{.lr = train.lr,
                              .momentum = train.momentum,
@@ -264,7 +273,7 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
   options.loss_scale = loss_scale_options(recipe);
   options.spikes = {train.on_spike, train.spike_sigma, train.spike_window};
   options.pruning = pruning_options(recipe, run->task->module());
-  options.optimizer = optimizer_options(train);
+  options.optimizer = optimizer_options(train, run->task->module());
   options.schedule = make_schedule(train);
   options.data = {.mix = recipe.data.mix,
                   .seed = static_cast<std::uint64_t>(train.seed),

@@ -2,6 +2,7 @@
 #include "comm/record/communicator.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/error.h"
 #include "comm/nodes/travelling.h"
@@ -64,6 +65,17 @@ void RecordGroup::log_call(Op op, Tag tag, double bytes, Reduction reduction) {
                    .bytes = bytes,
                    .dtype = reduction.in_dtype,
                    .sum_dtype = reduction.out_dtype,
+                   .one_memory = world_.one_memory},
+                  world_.device);
+}
+
+void RecordGroup::log_message(int peer, Tag tag, double bytes) {
+  recorder_->note({.phase = tag.phase,
+                   .op = Op::send,
+                   .unit = tag.unit,
+                   .ranks = 2,
+                   .stride = world_.stride * std::abs(peer - rank()),
+                   .bytes = bytes,
                    .one_memory = world_.one_memory},
                   world_.device);
 }
@@ -134,18 +146,20 @@ void RecordCommunicator::do_all_reduce(Buffer& buffer, std::int64_t elements, vo
   group_.log_call(Op::all_reduce, tag, static_cast<double>(bytes), reduction);
 }
 
-void RecordCommunicator::do_send(const void* /*memory*/, std::size_t /*bytes*/, int /*to*/,
-                                 Tag tag) {
+void RecordCommunicator::do_send(const void* /*memory*/, std::size_t bytes, int to, Tag tag) {
   group_.count(Op::send, tag, 0);
+  group_.log_message(to, tag, static_cast<double>(bytes));
 }
 
-void RecordCommunicator::do_receive(void* /*memory*/, std::size_t bytes, int /*from*/, Tag tag) {
+void RecordCommunicator::do_receive(void* /*memory*/, std::size_t bytes, int from, Tag tag) {
   group_.count(Op::send, tag, bytes);
+  group_.log_message(from, tag, static_cast<double>(bytes));
 }
 
+// Messages from the root to each of the others. Op::broadcast is that of small messages.
 void RecordCommunicator::do_broadcast(void* /*memory*/, std::size_t bytes, int root, Tag tag) {
-  group_.count(Op::broadcast, tag, rank() == root ? 0 : bytes);
-  group_.log_call(Op::broadcast, tag, static_cast<double>(bytes));
+  group_.count(Op::send, tag, rank() == root ? 0 : bytes);
+  group_.log_call(Op::send, tag, static_cast<double>(bytes));
 }
 
 std::shared_ptr<Communicator> RecordCommunicator::split(int /*color*/, int /*key*/,

@@ -47,6 +47,8 @@ class RecordGroup final : public ControlGroup {
   // `received` bytes reach this rank; `bytes` as in RecordedCollective, where the call is one.
   void count(Op op, Tag tag, std::uint64_t received);
   void log_call(Op op, Tag tag, double bytes, Reduction reduction = {});
+  // A send or its receive.
+  void log_message(int peer, Tag tag, double bytes);
 
  private:
   RecordedWorld world_;

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "engine/device/launch.h"
+#include "engine/optim/adamw_update.h"
 #include "engine/optim/optimizer.h"
 
 namespace tessera::optim {
@@ -18,6 +19,10 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
 }
 
 void AdamW::update(const Update& u) {
+  update_by_adamw(u, learning_rate(), options_);
+}
+
+void update_by_adamw(const Update& u, double rate, const AdamWOptions& options) {
   const auto steps = static_cast<double>(u.step);
   TESSERA_LAUNCH(u.device, adamw_step,
                  {.param = u.parameter,
@@ -29,13 +34,13 @@ void AdamW::update(const Update& u) {
                   .dtype = u.dtype,
                   .grad_dtype = u.gradient_dtype,
                   .copy_dtype = u.dtype,
-                  .lr = learning_rate() * u.lr_scale,
-                  .beta1 = options_.beta1,
-                  .beta2 = options_.beta2,
-                  .eps = options_.eps,
-                  .weight_decay = u.decay_or(options_.weight_decay),
-                  .correction1 = 1.0 - std::pow(options_.beta1, steps),
-                  .correction2 = 1.0 - std::pow(options_.beta2, steps),
+                  .lr = rate * u.lr_scale,
+                  .beta1 = options.beta1,
+                  .beta2 = options.beta2,
+                  .eps = options.eps,
+                  .weight_decay = u.decay_or(options.weight_decay),
+                  .correction1 = 1.0 - std::pow(options.beta1, steps),
+                  .correction2 = 1.0 - std::pow(options.beta2, steps),
                   .grad_scale = u.gradient_scale,
                   .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
 }

@@ -2,6 +2,7 @@
 #include "engine/optim/optimizer.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 #include "engine/device/memory_kind.h"
@@ -13,11 +14,23 @@ bool decay_matrices(const nn::NamedParameter& parameter) {
   return parameter.shape.dimensions() >= 2;
 }
 
+namespace {
+
+std::vector<bool> answers_of(const std::vector<nn::NamedParameter>& parameters,
+                             const ParameterFilter& filter) {
+  std::vector<bool> answers;
+  for (std::size_t i = 0; filter && i < parameters.size(); ++i)
+    answers.push_back(filter(parameters[i]));
+  return answers;
+}
+
+}  // namespace
+
 Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay,
-                     std::vector<ParameterGroup> groups)
+                     std::vector<ParameterGroup> groups, const ParameterFilter& apart)
     : parameters_(std::move(parameters)),
       groups_(std::move(groups)),
-      segments_(find_segments(parameters_)),
+      segments_(find_segments(parameters_, answers_of(parameters_, apart))),
       segment_of_(parameters_.size()),
       member_of_(parameters_.size()),
       states_(segments_.size()),
@@ -155,21 +168,13 @@ void Optimizer::update_range(std::size_t segment, ElementRange range, const Memo
 
 void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementRange part,
                            Memory memory) {
-  Update what;
+  Update what = settings_of(segments_[segment].parameters[run.first], run.dtype,
+                            run.storage->shard().pending_factor);
   what.device = memory.device;
   what.parameter = memory.parameter;
   what.gradient = memory.gradient;
   what.states = std::move(memory.states);
   what.count = part.count;
-  what.dtype = segments_[segment].dtype;
-  what.gradient_dtype = run.dtype;
-  what.gradient_scale = run.storage->shard().pending_factor;
-  const std::size_t parameter = segments_[segment].parameters[run.first];
-  what.step = steps_[parameter];
-  if (const ParameterGroup* const group = group_of(parameter)) {
-    what.lr_scale = group->lr_scale;
-    what.weight_decay = group->weight_decay;
-  }
   // The edges inside the part, and its beginning if it decays.
   const std::vector<std::int64_t>& edges = edges_[segment];
   std::vector<std::int64_t> own_edges;
@@ -180,6 +185,44 @@ void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementR
   }
   what.decay_edges = own_edges;
   update(what);
+}
+
+Update Optimizer::settings_of(std::size_t parameter, DType gradient_dtype, float factor) const {
+  Update settings;
+  settings.device = parameters_[parameter].tensor.device();
+  settings.dtype = parameters_[parameter].tensor.dtype();
+  settings.gradient_dtype = gradient_dtype;
+  settings.gradient_scale = factor;
+  settings.step = steps_[parameter];
+  if (const ParameterGroup* const group = group_of(parameter)) {
+    settings.lr_scale = group->lr_scale;
+    settings.weight_decay = group->weight_decay;
+  }
+  return settings;
+}
+
+std::optional<Update> Optimizer::update_of(std::size_t parameter) {
+  static constexpr std::array<std::int64_t, 1> all = {0};
+  const auto& data = parameters_[parameter].tensor.impl();
+  if (!data->requires_grad || !data->grad_ready) return std::nullopt;
+  const detail::TensorData& gradient = *data->grad;
+  Update what = settings_of(parameter, gradient.dtype, gradient.storage->shard().pending_factor);
+  const std::size_t segment = segment_of_[parameter];
+  const ElementRange place = segments_[segment].places[member_of_[parameter]];
+  what.count = place.count;
+  if (place.count == 0) return what;
+  const auto at = static_cast<std::int64_t>(gradient.offset / size_of(gradient.dtype));
+  const std::size_t member = member_of_[parameter];
+  Memory memory =
+      memory_in(segment, {place, member, member + 1, gradient.storage, at, gradient.dtype}, place);
+  what.parameter = memory.parameter;
+  what.gradient = memory.gradient;
+  what.states = std::move(memory.states);
+  // Whether the parameter decays: an odd number of edges up to its beginning.
+  const std::vector<std::int64_t>& edges = edges_[segment];
+  const auto next = std::upper_bound(edges.begin(), edges.end(), place.first);
+  if ((next - edges.begin()) % 2 == 1) what.decay_edges = all;
+  return what;
 }
 
 Optimizer::Memory Optimizer::memory_of(std::size_t segment, ElementRange range) {
@@ -194,7 +237,7 @@ Optimizer::Memory Optimizer::memory_in(std::size_t segment, const GradientRun& r
   const std::int64_t offset = range.first * static_cast<std::int64_t>(size_of(whole.dtype));
   Memory memory;
   memory.device = whole.storage->device();
-  memory.states.resize(state_names().size());
+  memory.states.resize(state_names_of(whole.parameters.front()).size());
   std::vector<Tensor> states;
   for (std::size_t i = 0; i < memory.states.size(); ++i) {
     states.push_back(segment_state(segment, i));
@@ -213,16 +256,17 @@ void Optimizer::zero_grad() {
 
 Tensor Optimizer::segment_state(std::size_t segment, std::size_t which) {
   std::vector<Tensor>& states = states_[segment];
-  if (states.empty()) states.resize(state_names().size());
+  if (states.empty()) states.resize(state_names_of(segments_[segment].parameters.front()).size());
   Tensor& tensor = states.at(which);
   if (!tensor) tensor = make_state(segment, which);
   return tensor;
 }
 
 Tensor Optimizer::state(std::size_t index, const std::string& name) {
-  const std::vector<std::string> names = state_names();
+  const std::vector<std::string> names = state_names_of(index);
   const auto found = std::find(names.begin(), names.end(), name);
-  TESSERA_REQUIRE(found != names.end(), "the optimizer has no state {}", name);
+  TESSERA_REQUIRE(found != names.end(), "the optimizer has no state {} of {}", name,
+                  parameters_[index].name);
   const std::size_t segment = segment_of_[index];
   const Tensor whole = segment_state(segment, static_cast<std::size_t>(found - names.begin()));
   const ElementRange place = segments_[segment].places[member_of_[index]];

@@ -60,9 +60,10 @@ struct Update {
 class Optimizer {
  public:
   // `decay` selects the parameters whose weights decay; empty: all. A group that matches no trained
-  // parameter is an Error(configuration).
+  // parameter is an Error(configuration). Parameters for which `apart` is true share no segment
+  // with the others: an optimizer that overrides step() treats them in its own way.
   explicit Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay = {},
-                     std::vector<ParameterGroup> groups = {});
+                     std::vector<ParameterGroup> groups = {}, const ParameterFilter& apart = {});
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -70,12 +71,12 @@ class Optimizer {
   // Updates every parameter that has a gradient. Others are unchanged, including their state.
   // Gradients on the host arrive in the order of the backward, the last unit's first: the CPU
   // updates each unit's parameters when they have arrived, while the GPU continues.
-  void step();
+  virtual void step();
   void zero_grad();
 
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
   // The same as step(), for one segment.
-  void step(std::size_t segment);
+  virtual void step(std::size_t segment);
   // Counts a step of the segment's parameters that have gradients, and notifies their storage of
   // the write. False: none has a gradient, so there is nothing to update.
   bool begin_step(std::size_t segment);
@@ -101,9 +102,14 @@ class Optimizer {
   // The names of the state tensors of each parameter ("exp_avg"); each has the parameter's local
   // shape.
   [[nodiscard]] virtual std::vector<std::string> state_names() const = 0;
+  // The same of one parameter, where they differ. All parameters of a segment have the same.
+  [[nodiscard]] virtual std::vector<std::string> state_names_of(std::size_t /*parameter*/) const {
+    return state_names();
+  }
   // State tensor `name` of parameter `index`, made with zeros if absent: for saving and loading.
   Tensor state(std::size_t index, const std::string& name);
-  // State `which` (an index into state_names()) of a whole segment, made if absent.
+  // State `which` (an index into state_names_of() its parameters) of a whole segment, made if
+  // absent.
   Tensor segment_state(std::size_t segment, std::size_t which);
   // The number of steps of each parameter (for bias correction).
   [[nodiscard]] std::vector<std::int64_t> step_counts() const { return steps_; }
@@ -118,6 +124,11 @@ class Optimizer {
   // on `meta` and `planned` devices it must not be read. engine/optim/update_elements.h has the
   // loop for the CPU. Constructors of derived classes call set_learning_rate(), which is 0 before.
   virtual void update(const Update& update) = 0;
+
+  // For optimizers that override step(), after begin_step(): what update() would get for one
+  // parameter. Empty if the parameter has no gradient; `count` is 0 if this rank has no element of
+  // it.
+  [[nodiscard]] std::optional<Update> update_of(std::size_t parameter);
 
   // Makes the state files, so that a folder without room is refused before the first step. The
   // constructors of optimizers call it because they know the names of the states. Otherwise the
@@ -143,6 +154,8 @@ class Optimizer {
   [[nodiscard]] Memory memory_in(std::size_t segment, const GradientRun& run, ElementRange range);
   // `memory` holds `part`, which is inside the run.
   void update_run(std::size_t segment, const GradientRun& run, ElementRange part, Memory memory);
+  // All but the decay's edges.
+  [[nodiscard]] Update settings_of(std::size_t parameter, DType gradient_dtype, float factor) const;
 
   std::vector<nn::NamedParameter> parameters_;
   std::vector<ParameterGroup> groups_;

@@ -15,7 +15,8 @@ std::int64_t first_element(const Tensor& tensor) {
 
 }  // namespace
 
-std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parameters) {
+std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parameters,
+                                   const std::vector<bool>& apart) {
   // If a storage does not declare its padding, each of its tensors is a segment of its own.
   std::vector<std::vector<std::size_t>> together;
   std::unordered_map<const Storage*, std::size_t> known;
@@ -41,6 +42,7 @@ std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parame
       const std::int64_t first = first_element(tensor);
       const bool begins =
           segments.size() == of_storage || segments.back().dtype != tensor.dtype() ||
+          (!apart.empty() && apart[i] != apart[segments.back().parameters.back()]) ||
           (tensor.elements() > 0 && first - segments.back().first - segments.back().count >=
                                         tensor.storage()->shard().padded_to);
       if (begins) segments.push_back({tensor.storage(), tensor.dtype(), first, 0, {}, {}});

@@ -27,8 +27,10 @@ struct Segment {
   }
 };
 
-// Puts every parameter in one segment. Segments are in the order of their first parameters.
-std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parameters);
+// Puts every parameter in one segment. Segments are in the order of their first parameters. No
+// segment has both parameters with and without a mark in `apart` (by parameter; empty: no marks).
+std::vector<Segment> find_segments(const std::vector<nn::NamedParameter>& parameters,
+                                   const std::vector<bool>& apart = {});
 
 // A part of a segment whose gradients are adjacent in memory like its parameters.
 struct GradientRun {

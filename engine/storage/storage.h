@@ -20,6 +20,10 @@ struct TensorData;
 
 class HostLink;
 
+namespace optim {
+class ShardPeers;
+}
+
 // Functions that follow what happens to tensors in a memory (sharding). Empty ones are skipped.
 struct StorageObserver {
   enum class Write : std::uint8_t {
@@ -48,6 +52,9 @@ struct ShardMetadata {
   // Tensors in this memory have one dtype and begin at multiples of this many elements. The space
   // between two neighbours is padding, so element-wise work may run over it. 0: unknown.
   std::int64_t padded_to = 0;
+  // The ranks with the other parts of the tensors, for optimizers that need whole ones
+  // (engine/optim/shard_peers.h). Null: the tensors are whole, on this rank alone.
+  std::shared_ptr<optim::ShardPeers> peers;
   // A factor that is not applied yet: the true values are the stored ones times this. Clipping
   // leaves it to the optimizer's pass over the gradients; Tensor::grad() applies it.
   float pending_factor = 1.0f;

@@ -33,10 +33,12 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
       if (spec.trainable != trainable) continue;
       auto found = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& segment) {
         return segment.compute_dtype == spec.compute_dtype &&
-               segment.master_dtype == spec.master_dtype && segment.trainable == spec.trainable;
+               segment.master_dtype == spec.master_dtype && segment.trainable == spec.trainable &&
+               segment.apart == spec.apart;
       });
       if (found == segments_.end()) {
-        segments_.push_back({spec.compute_dtype, spec.master_dtype, trainable, 0, 0, 0, 0, 0});
+        segments_.push_back(
+            {spec.compute_dtype, spec.master_dtype, trainable, spec.apart, 0, 0, 0, 0, 0});
         found = std::prev(segments_.end());
       }
       const std::int64_t first = round_up(found->elements, parameter_alignment);

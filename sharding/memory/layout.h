@@ -1,8 +1,8 @@
 // The places of a unit's parameters in its flat parameter, and each rank's shard of it. Pure
 // arithmetic.
 //
-// A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable
-// ones first. Each segment is cut into equal parts, one for each shard, and padded at its end so
+// A unit's parameters form segments of equal (compute dtype, master dtype, trainable, apart),
+// trainable ones first. Each segment is cut into equal parts, one for each shard, and padded at its end so
 // that the parts are multiples of 256 bytes: whichever part of a unit is trainable, its state is
 // spread over all ranks. A shard of the unit consists of its parts of the segments. A parameter
 // begins at a multiple of 32 elements (64 bytes or more) of its segment; its place there depends on
@@ -32,6 +32,7 @@ struct ParameterSpec {
   DType master_dtype = DType::float32;   // of the optimizer's updates and of checkpoints
   DType compute_dtype = DType::float32;  // of gathers and of the computation
   bool trainable = true;
+  bool apart = false;  // ShardingOptions::apart
 };
 
 // The unit in messages: "the root unit", whose name is empty, or "unit encoder.layers.0".
@@ -41,7 +42,7 @@ class UnitLayout {
  public:
   struct Segment {
     DType compute_dtype, master_dtype;
-    bool trainable;
+    bool trainable, apart;
     std::size_t byte_offset;  // in the flat buffer
     std::int64_t elements;    // with the gaps between parameters and the padding at the end
     std::int64_t share;       // elements of each shard

@@ -24,7 +24,8 @@ namespace tessera {
 namespace {
 
 bool moves_data(comm::Op op) {
-  return op == comm::Op::all_gather || op == comm::Op::reduce_scatter || op == comm::Op::all_reduce;
+  return op == comm::Op::all_gather || op == comm::Op::reduce_scatter ||
+         op == comm::Op::all_reduce || op == comm::Op::send;
 }
 
 // Adds up the calls of all units.

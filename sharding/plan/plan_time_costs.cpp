@@ -162,6 +162,26 @@ CollectiveTime time_of_messages(const comm::RecordedCollective& collective,
   return time;
 }
 
+// Memory from one rank to each of the others, one after the other. In one memory the sender copies
+// it in, and each of the others copies it out.
+CollectiveTime time_of_sends(const comm::RecordedCollective& collective, const Cluster& cluster) {
+  CollectiveTime time;
+  if (collective.one_memory) {
+    time.latency = cluster.inside.latency;
+    time.inside = collective.ranks * collective.bytes / cluster.inside.rate;
+    return time;
+  }
+  Spread spread = spread_of(collective, cluster);
+  // The planned rank is the first of its node.
+  if (collective.ranks == 2)
+    spread = collective.stride < cluster.per_node ? Spread{2, 1} : Spread{1, 2};
+  const Link across = across_of(cluster, spread);
+  time.latency = spread.nodes > 1 ? across.latency : cluster.inside.latency;
+  time.inside = (spread.members - 1) * collective.bytes / cluster.inside.rate;
+  time.across = (collective.ranks - spread.members) * collective.bytes / across.rate;
+  return time;
+}
+
 }  // namespace
 
 CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster& cluster,
@@ -198,6 +218,7 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
   const bool message = collective.op == comm::Op::exchange ||
                        collective.op == comm::Op::broadcast || collective.op == comm::Op::barrier;
   if (message) return time_of_messages(collective, cluster);
+  if (collective.op == comm::Op::send) return time_of_sends(collective, cluster);
   if (collective.one_memory) return time_in_memory(collective, cluster);
   const CollectiveTime ring = time_of(collective, cluster, CollectiveAlgorithm::ring);
   if (collective.op != comm::Op::all_reduce) return ring;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "base/block_float.h"
 #include "base/dtype.h"
 #include "engine/device/device.h"
+#include "engine/nn/module.h"
 #include "sharding/policy/strategy.h"
 #include "sharding/policy/wrap_policy.h"
 
@@ -138,6 +140,10 @@ struct ShardingOptions {
   // On a GPU: the kept inputs lie on its host until shortly before their backward.
   bool activation_offload = false;
   OffloadOptions offload = {};
+  // Parameters that lie in segments of their own: each rank has an equal part of them. For an
+  // optimizer that keeps more or less state for them than for others, so that it takes the same
+  // memory on every rank (optim::matrices_of). Changes no bit. Empty: none.
+  std::function<bool(const nn::NamedParameter& parameter)> apart = {};
 };
 
 // The number of ranks that hold one copy together. Error(configuration) when the group does not

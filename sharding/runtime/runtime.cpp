@@ -59,6 +59,7 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   for (const UnitPlan& planned : plan) modules.push_back(planned.unit.module);
   create_units(std::move(plan));
   create_parts();
+  create_peers();
   for (std::size_t i = 0; i < units_.size(); ++i) {
     Unit& unit = *units_[i];
     watch_storages(unit);
@@ -160,6 +161,18 @@ void Runtime::create_parts() {
   schedule_ = std::make_unique<Schedule>(options_, units_, *calls_, *gatherer_, *reducer_,
                                          *changes_, *streams_);
   writer_ = std::make_unique<UnshardedWriter>(units_, *groups_, *gatherer_);
+}
+
+// Ranks with a whole copy each are peers of all; replicas of a group compute alike.
+void Runtime::create_peers() {
+  comm::Communicator& ranks = groups_->shards() == 1 ? groups_->world() : groups_->control();
+  peers_ = std::make_shared<UnitPeers>(ranks, [this] { return recorder(); });
+  for (const auto& unit : units_) {
+    peers_->add(*unit);
+    for (const nn::NamedParameter& parameter : unit->local_parameters()) {
+      if (parameter.tensor.requires_grad()) parameter.tensor.storage()->edit_shard().peers = peers_;
+    }
+  }
 }
 
 void Runtime::watch_storages(Unit& unit) {
@@ -298,6 +311,12 @@ void Runtime::allocate_local_sums() {
     for (int i = 0; is_new && i < planned.count; ++i) reducer_->allocate(planned);
   }
   has_local_sums_ = true;
+}
+
+CommunicationStatistics Runtime::statistics() const {
+  CommunicationStatistics all = streams_->statistics();
+  all.bytes += peers_->received_bytes();
+  return all;
 }
 
 const std::shared_ptr<StepRecorder>& Runtime::record() {

@@ -34,6 +34,7 @@
 #include "sharding/units/module_buffers.h"
 #include "sharding/units/structure.h"
 #include "sharding/units/unit.h"
+#include "sharding/units/unit_peers.h"
 
 namespace tessera {
 
@@ -59,7 +60,7 @@ class Runtime {
   // The table of all buffers; `no_sync`: with the sums of passes inside no_sync().
   [[nodiscard]] BufferPlan plan(bool no_sync) const;
   [[nodiscard]] GradientReducer& gradients() { return *reducer_; }
-  [[nodiscard]] CommunicationStatistics statistics() const { return streams_->statistics(); }
+  [[nodiscard]] CommunicationStatistics statistics() const;
   // From the recorder's first step on, the runtime records its work in it.
   const std::shared_ptr<StepRecorder>& record();
   [[nodiscard]] StepRecorder* recorder() const { return streams_->recorder(); }
@@ -88,6 +89,7 @@ class Runtime {
   void create_files(const std::vector<UnitPlan>& plan);
   void create_units(std::vector<UnitPlan> plan);
   void create_parts();
+  void create_peers();
   void watch_storages(Unit& unit);
   void watch_masters(Unit& unit);
   void own_modules(nn::Module& root);
@@ -113,6 +115,7 @@ class Runtime {
   std::unique_ptr<OffloadFiles> files_;  // before the units, which use it
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<SideStreams> streams_;
+  std::shared_ptr<UnitPeers> peers_;
   std::unique_ptr<OpenCalls> calls_;
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<GradientReducer> reducer_;

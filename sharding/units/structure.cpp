@@ -106,6 +106,7 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
       if (spec.master_dtype != spec.compute_dtype) {
         text += fmt::format(" of {} masters", name_of(spec.master_dtype));
       }
+      if (spec.apart) text += ", apart";
       text += spec.trainable ? "\n" : ", frozen\n";
     }
   }
@@ -146,6 +147,8 @@ std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& option
       planned.specs.push_back({parameter.name, tensor.shape(), master_dtype_of(tensor),
                                compute_dtype_of(tensor, kept.contain(parameter), options),
                                tensor.requires_grad()});
+      planned.specs.back().apart = tensor.requires_grad() && options.apart &&
+                                   options.apart({parameter.name, tensor, tensor.shape()});
     }
     planned.unit = std::move(unit);
   }

@@ -50,7 +50,7 @@ class Whole {
       for (std::size_t i = 0; i < optimizer->parameters().size(); ++i) {
         if (optimizer->parameters()[i].name != part.name) continue;
         counts[part.name] = optimizer->step_counts()[i];
-        for (const std::string& name : optimizer->state_names()) {
+        for (const std::string& name : optimizer->state_names_of(i)) {
           put(part.name + "." + name, part, optimizer->state(i, name));
         }
       }

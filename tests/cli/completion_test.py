@@ -78,7 +78,7 @@ class Completion(unittest.TestCase):
 
     def test_values_of_keys(self):
         self.assertEqual(completed("train", "--set", "sharding.sharding_strategy", "=", "NO"), ["NO_SHARD"])
-        self.assertEqual(completed("train", "--set", "=", "train.optimizer", "="), ["adamw", "lion", "sgd"])
+        self.assertEqual(completed("train", "--set", "=", "train.optimizer", "="), ["adamw", "lion", "muon", "sgd"])
         self.assertEqual(completed("train", "--set", "data.shuffle", "=", ""), ["false", "true"])
         self.assertEqual(completed("train", "--set", "sharding.loss_scale", "=", ""), ["dynamic"])
         self.assertEqual(completed("train", "--set", "train.lr", "=", ""), [])

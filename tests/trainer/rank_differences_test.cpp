@@ -41,6 +41,8 @@ TEST(RankDifferences, OfOptions) {
        "optimizer.beta2: 0.999", "optimizer.beta2: 0.5"},
       {[](Options& o) { o.optimizer = optim::LionOptions{}; }, "optimizer: AdamW",
        "optimizer: Lion"},
+      {[](Options& o) { o.optimizer = optim::MuonOptions{}; }, "optimizer: AdamW",
+       "optimizer: Muon"},
       {[](Options& o) { o.optimizer = optim::OptimizerFactory{}; }, "optimizer: AdamW",
        "optimizer: made by a function"},
       {[](Options& o) { o.schedule = optim::Schedule{}; }, "schedule: not set",

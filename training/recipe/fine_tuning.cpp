@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -207,6 +208,81 @@ RecipeKey parameter_groups_key() {
     return write_parameter_groups(recipe.train.parameter_groups);
   };
   return row;
+}
+
+// The update is as large as AdamW's, so that train.lr has AdamW's meaning.
+optim::MuonOptions muon_options(const TrainRecipe& train) {
+  const MuonRecipe& muon = train.muon;
+  optim::MuonOptions options;
+  options.lr = train.lr;
+  options.momentum = muon.momentum.value_or(options.momentum);
+  options.nesterov = muon.nesterov.value_or(options.nesterov);
+  options.ns_steps = static_cast<int>(muon.ns_steps.value_or(options.ns_steps));
+  options.adjust_lr = muon.adjust_lr.value_or(optim::MuonRate::match_rms_adamw);
+  options.products = muon.products.value_or(options.products);
+  options.weight_decay = train.weight_decay;
+  options.adamw_lr = muon.adamw_lr;
+  if (train.betas) {
+    options.beta1 = (*train.betas)[0];
+    options.beta2 = (*train.betas)[1];
+  }
+  options.adamw_eps = train.eps;
+  return options;
+}
+
+void validate_muon(const Recipe& recipe) {
+  const MuonRecipe& muon = recipe.train.muon;
+  const bool chosen = recipe.train.optimizer == OptimizerKind::muon;
+  const auto of_muon = [&](bool given, const std::string& key) {
+    check_key(chosen || !given, recipe, key, "is for train.optimizer: muon");
+  };
+  of_muon(muon.momentum.has_value(), "train.muon.momentum");
+  of_muon(muon.nesterov.has_value(), "train.muon.nesterov");
+  of_muon(muon.ns_steps.has_value(), "train.muon.ns_steps");
+  of_muon(muon.adjust_lr.has_value(), "train.muon.adjust_lr");
+  of_muon(muon.adamw_lr.has_value(), "train.muon.adamw_lr");
+  of_muon(muon.products.has_value(), "train.muon.products");
+  if (!chosen) return;
+  check_key(!offload_options(recipe).uses_files(), recipe, "train.optimizer",
+            "muon keeps parameters, gradients and moments in memory; leave sharding.offload out, "
+            "or take adamw");
+  check_key(!muon.adamw_lr || recipe.train.lr > 0 || *muon.adamw_lr == 0, recipe,
+            "train.muon.adamw_lr", "follows train.lr, which is 0; set train.lr");
+  const auto& groups = recipe.train.parameter_groups;
+  const bool rates =
+      std::any_of(groups.begin(), groups.end(),
+                  [](const ParameterGroupRecipe& group) { return group.lr.has_value(); });
+  check_key(!muon.adamw_lr || !rates, recipe, "train.muon.adamw_lr",
+            "and an lr in train.parameter_groups exclude each other; give AdamW's parameters a "
+            "group");
+}
+
+std::vector<RecipeKey> muon_keys() {
+  using R = optim::MuonRate;
+  return {
+      default_is("0.95", key(TESSERA_KEY(train, muon.momentum), "`muon`: the momentum of matrices.",
+                             from_up_to(0, 1))),
+      default_is("true", key(TESSERA_KEY(train, muon.nesterov),
+                             "`muon`: the gradient is added once more to the momentum.")),
+      default_is("5", key(TESSERA_KEY(train, muon.ns_steps), "`muon`: Newton-Schulz steps.",
+                          Range{1, 99, false, false})),
+      default_is("match_rms_adamw",
+                 choice(TESSERA_KEY(train, muon.adjust_lr),
+                        std::vector<Choice<R>>{{"match_rms_adamw", R::match_rms_adamw},
+                                               {"original", R::original}},
+                        "`muon`: the factor of `lr` for a matrix of r rows and c columns: 0.2 * "
+                        "sqrt(max(r, c)), with which AdamW's `lr` and `weight_decay` can be kept, "
+                        "or sqrt(max(1, r / c)).")),
+      default_is("`lr`", key(TESSERA_KEY(train, muon.adamw_lr),
+                             "`muon`: the highest learning rate of AdamW's parameters; it follows "
+                             "the schedule of `lr`.",
+                             at_least(0))),
+      default_is("bf16", choice(TESSERA_KEY(train, muon.products),
+                                std::vector<Choice<DType>>{{"bf16", DType::bfloat16},
+                                                           {"fp32", DType::float32}},
+                                "`muon`: the dtype of the products of the Newton-Schulz steps, and "
+                                "of what ranks send for them.")),
+  };
 }
 
 tasks::PreferenceOptions preference_options(const Recipe& recipe) {

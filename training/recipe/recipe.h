@@ -17,6 +17,7 @@
 #include "comm/world.h"
 #include "engine/nn/lora_options.h"
 #include "engine/nn/weight_rounding.h"
+#include "engine/optim/muon.h"
 #include "engine/optim/schedule.h"
 #include "sharding/context/loss_scaler.h"
 #include "sharding/policy/options.h"
@@ -31,7 +32,7 @@
 
 namespace tessera::training {
 
-enum class OptimizerKind : std::uint8_t { adamw, lion, sgd };
+enum class OptimizerKind : std::uint8_t { adamw, lion, sgd, muon };
 enum class TaskKind : std::uint8_t { next_token, sft, dpo, sentence_pairs };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 using ShardingStrategy = tessera::Strategy;
@@ -134,6 +135,16 @@ struct DpoRecipe {
   std::optional<std::string> reference;  // the folder of a model
 };
 
+// train.optimizer: muon. Absent: its defaults (fine_tuning.cpp).
+struct MuonRecipe {
+  std::optional<double> momentum;
+  std::optional<bool> nesterov;
+  std::optional<std::int64_t> ns_steps;
+  std::optional<optim::MuonRate> adjust_lr;
+  std::optional<double> adamw_lr;
+  std::optional<DType> products;
+};
+
 struct TrainRecipe {
   TaskKind task = TaskKind::next_token;
   std::int64_t steps = 1000;
@@ -150,6 +161,7 @@ struct TrainRecipe {
   std::optional<std::array<double, 2>> betas;  // absent: those of the optimizer
   double eps = 1.0e-8;
   double momentum = 0.0;
+  MuonRecipe muon;
   std::vector<ParameterGroupRecipe> parameter_groups;
   double max_grad_norm = 1.0;  // 0: no clipping
   std::int64_t gradient_accumulation_steps = 1;

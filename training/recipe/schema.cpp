@@ -92,8 +92,10 @@ std::vector<RecipeKey> train_keys() {
       choice(TESSERA_KEY(train, optimizer),
              std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},
                                                 {"lion", OptimizerKind::lion},
-                                                {"sgd", OptimizerKind::sgd}},
-             "The optimizer."),
+                                                {"sgd", OptimizerKind::sgd},
+                                                {"muon", OptimizerKind::muon}},
+             "The optimizer. `muon`: hidden matrices by Muon, embeddings, heads, biases and norms "
+             "by AdamW."),
       key(TESSERA_KEY(train, lr), "The highest learning rate.", at_least(0)),
       choice(TESSERA_KEY(train, lr_schedule), schedule_choices(),
              "The curve of the learning rate from `lr` to `min_lr` after the warm-up; `wsd_`: "
@@ -114,11 +116,12 @@ std::vector<RecipeKey> train_keys() {
                           at_least(1))),
       key(TESSERA_KEY(train, min_lr), "The last learning rate.", at_least(0)),
       key(TESSERA_KEY(train, weight_decay),
-          "Weight decay of matrices (not of biases and norms), decoupled in AdamW and Lion.",
+          "Weight decay of matrices (not of biases and norms), decoupled in AdamW, Lion and Muon.",
           at_least(0)),
-      default_is(
-          "[0.9,0.999]; lion: [0.9,0.99]",
-          key(TESSERA_KEY(train, betas), "AdamW's and Lion's two decay rates.", from_up_to(0, 1))),
+      default_is("[0.9,0.999]; lion: [0.9,0.99]",
+                 key(TESSERA_KEY(train, betas),
+                     "AdamW's and Lion's two decay rates, also of AdamW's part of `muon`.",
+                     from_up_to(0, 1))),
       key(TESSERA_KEY(train, eps), "AdamW's epsilon.", above(0)),
       key(TESSERA_KEY(train, momentum), "SGD's momentum.", from_up_to(0, 1)),
       default_is("none", parameter_groups_key()),
@@ -440,8 +443,8 @@ std::vector<RecipeKey> all_keys() {
   std::vector<RecipeKey> keys;
   for (auto part :
        {model_keys(), model_config_keys(), data_keys(), train_keys(), preference_keys(),
-        compression_keys(), strategy_keys(), precision_and_group_keys(), loss_scale_keys(),
-        recomputation_keys(), offload_keys(), checkpoint_keys(), log_keys()}) {
+        muon_keys(), compression_keys(), strategy_keys(), precision_and_group_keys(),
+        loss_scale_keys(), recomputation_keys(), offload_keys(), checkpoint_keys(), log_keys()}) {
     for (RecipeKey& row : part) keys.push_back(std::move(row));
   }
   add_prefixed_synonyms(keys);

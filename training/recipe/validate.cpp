@@ -135,7 +135,8 @@ void validate_train(const Recipe& recipe) {
   check_key(train.min_lr <= train.lr, recipe, "train.min_lr", "{} is above train.lr {}",
             train.min_lr, train.lr);
   check_key(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
-            "is SGD's; leave it out or set train.optimizer: sgd");
+            "is SGD's; leave it out or set train.optimizer: sgd{}",
+            train.optimizer == OptimizerKind::muon ? "; Muon's is train.muon.momentum" : "");
   check_key(train.spike_sigma || train.spike_window == SpikeOptions{}.window, recipe,
             "train.spike_window", "needs train.spike_sigma");
   const bool saves = recipe.checkpoint.dir && recipe.checkpoint.every > 0;
@@ -247,6 +248,7 @@ void validate(const Recipe& recipe, int world_size) {
   validate_offload(recipe);
   validate_log(recipe);
   validate_fine_tuning(recipe);
+  validate_muon(recipe);
   validate_compression(recipe);
   validate_preferences(recipe);
   check_key(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,

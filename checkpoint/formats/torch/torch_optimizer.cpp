@@ -42,8 +42,19 @@ nlohmann::json lion_defaults() {
   return {{"lr", 1e-4}, {"betas", {0.9, 0.99}}, {"weight_decay", 0}};
 }
 
+nlohmann::json muon_defaults() {
+  return {{"lr", 1e-3},
+          {"weight_decay", 0.1},
+          {"momentum", 0.95},
+          {"nesterov", true},
+          {"ns_coefficients", {3.4445, -4.7750, 2.0315}},
+          {"eps", 1e-7},
+          {"ns_steps", 5},
+          {"adjust_lr_fn", nullptr}};
+}
+
 // The optimizers whose defaults are known, by the state of a parameter.
-enum class Kind : std::uint8_t { adam, sgd, lion, other };
+enum class Kind : std::uint8_t { adam, sgd, lion, muon, other };
 
 template <class Tensors>
 Kind kind_of(const Tensors& tensors) {
@@ -61,6 +72,8 @@ nlohmann::json defaults_of(Kind kind) {
       return sgd_defaults();
     case Kind::lion:
       return lion_defaults();
+    case Kind::muon:
+      return muon_defaults();
     case Kind::other:
       break;
   }
@@ -92,7 +105,8 @@ bool names_parameters(const nlohmann::json& group) {
 
 // Values that torch's classes keep as tuples.
 bool is_tuple(const std::string& key) {
-  return key == "betas" || key == "etas" || key == "step_sizes" || key == "eps";
+  return key == "betas" || key == "etas" || key == "step_sizes" || key == "eps" ||
+         key == "ns_coefficients";
 }
 
 }  // namespace
@@ -158,7 +172,7 @@ void OptimizerLayout::set_groups(const Contents& contents) {
       if (group.is_object()) groups_.push_back(whole_group(kind, group));
     }
   }
-  if (groups_.empty()) groups_.push_back(defaults_of(kind));
+  if (groups_.empty()) set_default_groups();
   if (groups_.size() == 1 && !names_parameters(groups_[0])) {
     nlohmann::json& names = groups_[0]["params"] = nlohmann::json::array();
     for (const Parameter& parameter : parameters_) names.push_back(parameter.name);
@@ -168,6 +182,29 @@ void OptimizerLayout::set_groups(const Contents& contents) {
       "the checkpoint has {} parameter groups and does not say which parameters each has: "
       "convert from the original checkpoint, or add --weights-only",
       groups_.size());
+}
+
+// A group for each kind of parameters. torch has its Muon beside an AdamW: a momentum alone is
+// Muon's where others have AdamW's moments.
+void OptimizerLayout::set_default_groups() {
+  const bool has_adam = std::any_of(parameters_.begin(), parameters_.end(), [](const auto& one) {
+    return kind_of(one.tensors) == Kind::adam;
+  });
+  const auto is_muon = [&](const Parameter& parameter) {
+    return has_adam && kind_of(parameter.tensors) == Kind::sgd;
+  };
+  for (const bool muon : {true, false}) {
+    nlohmann::json names = nlohmann::json::array();
+    Kind kind = Kind::muon;
+    for (const Parameter& parameter : parameters_) {
+      if (is_muon(parameter) != muon) continue;
+      if (!muon && names.empty()) kind = kind_of(parameter.tensors);
+      names.push_back(parameter.name);
+    }
+    if (names.empty()) continue;
+    groups_.push_back(defaults_of(kind));
+    groups_.back()["params"] = std::move(names);
+  }
 }
 
 void write_json_value(PickleWriter& pickle, const std::string& key, const nlohmann::json& value) {

@@ -26,12 +26,14 @@ class OptimizerLayout {
   // The parameters with state, in the model's order.
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
   // The groups of the checkpoint with the names of their parameters, or one group with PyTorch's
-  // defaults and all parameters: a list of dicts, to be written by write_json.
+  // defaults and all parameters (two where some are Muon's): a list of dicts, to be written by
+  // write_json.
   [[nodiscard]] const nlohmann::json& groups() const { return groups_; }
 
  private:
   void set_steps(const Contents& contents);
   void set_groups(const Contents& contents);
+  void set_default_groups();
   std::vector<Parameter> parameters_;
   nlohmann::json groups_;
 };

@@ -45,6 +45,18 @@ const std::vector<std::vector<ParameterSpec>>& examples() {
   return all;
 }
 
+// Parameters apart are cut by themselves: each shard has an equal part of them and of the others.
+TEST(UnitLayout, CutsParametersApartByThemselves) {
+  std::vector<ParameterSpec> parameters{spec({64, 64}), spec({128}), spec({64, 64}), spec({7})};
+  for (const std::size_t i : {0, 2}) parameters[i].apart = true;
+  const UnitLayout layout(parameters, 4);
+  ASSERT_EQ(layout.segments().size(), 2u);
+  EXPECT_TRUE(layout.segments()[0].apart);
+  EXPECT_EQ(layout.segments()[0].share, 2048);
+  EXPECT_EQ(layout.slots()[2].segment, 0);
+  EXPECT_EQ(layout.slots()[3].segment, 1);
+}
+
 TEST(UnitLayout, PlacesInASegmentDoNotDependOnShards) {
   for (const auto& parameters : examples()) {
     const UnitLayout one(parameters, 1);

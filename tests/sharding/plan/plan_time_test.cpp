@@ -237,6 +237,26 @@ TEST(PlanTime, EntersANodeOnceThroughAllOfItsLinks) {
   EXPECT_NEAR(apart.across, 2 * 80 * 0.5, 1e-12);
 }
 
+// Memory from one rank to each of the others, one after the other.
+TEST(PlanTime, SendsMemoryFromRankToRank) {
+  Cluster cluster = unit_rates();
+  cluster.inside = {10.0, 0.25};
+  cluster.across = Link{1.0, 0.5};
+  auto message = recorded_call(comm::Op::send, 2, 80);
+  message.stride = 3;  // nodes of four
+  EXPECT_DOUBLE_EQ(time_of(message, cluster).seconds(), 0.25 + 8);
+  message.stride = 4;
+  EXPECT_DOUBLE_EQ(time_of(message, cluster).inside, 0);
+  EXPECT_DOUBLE_EQ(time_of(message, cluster).across, 80);
+  EXPECT_DOUBLE_EQ(time_of(message, cluster).latency, 0.5);
+  const CollectiveTime all = time_of(recorded_call(comm::Op::send, 8, 80), cluster);
+  EXPECT_DOUBLE_EQ(all.inside, 3 * 8);
+  EXPECT_DOUBLE_EQ(all.across, 4 * 80);
+  // In one memory a copy in and a copy out.
+  message.one_memory = true;
+  EXPECT_DOUBLE_EQ(time_of(message, cluster).inside, 2 * 8);
+}
+
 TEST(PlanTime, RefusesNodesWithoutALinkBetweenThem) {
   Cluster cluster = unit_rates();
   cluster.across.reset();

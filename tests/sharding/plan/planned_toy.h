@@ -1,6 +1,7 @@
 // A small model, both planned and trained, to compare plans with runs.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct PlannedCase {
   ShardingOptions sharding;
   int micro_batches = 1;
   bool sync_each_batch = true;
+  optim::OptimizerFactory optimizer = {};  // none: AdamW
 };
 
 inline PlanOptions plan_options(const PlannedCase& what, const ToyTransformer& net) {
@@ -25,6 +27,7 @@ inline PlanOptions plan_options(const PlannedCase& what, const ToyTransformer& n
   options.sharding = what.sharding;
   options.micro_batches = what.micro_batches;
   options.sync_each_batch = what.sync_each_batch;
+  options.optimizer = what.optimizer;
   options.loss = [&net](Device device) {
     const MemoryScope data(MemoryKind::other);
     const auto batch = toy_batch(0, 2);
@@ -60,7 +63,9 @@ inline std::vector<Measured> run_toy(int world, const PlannedCase& what) {
       net.emplace();
     }
     ShardedModel model = fully_shard(*net, context, what.sharding);
-    optim::AdamW optimizer(model.parameters(), {});
+    const std::unique_ptr<optim::Optimizer> optimizer =
+        what.optimizer ? what.optimizer(model.parameters())
+                       : std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{});
     const PlanOptions options = plan_options(what, *net);
     Measured& mine = ranks[static_cast<std::size_t>(context.rank())];
     for (int step = 0; step < 2; ++step) {
@@ -75,8 +80,8 @@ inline std::vector<Measured> run_toy(int world, const PlannedCase& what) {
         options.loss(context.device()).backward();
       }
       (void)model.clip_grad_norm(1.0, 1);
-      optimizer.step();
-      optimizer.zero_grad();
+      optimizer->step();
+      optimizer->zero_grad();
       mine.moved = model.communication().bytes - before;
     }
     mine.memory = measure_memory(context);

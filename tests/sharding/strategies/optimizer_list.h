@@ -1,13 +1,16 @@
 // Every optimizer, and one of a program's own: rows for the tests of what holds for all of them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/optim/muon.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/update_elements.h"
 
@@ -36,8 +39,8 @@ class OwnRmsProp : public optim::Optimizer {
 
 struct OptimizerOfList {
   std::string name;
-  std::size_t states = 1;  // numbers of each parameter's element
   optim::OptimizerFactory make;
+  bool in_files = true;  // its state may be offloaded
   friend void PrintTo(const OptimizerOfList& one, std::ostream* out) { *out << one.name; }
 };
 
@@ -45,30 +48,45 @@ inline const std::vector<OptimizerOfList>& all_optimizers() {
   using Parameters = std::vector<nn::NamedParameter>;
   using Made = std::unique_ptr<optim::Optimizer>;
   static const std::vector<OptimizerOfList> all{
-      {"AdamW", 2,
+      {"AdamW",
        [](Parameters parameters) -> Made {
          return std::make_unique<optim::AdamW>(
              std::move(parameters),
              optim::AdamWOptions{.lr = 0.01, .decay = optim::decay_matrices});
        }},
-      {"Lion", 1,
+      {"Lion",
        [](Parameters parameters) -> Made {
          return std::make_unique<optim::Lion>(
              std::move(parameters),
              optim::LionOptions{.lr = 0.003, .weight_decay = 0.1, .decay = optim::decay_matrices});
        }},
-      {"Sgd", 1,
+      {"Sgd",
        [](Parameters parameters) -> Made {
          return std::make_unique<optim::Sgd>(
              std::move(parameters),
              optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
        }},
-      {"Own", 1,
+      {"Own",
        [](Parameters parameters) -> Made {
          return std::make_unique<OwnRmsProp>(std::move(parameters), 0.003);
        }},
+      {"Muon",
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::Muon>(
+             std::move(parameters),
+             optim::MuonOptions{.lr = 0.01, .adamw_lr = 0.003, .decay = optim::decay_matrices});
+       },
+       false},
   };
   return all;
+}
+
+// Those whose state may be offloaded to files.
+inline std::vector<OptimizerOfList> optimizers_in_files() {
+  std::vector<OptimizerOfList> some;
+  std::copy_if(all_optimizers().begin(), all_optimizers().end(), std::back_inserter(some),
+               [](const OptimizerOfList& one) { return one.in_files; });
+  return some;
 }
 
 }  // namespace tessera::testing

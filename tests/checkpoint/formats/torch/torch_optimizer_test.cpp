@@ -77,6 +77,25 @@ TEST(TorchOptimizer, GroupsKeepTheirKeys) {
   EXPECT_EQ(written({"exp_avg", "exp_avg_sq"}, deepspeed).at("lr"), 0.1);
 }
 
+// torch's Muon and the AdamW beside it are two optimizers: each has a group.
+TEST(TorchOptimizer, MuonHasAGroupOfItsOwn) {
+  Contents contents = trained({"momentum"});
+  for (const char* name : {"v", "table"}) {
+    contents.tensors.push_back({Part::model, name, find_stored_dtype("F32"), {2}, ""});
+  }
+  contents.tensors.erase(contents.tensors.begin() + 3);  // the momentum of v
+  for (const char* name : {"v.exp_avg", "v.exp_avg_sq", "table.exp_avg", "table.exp_avg_sq"}) {
+    contents.tensors.push_back({Part::optimizer, name, find_stored_dtype("F32"), {2}, ""});
+  }
+  contents.scalars.set("step", 3);
+  const json groups = OptimizerLayout(contents).groups();
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].at("params"), (json{"w"}));
+  EXPECT_EQ(groups[0].at("ns_steps"), 5);
+  EXPECT_EQ(groups[1].at("params"), (json{"v", "table"}));
+  EXPECT_EQ(groups[1].at("amsgrad"), false);
+}
+
 TEST(TorchOptimizer, GroupsNameTheirParameters) {
   Contents contents = trained({"momentum"});
   EXPECT_EQ(OptimizerLayout(contents).groups().at(0).at("params"), (json{"w", "v"}));
