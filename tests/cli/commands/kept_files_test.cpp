@@ -174,7 +174,7 @@ TEST_F(KeptFiles, NothingIsWrittenIntoACheckpoint) {
   EXPECT_EQ(run_program({"verify", path("out")}).code, 0);
 }
 
-// A folder of weights and small files is no record of a run: reports of a model may lie in it.
+// Reports of a model may lie beside its weights.
 TEST_F(KeptFiles, AHuggingFaceFolderMayTakeAReport) {
   ASSERT_EQ(run_program({"convert", path("out"), path("hf"), "--to", "hf"}).code, 0);
   EXPECT_EQ(run_program({"inspect", path("hf"), "--json", path("hf/report.json")}).code, 0);

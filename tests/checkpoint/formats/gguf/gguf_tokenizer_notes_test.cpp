@@ -1,5 +1,6 @@
 // Parts of a tokenizer that llama.cpp does not have: a note for each that gives texts other ids
 // there, and none for the others. tests/judges/test_gguf_tokenizers.py compares the ids.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "checkpoint/formats/gguf/gguf_tokenizer.h"
