@@ -1,3 +1,4 @@
+// Messages of optimizers between the ranks of a group.
 #include "sharding/units/unit_peers.h"
 
 #include "base/error.h"

@@ -57,6 +57,7 @@ const std::set<std::string> described = {
     "-",
     "the folder's with `pretrained`, else bytes",
     "`steps`",
+    "`lr`",
     "`begin`",
     "`seq_len`",
     "`seq_len` + 2",
