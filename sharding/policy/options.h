@@ -130,6 +130,10 @@ struct ShardingOptions {
   // can leave the sums of a group's gradients in the group, in fp32 memory as large as the rank's
   // gradient shards. Sums of micro-batches are then added before those of groups.
   bool defer_replica_sums = false;
+  // Parameters that lie in segments of their own: each rank has an equal part of them. For an
+  // optimizer that keeps more or less state for them than for others, so that it takes the same
+  // memory on every rank (optim::matrices_of). Changes no bit. Empty: none.
+  std::function<bool(const nn::NamedParameter& parameter)> apart = {};
   // Keeps the memory of an unsharded() scope for the next one, instead of freeing it.
   bool keep_unsharded_memory = false;
   // Recomputation in backward, of each unit except the root, or of each module of these classes; of
@@ -140,10 +144,6 @@ struct ShardingOptions {
   // On a GPU: the kept inputs lie on its host until shortly before their backward.
   bool activation_offload = false;
   OffloadOptions offload = {};
-  // Parameters that lie in segments of their own: each rank has an equal part of them. For an
-  // optimizer that keeps more or less state for them than for others, so that it takes the same
-  // memory on every rank (optim::matrices_of). Changes no bit. Empty: none.
-  std::function<bool(const nn::NamedParameter& parameter)> apart = {};
 };
 
 // The number of ranks that hold one copy together. Error(configuration) when the group does not
