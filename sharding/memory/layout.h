@@ -2,11 +2,11 @@
 // arithmetic.
 //
 // A unit's parameters form segments of equal (compute dtype, master dtype, trainable, apart),
-// trainable ones first. Each segment is cut into equal parts, one for each shard, and padded at its end so
-// that the parts are multiples of 256 bytes: whichever part of a unit is trainable, its state is
-// spread over all ranks. A shard of the unit consists of its parts of the segments. A parameter
-// begins at a multiple of 32 elements (64 bytes or more) of its segment; its place there depends on
-// neither the strategy nor the number of shards.
+// trainable ones first. Each segment is cut into equal parts, one for each shard, and padded at its
+// end so that the parts are multiples of 256 bytes: whichever part of a unit is trainable, its
+// state is spread over all ranks. A shard of the unit consists of its parts of the segments. A
+// parameter begins at a multiple of 32 elements (64 bytes or more) of its segment; its place there
+// depends on neither the strategy nor the number of shards.
 #pragma once
 
 #include <cstddef>
