@@ -56,8 +56,9 @@ TableFormat format_of(std::string_view path, std::string_view first_line) {
 // One file: the places of its rows, and the columns of a row.
 class Table::File {
  public:
-  File(std::string path, const TableOptions& options, const Check& check)
-      : file_(std::move(path)), options_(options), format_(options.format) {
+  // `name` is in messages.
+  File(std::string path, std::string name, const TableOptions& options, const Check& check)
+      : file_(std::move(path)), name_(std::move(name)), options_(options), format_(options.format) {
     index(check);
   }
 
@@ -86,7 +87,7 @@ class Table::File {
       line += std::count(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(got), '\n');
       at += static_cast<std::int64_t>(got);
     }
-    return fmt::format("{}:{}", file_.path(), line);
+    return fmt::format("{}:{}", name_, line);
   }
 
   [[nodiscard]] std::uint64_t fingerprint() const {
@@ -135,7 +136,7 @@ class Table::File {
       look_at(content, row_line, check);
       begins_.push_back(begin + skipped);
     }
-    TESSERA_CHECK(!begins_.empty(), ErrorCode::data, "data file {} has no row", file_.path());
+    TESSERA_CHECK(!begins_.empty(), ErrorCode::data, "data file {} has no row", name_);
     begins_.push_back(file_.size());
   }
 
@@ -150,10 +151,10 @@ class Table::File {
       if (end && (*end < window.size() || whole || window.ends_with('\n')) && *end > offset) {
         return std::string_view(window).substr(offset, *end - offset);
       }
-      TESSERA_CHECK(!whole, ErrorCode::data, "{}:{}: a quote is not closed", file_.path(), line);
+      TESSERA_CHECK(!whole, ErrorCode::data, "{}:{}: a quote is not closed", name_, line);
       TESSERA_CHECK(window.size() - offset <= longest_row, ErrorCode::data,
-                    "{}:{}: a row of more than {} bytes; is a quote not closed?", file_.path(),
-                    line, longest_row);
+                    "{}:{}: a row of more than {} bytes; is a quote not closed?", name_, line,
+                    longest_row);
       window.erase(0, offset);
       window_begin = at;
       const std::size_t held = window.size();
@@ -161,7 +162,7 @@ class Table::File {
       window.resize(held + file_.read_to_end(window_begin + static_cast<std::int64_t>(held),
                                              window.data() + held, window.size() - held));
       TESSERA_CHECK(window.size() > held, ErrorCode::data,
-                    "data file {} became shorter while it was read", file_.path());
+                    "data file {} became shorter while it was read", name_);
     }
   }
 
@@ -171,19 +172,18 @@ class Table::File {
                                       [](const auto& name) { return !column_number(name); });
     if (format_ == TableFormat::jsonl) {
       TESSERA_CHECK(!options_.header.value_or(false), ErrorCode::data,
-                    "data file {}: JSON lines have no header", file_.path());
+                    "data file {}: JSON lines have no header", name_);
       return false;
     }
     header_ = options_.header.value_or(any_name && format_ != TableFormat::text);
     TESSERA_CHECK(header_ || !any_name, ErrorCode::data,
-                  "data file {} has no header, so its columns are numbers from 1, not {}",
-                  file_.path(), fmt::join(options_.columns, ", "));
+                  "data file {} has no header, so its columns are numbers from 1, not {}", name_,
+                  fmt::join(options_.columns, ", "));
     Fields names;
     if (header_) {
       check_text(first_line, 1);
       names = split_row(first_line, format_);
-      TESSERA_CHECK(names.problem.empty(), ErrorCode::data, "{}:1: {}", file_.path(),
-                    names.problem);
+      TESSERA_CHECK(names.problem.empty(), ErrorCode::data, "{}:1: {}", name_, names.problem);
       width_ = names.values.size();
     }
     for (const std::string& column : options_.columns) {
@@ -194,10 +194,10 @@ class Table::File {
       }
       const auto number = column_number(column);
       TESSERA_CHECK(number.has_value(), ErrorCode::data,
-                    "{}:1: the header has no column {}; it has {}", file_.path(), column,
+                    "{}:1: the header has no column {}; it has {}", name_, column,
                     fmt::join(names.values, ", "));
       TESSERA_CHECK(*number > 0, ErrorCode::data, "data file {}: columns are counted from 1, not 0",
-                    file_.path());
+                    name_);
       places_.push_back(*number - 1);
     }
     return header_;
@@ -206,19 +206,19 @@ class Table::File {
   void check_text(std::string_view row, std::int64_t line) const {
     const auto malformed = malformed_utf8(row);
     TESSERA_CHECK(!malformed, ErrorCode::data,
-                  "{}:{}: byte {} of the line is not UTF-8; convert the file", file_.path(), line,
+                  "{}:{}: byte {} of the line is not UTF-8; convert the file", name_, line,
                   malformed.value_or(0) + 1);
-    TESSERA_CHECK(!row.empty(), ErrorCode::data, "{}:{}: an empty line", file_.path(), line);
+    TESSERA_CHECK(!row.empty(), ErrorCode::data, "{}:{}: an empty line", name_, line);
   }
 
   void look_at(std::string_view row, std::int64_t line, const Check& check) const {
     check_text(row, line);
     const Fields fields = columns(row);
-    TESSERA_CHECK(fields.problem.empty(), ErrorCode::data, "{}:{}: {}", file_.path(), line,
+    TESSERA_CHECK(fields.problem.empty(), ErrorCode::data, "{}:{}: {}", name_, line,
                   fields.problem);
     if (!check) return;
     const std::string problem = check(fields.values);
-    TESSERA_CHECK(problem.empty(), ErrorCode::data, "{}:{}: {}", file_.path(), line, problem);
+    TESSERA_CHECK(problem.empty(), ErrorCode::data, "{}:{}: {}", name_, line, problem);
   }
 
   [[nodiscard]] Fields columns(std::string_view row) const {
@@ -240,6 +240,7 @@ class Table::File {
   }
 
   DataFile file_;
+  std::string name_;
   const TableOptions& options_;
   TableFormat format_;
   bool header_ = false;
@@ -251,7 +252,7 @@ class Table::File {
 Table::Table(const std::vector<std::string>& files, TableOptions options, const Check& check)
     : options_(std::move(options)), first_rows_{0} {
   TESSERA_REQUIRE(!options_.columns.empty(), "a table needs columns");
-  std::vector<std::string> paths;
+  std::vector<std::string> paths, names;
   std::vector<std::unique_ptr<DerivedFile>> made;  // an open file outlives its name
   if (const auto tables = find_table_files(files)) {
     TESSERA_CHECK(options_.format == TableFormat::automatic && !options_.header, ErrorCode::data,
@@ -259,16 +260,17 @@ Table::Table(const std::vector<std::string>& files, TableOptions options, const 
                   tables->front().path);
     options_.format = TableFormat::jsonl;
     made.push_back(make_json_lines(*tables, options_.columns));
-    paths = {made.back()->path().string()};
+    paths = names = {made.back()->path().string()};
   } else {
-    for (const std::string& path : expand_files(files)) {
+    names = expand_files(files);
+    for (const std::string& path : names) {
       const bool compressed = is_compressed_text(path);
       if (compressed) made.push_back(decompress_file(path));
       paths.push_back(compressed ? made.back()->path().string() : path);
     }
   }
-  for (const std::string& path : paths) {
-    files_.push_back(std::make_unique<File>(path, options_, check));
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    files_.push_back(std::make_unique<File>(paths[i], names[i], options_, check));
     first_rows_.push_back(first_rows_.back() + static_cast<std::int64_t>(files_.back()->rows()));
   }
   TESSERA_REQUIRE(!files_.empty(), "a table needs a file");

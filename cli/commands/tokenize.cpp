@@ -134,6 +134,11 @@ struct TokenizeCommand {
     return reads_standard_input() ? std::nullopt : tasks::find_table_files({text});
   }
 
+  [[nodiscard]] std::optional<std::vector<tasks::TableFile>> json_line_files() const {
+    if (reads_standard_input() || column.empty()) return std::nullopt;
+    return tasks::json_lines(tasks::expand_files({text}));
+  }
+
   // The file of the stream. A folder of shards is made here.
   [[nodiscard]] tasks::TokenOutput token_output() const {
     if (shard.empty()) return {out};
@@ -176,6 +181,11 @@ struct TokenizeCommand {
       of = "";  // ids may be another tokenizer's
       from = counted(static_cast<std::int64_t>(files->size()), "file");
       tokens = tasks::write_table_tokens({std::move(*files), columns(), tokenizer}, loaded,
+                                         static_cast<int>(workers), output, stop);
+    } else if (const auto rows = json_line_files()) {
+      if (rows->size() > 1) from = counted(static_cast<std::int64_t>(rows->size()), "file");
+      of = "";
+      tokens = tasks::write_table_tokens({*rows, columns(), tokenizer}, loaded,
                                          static_cast<int>(workers), output, stop);
     } else if (!column.empty()) {
       TextReader reader = open_text();
@@ -267,7 +277,9 @@ Command describe_tokenize() {
             .target = &options->text,
             .help = "The text, in UTF-8, JSON lines (with --column), or Parquet, Arrow or tar: a "
                     "file, a "
-                    "folder, or a pattern in quotes; - is standard input, for texts and JSON lines",
+                    "folder, or a pattern in quotes; - is standard input, for texts and JSON "
+                    "lines. All but Parquet "
+                    "and Arrow may be compressed by gzip or Zstandard",
             .type = "FILE",
             .required = true},
            {.name = "--tokenizer",

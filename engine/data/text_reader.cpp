@@ -10,11 +10,39 @@
 #include <algorithm>
 #include <cerrno>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 
 namespace tessera {
+namespace {
+
+using namespace std::string_view_literals;
+
+// Files that no text begins like.
+struct Container {
+  std::string_view mark;
+  std::size_t place;
+  const char* name;
+  const char* way_out;
+  std::string_view ending = "";  // of the names of such files, where a text could begin so
+};
+constexpr const char* give_as_file = "give it as a file or in a folder, and with its own name";
+constexpr const char* write_again = "write it as Parquet, Arrow or JSON lines";
+constexpr Container containers[] = {
+    {"PAR1", 0, "Parquet", give_as_file},
+    {"ARROW1\0\0"sv, 0, "Arrow", give_as_file},
+    {"\xff\xff\xff\xff"sv, 0, "an Arrow stream", give_as_file},
+    {"ustar", 257, "a tar archive", give_as_file},
+    {"Obj\x01"sv, 0, "Avro", write_again},
+    {"ORC", 0, "ORC", write_again, ".orc"},
+    {"\x89HDF\r\n"sv, 0, "HDF5", write_again},
+    {"\x93NUMPY"sv, 0, "a NumPy array", write_again},
+    {"SQLite format 3\0"sv, 0, "an SQLite database", write_again},
+};
+
+}  // namespace
 
 TextReader::TextReader(const std::filesystem::path& path)
     : name_(fmt::format("text {}", path.string())) {
@@ -72,7 +100,31 @@ void TextReader::begin() {
   decompressor_ = make_decompressor(input_, name_);
 }
 
+void TextReader::require_text() {
+  constexpr std::size_t wanted = 512;
+  while (seen_.size() < wanted && append_more(seen_, wanted)) {
+  }
+  for (const Container& one : containers) {
+    const bool found =
+        seen_.size() > one.place && std::string_view(seen_).substr(one.place).starts_with(one.mark);
+    if (!found || !name_without_compression(name_).ends_with(one.ending)) continue;
+    fail(ErrorCode::data, "{} holds {}{}, and not a text; {}", name_, one.name,
+         decompressor_ ? ", compressed" : "", one.way_out);
+  }
+  const std::string_view beginning = std::string_view(seen_).substr(0, compression_mark_bytes);
+  TESSERA_CHECK(!decompressor_ || !make_decompressor(beginning, name_ + ": what is in it"),
+                ErrorCode::data, "{} is compressed twice; decompress it once", name_);
+}
+
 bool TextReader::append(std::string& text, std::int64_t bytes) {
+  if (seen_.empty()) return append_more(text, bytes);
+  const std::size_t before = text.size();
+  text.append(seen_, 0, static_cast<std::size_t>(bytes));
+  seen_.erase(0, text.size() - before);
+  return true;
+}
+
+bool TextReader::append_more(std::string& text, std::int64_t bytes) {
   if (!begun_) begin();
   const std::size_t before = text.size();
   const auto wanted = static_cast<std::size_t>(bytes);
@@ -115,11 +167,13 @@ bool TextReader::decompress(std::string& text, std::size_t bytes) {
 bool is_compressed_text(const std::filesystem::path& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return false;
-  std::string beginning(compression_mark_bytes, '\0');
-  const ssize_t got = ::pread(file, beginning.data(), beginning.size(), 0);
+  struct stat status {};
+  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
   ::close(file);
-  beginning.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-  return make_decompressor(beginning, fmt::format("text {}", path.string())) != nullptr;
+  if (!regular) return false;
+  TextReader reader(path);
+  reader.require_text();
+  return reader.decompresses();
 }
 
 }  // namespace tessera

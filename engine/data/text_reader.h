@@ -25,6 +25,12 @@ class TextReader {
 
   // "text lines.txt" or "standard input", for messages.
   [[nodiscard]] const std::string& name() const { return name_; }
+  // After the first append() or require_text().
+  [[nodiscard]] bool decompresses() const { return decompressor_ != nullptr; }
+  // Throws Error(data) for what is not a text but a file of another kind, by its first bytes:
+  // Parquet, Arrow, Avro, ORC, HDF5, NumPy, SQLite, tar, and what is compressed twice. Called
+  // before append().
+  void require_text();
   // Appends up to `bytes` bytes; false at the end.
   [[nodiscard]] bool append(std::string& text, std::int64_t bytes);
 
@@ -33,12 +39,14 @@ class TextReader {
   void wait() const;
   [[nodiscard]] std::size_t read(char* out, std::size_t bytes) const;
   void begin();
+  [[nodiscard]] bool append_more(std::string& text, std::int64_t bytes);
   [[nodiscard]] bool decompress(std::string& text, std::size_t bytes);
 
   int file_ = -1;
   std::string name_;
   std::function<void()> waiting_;
   bool begun_ = false;
+  std::string seen_;   // that require_text() has read, and append() has not handed out
   std::string input_;  // that has been read, and from used_ on not been handed out
   std::size_t used_ = 0;
   bool is_full_ = false;  // the decompressor may hold more than it has written
@@ -46,7 +54,7 @@ class TextReader {
 };
 
 // True if the file begins as one that TextReader decompresses. False for a file that cannot be
-// read. Throws as make_decompressor().
+// read. Throws as make_decompressor() and TextReader::require_text().
 [[nodiscard]] bool is_compressed_text(const std::filesystem::path& path);
 
 }  // namespace tessera

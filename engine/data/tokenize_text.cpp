@@ -241,6 +241,7 @@ std::int64_t tokenize_text(TextReader& reader, const Tokenizer& tokenizer,
                       options.longest_chunk >= options.chunk_bytes,
                   "tokenize_text: {} workers, chunks of {} to {} bytes", options.workers,
                   options.chunk_bytes, options.longest_chunk);
+  reader.require_text();
   return Pieces(reader, tokenizer, options, take).run();
 }
 

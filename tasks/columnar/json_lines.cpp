@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "tasks/columnar/json_rows.h"
+#include "tasks/conversations/conversation.h"
 
 namespace tessera::tasks {
 namespace {

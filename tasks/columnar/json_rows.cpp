@@ -78,6 +78,7 @@ bool is_blank_line(std::string_view line) {
 void for_each_json_line(
     TextReader& reader,
     const std::function<void(std::string_view line, const std::string& place)>& take) {
+  reader.require_text();
   Lines lines(reader);
   for (std::string_view line; lines.next(line);) {
     if (!is_blank_line(line)) take(line, lines.place());
@@ -97,16 +98,6 @@ nlohmann::ordered_json json_row(std::string_view line, const std::string& place)
                 "{}: a JSON {}, and not an object; each line of JSON lines has one{}", place,
                 object.type_name(), way_to_lines(line));
   return object;
-}
-
-const nlohmann::ordered_json* member_at(const nlohmann::ordered_json& object,
-                                        std::string_view path) {
-  if (!object.is_object()) return nullptr;
-  if (const auto found = object.find(path); found != object.end()) return &*found;
-  const std::size_t dot = path.find('.');
-  if (dot == std::string_view::npos) return nullptr;
-  const auto found = object.find(path.substr(0, dot));
-  return found == object.end() ? nullptr : member_at(*found, path.substr(dot + 1));
 }
 
 }  // namespace tessera::tasks

@@ -23,8 +23,4 @@ void for_each_json_line(
 // `place` for anything but a JSON object in UTF-8.
 nlohmann::ordered_json json_row(std::string_view line, const std::string& place);
 
-// The member with this name, or with this path of names with dots; null: there is none.
-const nlohmann::ordered_json* member_at(const nlohmann::ordered_json& object,
-                                        std::string_view path);
-
 }  // namespace tessera::tasks

@@ -16,6 +16,7 @@
 #include "engine/data/tokenize_text.h"
 #include "tasks/columnar/derived_file.h"
 #include "tasks/columnar/table_reader.h"
+#include "tasks/conversations/conversation.h"
 #include "tasks/conversations/conversation_texts.h"
 
 namespace tessera::tasks {
@@ -120,18 +121,26 @@ class TokenRows {
                   file.path, fmt::join(names, " and "), fmt::join(columns_, " and "));
   }
 
-  // A row of JSON lines: a conversation, or a text in the named column.
+  // A row of JSON lines: a conversation, or a text or token ids in the named column.
   void take(const nlohmann::ordered_json& row, const TableFile& file, const std::string& place) {
     if (between_) between_();
     std::vector<std::string> names;
     for (const auto& item : row.items()) names.push_back(item.key());
     if (table_.columns.size() < 2) {
-      const std::string column = table_.columns.empty() ? "text" : table_.columns.front();
+      const std::string column =
+          table_.columns.empty() ? usual_member(row) : table_.columns.front();
       const nlohmann::ordered_json* const value = member_at(row, column);
+      TESSERA_CHECK(value != nullptr || table_.columns.empty(), ErrorCode::data,
+                    "{}: no column {}; it has {}", place, column, fmt::join(names, ", "));
       if (value != nullptr && value->is_string()) {
         require_kind(true, place);
         open(false, file.path, column);
         texts_->add(value->get_ref<const std::string&>());
+        return;
+      }
+      if (value != nullptr && is_ids(*value)) {
+        open(true, file.path, column);
+        take_ids(*value, column, place);
         return;
       }
     }
@@ -139,6 +148,33 @@ class TokenRows {
     require_kind(false, place);
     open(false, file.path, columns.messages);
     add(conversation_of(row, columns, place), place);
+  }
+
+  static std::string usual_member(const nlohmann::ordered_json& row) {
+    for (const char* const name : {"text", "input_ids", "tokens"}) {
+      if (row.contains(name)) return name;
+    }
+    return "text";
+  }
+
+  // An empty list is one of what the rows before have.
+  [[nodiscard]] bool is_ids(const nlohmann::ordered_json& value) const {
+    if (!value.is_array()) return false;
+    return value.empty() ? ids_ : value.front().is_number();
+  }
+
+  void take_ids(const nlohmann::ordered_json& list, const std::string& column,
+                const std::string& place) {
+    row_ids_.clear();
+    for (const nlohmann::ordered_json& one : list) {
+      const auto id = one.is_number_integer() ? one.get<std::int64_t>() : -1;
+      TESSERA_CHECK(id >= 0 && id < limit_, ErrorCode::data,
+                    "{}: {} in column {} is not a token id of a vocabulary of {}; give the "
+                    "tokenizer that made these ids",
+                    place, one.dump(), column, limit_);
+      row_ids_.push_back(static_cast<std::int32_t>(id));
+    }
+    writer_->append(row_ids_);
   }
 
   // Texts get no template, so a column is of one kind.

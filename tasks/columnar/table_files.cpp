@@ -19,41 +19,60 @@
 
 #include "base/error.h"
 #include "engine/data/compression/decompressor.h"
+#include "engine/data/text_reader.h"
 
 namespace tessera::tasks {
 namespace {
 
 namespace fs = std::filesystem;
 
-// By the first bytes; a stream of Arrow begins with a message, and a tar may have a mark. None for
-// other files, and for those that cannot be read.
-std::optional<TableFileKind> kind_of_file(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return std::nullopt;
-  char bytes[512] = {};
-  struct stat status {};
-  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-  const ssize_t got = regular ? ::pread(file, bytes, sizeof(bytes), 0) : -1;
-  ::close(file);
-  const std::string_view begin(bytes, static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+std::optional<TableFileKind> kind_of_beginning(std::string_view begin) {
   if (begin.starts_with("PAR1")) return TableFileKind::parquet;
-  constexpr std::string_view continuation = "\xff\xff\xff\xff";
+  constexpr std::string_view continuation = "\xff\xff\xff\xff";  // a stream begins with a message
   if (begin.starts_with("ARROW1") || begin.starts_with(continuation)) return TableFileKind::arrow;
   constexpr std::size_t tar_mark = 257;
-  if (begin.size() > tar_mark && begin.substr(tar_mark).starts_with("ustar")) {
-    return TableFileKind::tar;
-  }
-  // An archive may be compressed, and an old one has no mark.
-  const bool named = got >= 0 && name_without_compression(path).ends_with(".tar");
-  return named ? std::optional(TableFileKind::tar) : std::nullopt;
+  const bool tar = begin.size() > tar_mark && begin.substr(tar_mark).starts_with("ustar");
+  return tar ? std::optional(TableFileKind::tar) : std::nullopt;
 }
 
 std::optional<TableFileKind> kind_of_name(const fs::path& path) {
   const std::string ending = path.extension().string();
   if (ending == ".parquet" || ending == ".pq") return TableFileKind::parquet;
+  if (ending == ".tar") return TableFileKind::tar;  // old ones have no mark
   const bool arrow =
       ending == ".arrow" || ending == ".arrows" || ending == ".feather" || ending == ".ipc";
   return arrow ? std::optional(TableFileKind::arrow) : std::nullopt;
+}
+
+// The first bytes of a file, decompressed. None if it is not regular, or cannot be read.
+std::optional<std::string> beginning_of(const std::string& path, bool& compressed) {
+  struct stat status {};
+  const bool readable = ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+                        ::access(path.c_str(), R_OK) == 0;
+  if (!readable) return std::nullopt;
+  constexpr std::int64_t wanted = 512;
+  TextReader reader(path);
+  std::string begin;
+  while (std::ssize(begin) < wanted && reader.append(begin, wanted)) {
+  }
+  compressed = reader.decompresses();
+  return begin;
+}
+
+// By the first bytes of what is in it. None for other files, and for those that cannot be read.
+// Parquet and Arrow compress by themselves, and a compressed one is refused.
+std::optional<TableFileKind> kind_of_file(const std::string& path) {
+  bool compressed = false;
+  const auto begin = beginning_of(path, compressed);
+  if (!begin) return std::nullopt;
+  auto kind = kind_of_beginning(*begin);
+  const auto named = kind_of_name(name_without_compression(path));
+  if (!kind && named == TableFileKind::tar) kind = named;
+  const bool container = kind && *kind != TableFileKind::tar;
+  TESSERA_CHECK(!container || !compressed, ErrorCode::data,
+                "data file {} is {} inside a compression; decompress it", path,
+                kind == TableFileKind::parquet ? "Parquet" : "Arrow");
+  return kind;
 }
 
 // "a%20b" as Hive and Spark escape values of folders.
@@ -135,13 +154,16 @@ void check_folder(const fs::path& folder) {
 // None for a file of another kind.
 std::optional<TableFile> recognise_table(const std::string& path) {
   const auto kind = kind_of_file(path);
-  const auto named = kind_of_name(path);
+  const auto named = kind_of_name(name_without_compression(path));
   TESSERA_CHECK(kind || !named || ::access(path.c_str(), R_OK) == 0, ErrorCode::data,
                 "data file {} cannot be opened: {}", path, describe_errno("access", errno));
   TESSERA_CHECK(kind || !named, ErrorCode::data,
                 "data file {} does not begin as the {} file that its name says; it is "
                 "damaged, or not a file",
-                path, named == TableFileKind::parquet ? "Parquet" : "Arrow");
+                path,
+                named == TableFileKind::parquet ? "Parquet"
+                : named == TableFileKind::arrow ? "Arrow"
+                                                : "tar");
   return kind ? std::optional(table_file(path, *kind)) : std::nullopt;
 }
 

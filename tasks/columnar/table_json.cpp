@@ -12,6 +12,7 @@
 #include "engine/data/text_reader.h"
 #include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/table_reader.h"
+#include "tasks/conversations/conversation.h"
 
 namespace tessera::tasks {
 namespace {

@@ -31,8 +31,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 9> roles = {
 
 const ordered_json& member_in(const ordered_json& row, const std::string& column,
                               const std::string& place) {
-  const auto found = row.find(column);
-  TESSERA_CHECK(found != row.end(), ErrorCode::data, "{}: no column {}", place, column);
+  const ordered_json* const found = member_at(row, column);
+  TESSERA_CHECK(found != nullptr, ErrorCode::data, "{}: no column {}", place, column);
   TESSERA_CHECK(!found->is_null(), ErrorCode::data, "{}: column {} is null; leave such rows out",
                 place, column);
   return *found;
@@ -90,6 +90,15 @@ ordered_json json_in(const ordered_json& row, const char* column, const std::str
 }
 
 }  // namespace
+
+const ordered_json* member_at(const ordered_json& object, std::string_view path) {
+  if (!object.is_object()) return nullptr;
+  if (const auto found = object.find(path); found != object.end()) return &*found;
+  const std::size_t dot = path.find('.');
+  if (dot == std::string_view::npos) return nullptr;
+  const auto found = object.find(path.substr(0, dot));
+  return found == object.end() ? nullptr : member_at(*found, path.substr(dot + 1));
+}
 
 ConversationColumns conversation_columns(const std::vector<std::string>& columns,
                                          const std::vector<std::string>& named,

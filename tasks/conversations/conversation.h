@@ -5,11 +5,16 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tokenizers/chat/chat_template.h"
 
 namespace tessera::tasks {
+
+// The member with this name, or with this path of names with dots; null: there is none.
+const nlohmann::ordered_json* member_at(const nlohmann::ordered_json& object,
+                                        std::string_view path);
 
 // Columns that make a conversation, in the order in which they are looked for: messages,
 // conversations (ShareGPT's), or prompt and completion. With other names: one column of messages,

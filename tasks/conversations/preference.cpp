@@ -16,8 +16,8 @@ using nlohmann::ordered_json;
 
 const ordered_json& answer_in(const ordered_json& row, const std::string& column,
                               const std::string& place) {
-  const auto found = row.find(column);
-  TESSERA_CHECK(found != row.end(), ErrorCode::data, "{}: no column {}", place, column);
+  const ordered_json* const found = member_at(row, column);
+  TESSERA_CHECK(found != nullptr, ErrorCode::data, "{}: no column {}", place, column);
   TESSERA_CHECK(found->is_string() || found->is_array(), ErrorCode::data,
                 "{}: column {} is {}, neither a text nor a list of messages", place, column,
                 found->type_name());

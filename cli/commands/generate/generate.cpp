@@ -148,7 +148,7 @@ void GenerateCommand::check_request() const {
   TESSERA_CHECK(prompt.size() <= 1, ErrorCode::usage,
                 "--prompt is given {} times; --prompts FILE takes several, one on each line",
                 prompt.size());
-  TESSERA_CHECK(prompt.empty() || !prompt.front().empty(), ErrorCode::usage,
+  TESSERA_CHECK(chat || prompt.empty() || !prompt.front().empty(), ErrorCode::usage,
                 "--prompt is empty, and a text is continued from at least one token; give a text, "
                 "or --prompt-ids with the id of the model's first token");
   const int given = static_cast<int>(!prompt.empty()) + static_cast<int>(!prompt_ids.empty()) +

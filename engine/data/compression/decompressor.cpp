@@ -126,14 +126,20 @@ class ZstdDecompressor final : public Decompressor {
     ZstdBuffer to{out.data(), out.size(), 0};
     if (in.empty() && may_end_) return {};
     const std::size_t left = zstd().run(stream_, &to, &from);
-    TESSERA_CHECK(zstd().failed(left) == 0, ErrorCode::data,
-                  "{}: its Zstandard data is damaged ({})", name_, zstd().message(left));
+    if (zstd().failed(left) != 0) refuse(zstd().message(left));
     may_end_ = left == 0;
     return {from.place, to.place};
   }
   [[nodiscard]] bool may_end() const override { return may_end_; }
 
  private:
+  [[noreturn]] void refuse(std::string_view reason) const {
+    TESSERA_CHECK(reason.find("too much memory") == std::string_view::npos, ErrorCode::data,
+                  "{}: its Zstandard data needs a window of more than 128 MiB; compress it again "
+                  "without --long, or with --long=27",
+                  name_);
+    fail(ErrorCode::data, "{}: its Zstandard data is damaged ({})", name_, reason);
+  }
   static const Zstd& zstd() {
     static const Zstd library;
     return library;
@@ -147,31 +153,72 @@ struct UnreadCompression {
   std::string_view mark;
   const char* name;
   const char* way_out;
-  std::string_view ending;  // only files with this ending
 };
+using namespace std::string_view_literals;
 constexpr UnreadCompression unread_compressions[] = {
-    {std::string_view("\xfd"
-                      "7zXZ\0",
-                      6),
-     "xz", "xz -d", ""},
-    {"BZh", "bzip2", "bzip2 -d", ".bz2"},
-    {"\x04\x22\x4d\x18", "LZ4", "lz4 -d", ""},
-    {"PK\x03\x04", "zip", "unzip", ".zip"},
+    {"\xfd"
+     "7zXZ\0"sv,
+     "xz", "xz -d"},
+    {"\x04\x22\x4d\x18"sv, "LZ4", "lz4 -d"},
+    {"\x1f\x9d"sv, "compress", "uncompress"},
+    {"PK\x03\x04"sv, "zip", "unzip"},
 };
+
+// "BZh", the size of a block, and the mark of a block or of the end.
+bool is_bzip2(std::string_view beginning) {
+  if (!beginning.starts_with("BZh") || beginning.size() < compression_mark_bytes) return false;
+  const std::string_view mark = beginning.substr(4, 6);
+  return mark == "\x31\x41\x59\x26\x53\x59"sv || mark == "\x17\x72\x45\x38\x50\x90"sv;
+}
+
+// A frame of Zstandard, or one that a reader skips: parallel compressors begin with such a one.
+bool is_zstd(std::string_view beginning) {
+  if (beginning.starts_with(zstd_mark)) return true;
+  return beginning.size() >= 4 && (beginning[0] & 0xf0) == 0x50 &&
+         beginning.substr(1, 3) == "\x2a\x4d\x18"sv;
+}
+
+struct CompressionEnding {
+  std::string_view ending, contents;
+};
+constexpr CompressionEnding compression_endings[] = {
+    {".tgz", ".tar"}, {".tzst", ".tar"}, {".txz", ".tar"}, {".tbz2", ".tar"},
+    {".gz", ""},      {".zst", ""},      {".zstd", ""},    {".xz", ""},
+    {".bz2", ""},     {".lz4", ""},      {".zip", ""}};
+
+std::string lower_case(std::string_view name) {
+  std::string lower(name);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  return lower;
+}
+
+const CompressionEnding* ending_of(std::string_view lower) {
+  for (const CompressionEnding& one : compression_endings) {
+    if (lower.ends_with(one.ending)) return &one;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse_compression(const std::string& name, const char* compression,
+                                     const char* way_out) {
+  fail(ErrorCode::data,
+       "{} is compressed by {}, which is not read; decompress it ({}), or compress it by gzip or "
+       "zstd",
+       name, compression, way_out);
+}
 
 }  // namespace
 
 std::unique_ptr<Decompressor> make_decompressor(std::string_view beginning,
                                                 const std::string& name) {
   if (beginning.starts_with(gzip_mark)) return std::make_unique<GzipDecompressor>(name);
-  if (beginning.starts_with(zstd_mark)) return std::make_unique<ZstdDecompressor>(name);
+  if (is_zstd(beginning)) return std::make_unique<ZstdDecompressor>(name);
+  if (is_bzip2(beginning)) refuse_compression(name, "bzip2", "bzip2 -d");
   for (const UnreadCompression& one : unread_compressions) {
-    TESSERA_CHECK(!beginning.starts_with(one.mark) || !name.ends_with(one.ending), ErrorCode::data,
-                  "{} is compressed by {}, which is not read; decompress it ({}), or compress it "
-                  "by gzip or zstd",
-                  name, one.name, one.way_out);
+    if (beginning.starts_with(one.mark)) refuse_compression(name, one.name, one.way_out);
   }
-  TESSERA_CHECK(beginning.empty() || name_without_compression(name) == name, ErrorCode::data,
+  TESSERA_CHECK(beginning.empty() || !is_named_compressed(name), ErrorCode::data,
                 "{} does not begin as the compressed file that its name says; it is damaged, or "
                 "named so by mistake",
                 name);
@@ -179,14 +226,16 @@ std::unique_ptr<Decompressor> make_decompressor(std::string_view beginning,
 }
 
 std::string name_without_compression(std::string_view name) {
-  if (name.ends_with(".tgz")) {
-    name.remove_suffix(std::string_view("gz").size());
-    return std::string(name) + "ar";
+  std::string lower = lower_case(name);
+  if (const CompressionEnding* const found = ending_of(lower)) {
+    lower.resize(lower.size() - found->ending.size());
+    lower.append(found->contents);
   }
-  for (const std::string_view ending : {".gz", ".zst", ".zstd"}) {
-    if (name.ends_with(ending)) return std::string(name.substr(0, name.size() - ending.size()));
-  }
-  return std::string(name);
+  return lower;
+}
+
+bool is_named_compressed(std::string_view name) {
+  return ending_of(lower_case(name)) != nullptr;
 }
 
 }  // namespace tessera

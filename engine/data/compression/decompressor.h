@@ -24,15 +24,17 @@ class Decompressor {
 };
 
 // So many first bytes tell the compression.
-inline constexpr std::size_t compression_mark_bytes = 6;
+inline constexpr std::size_t compression_mark_bytes = 10;
 
 // By the first bytes of data; null if they are not compressed. `name` begins messages; it is a
-// file's. Throws Error(data) for a compression that is not read (xz, bzip2, LZ4; of a file
-// NAME.zip, zip), and for a file NAME.gz or NAME.zst that is not compressed so.
+// file's. Throws Error(data) for a compression that is not read (xz, bzip2, LZ4, compress, zip),
+// and for a file whose name says that it is compressed, and that is not.
 std::unique_ptr<Decompressor> make_decompressor(std::string_view beginning,
                                                 const std::string& name);
 
-// The name of what is in a file: "rows.jsonl" of "rows.jsonl.gz" and "a.tar" of "a.tgz".
+// The name of what is in a file, in lower case: "rows.jsonl" of "rows.jsonl.gz" and "a.tar" of
+// "A.TGZ". Without the endings of compressions that are not read, too.
 std::string name_without_compression(std::string_view name);
+bool is_named_compressed(std::string_view name);
 
 }  // namespace tessera

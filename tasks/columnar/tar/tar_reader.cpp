@@ -1,6 +1,8 @@
 // Blocks of 512 bytes: a header, and the contents filled up with zeros. All numbers are untrusted.
 #include "tasks/columnar/tar/tar_reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -21,6 +23,7 @@ constexpr std::size_t name_at = 0, name_bytes = 100;
 constexpr std::size_t size_at = 124, size_bytes = 12;
 constexpr std::size_t checksum_at = 148, checksum_bytes = 8;
 constexpr std::size_t type_at = 156;
+constexpr std::size_t link_at = 157;
 constexpr std::size_t magic_at = 257;
 constexpr std::size_t prefix_at = 345, prefix_bytes = 155;
 
@@ -70,8 +73,9 @@ std::int64_t padded(std::int64_t bytes) {
 
 // What a pax header changes for the member behind it.
 struct Extension {
-  std::optional<std::string> name;
+  std::optional<std::string> name, sparse_name;
   std::optional<std::int64_t> bytes;
+  bool sparse = false;
 };
 
 // Records "<length> <key>=<value>\n". False if one is damaged.
@@ -90,6 +94,8 @@ bool read_pax(std::string_view records, Extension& extension) {
     const std::string_view key = record.substr(0, equals);
     const std::string_view value = record.substr(equals + 1);
     if (key == "path") extension.name = std::string(value);
+    if (key == "GNU.sparse.name") extension.sparse_name = std::string(value);
+    if (key.starts_with("GNU.sparse.")) extension.sparse = true;
     if (key == "size") {
       std::int64_t bytes = 0;
       const char* const end = value.data() + value.size();
@@ -106,9 +112,17 @@ bool read_pax(std::string_view records, Extension& extension) {
 
 struct TarReader::Header {
   std::string name;
+  std::string link;
   std::int64_t bytes = 0;
   char type = '0';
 };
+
+std::string TarReader::where_contents_are(const Header& header, bool sparse) {
+  if (header.type == '1') return fmt::format("a hard link to '{}'", header.link);
+  if (header.type == '2') return fmt::format("a symbolic link to '{}'", header.link);
+  if (header.type == 'M') return "the rest of a file of another volume";
+  return sparse || header.type == 'S' ? "a sparse file" : "";
+}
 
 // True if so many bytes are there.
 bool TarReader::fill(std::size_t bytes) {
@@ -141,22 +155,33 @@ void TarReader::skip_contents() {
   }
 }
 
-// None at the end of the archive, a block of zeros. Some writers leave it out.
+// None at the end. Blocks of zeros end an archive; some writers leave them out, and another archive
+// may follow.
 std::optional<TarReader::Header> TarReader::read_header() {
   skip_contents();
-  if (!fill(1)) return std::nullopt;
-  TESSERA_CHECK(fill(tar_block), ErrorCode::data,
-                "{} ends within the header behind its member '{}'; the file is truncated", name(),
-                member_);
-  const std::string block = bytes_.substr(begin_, tar_block);
-  begin_ += tar_block;
-  if (block.find_first_not_of('\0') == std::string::npos) return std::nullopt;
+  std::string block;
+  do {
+    if (!fill(1)) return std::nullopt;
+    TESSERA_CHECK(fill(tar_block), ErrorCode::data, "{} ends within the header {}", name(),
+                  member_.empty()
+                      ? "of its first member, or is not a tar archive"
+                      : fmt::format("behind its member '{}'; the file is truncated", member_));
+    block = bytes_.substr(begin_, tar_block);
+    begin_ += tar_block;
+  } while (block.find_first_not_of('\0') == std::string::npos);
   const auto checksum = number_field(block, checksum_at, checksum_bytes);
   const auto bytes = number_field(block, size_at, size_bytes);
-  TESSERA_CHECK(checksum == checksum_of(block) && bytes, ErrorCode::data,
-                "{}: the header behind member '{}' is damaged, or the file is not a tar archive",
-                name(), member_);
-  Header header{std::string(text_field(block, name_at, name_bytes)), *bytes, block[type_at]};
+  TESSERA_CHECK(checksum == checksum_of(block) && bytes, ErrorCode::data, "{}: the header {}",
+                name(),
+                member_.empty() ? "of its first member is damaged, or this is not a tar archive"
+                                : fmt::format("behind member '{}' is damaged", member_));
+  Header header{std::string(text_field(block, name_at, name_bytes)),
+                std::string(text_field(block, link_at, name_bytes)), *bytes, block[type_at]};
+  // The map of GNU's sparse file goes on in further blocks.
+  constexpr std::size_t map_goes_on_at = 482, goes_on_further_at = 504;
+  for (bool more = header.type == 'S' && block[map_goes_on_at] != '\0'; more;) {
+    more = take(tar_block)[goes_on_further_at] != '\0';
+  }
   // GNU's own format has other fields in the place of the prefix.
   if (std::string_view(block).substr(magic_at, 6) == std::string_view("ustar\0", 6)) {
     const std::string_view prefix = text_field(block, prefix_at, prefix_bytes);
@@ -194,8 +219,11 @@ std::optional<TarReader::Member> TarReader::next() {
       }
       continue;
     }
+    const std::string elsewhere = where_contents_are(*header, extension.sparse);
     const bool is_file = header->type == '0' || header->type == '\0' || header->type == '7';
-    if (is_file && !header->name.ends_with('/')) return Member{header->name, header->bytes};
+    if ((is_file || !elsewhere.empty()) && !header->name.ends_with('/')) {
+      return Member{extension.sparse_name.value_or(header->name), header->bytes, elsewhere};
+    }
     if (!is_global) extension = {};
   }
   return std::nullopt;

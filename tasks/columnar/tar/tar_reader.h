@@ -23,9 +23,11 @@ class TarReader {
   struct Member {
     std::string name;  // the path in the archive
     std::int64_t bytes = 0;
+    // Why its contents are not in this place ("a hard link to 0.txt"); empty: they are.
+    std::string elsewhere = {};
   };
-  // The next regular file; folders and links are passed over. None behind the last one. Contents
-  // that have not been read are skipped.
+  // The next file, link or part of a file; folders and devices are passed over. None behind the
+  // last one. Archives may follow each other. Contents that have not been read are skipped.
   std::optional<Member> next();
   // The contents of the member that next() gave. Called once for each, for at most 64 MiB.
   std::string read();
@@ -38,6 +40,7 @@ class TarReader {
   void skip_contents();
   std::string take(std::int64_t bytes);
   std::optional<Header> read_header();
+  static std::string where_contents_are(const Header& header, bool sparse);
 
   TextReader& text_;
   std::string bytes_;

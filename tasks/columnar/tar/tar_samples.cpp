@@ -44,7 +44,11 @@ class Samples {
           const std::function<void(const ordered_json&, const std::string&)>& take)
       : archive_(archive), take_(take) {}
 
-  void add(TarReader& tar, const std::string& key, const std::string& ending) {
+  void add(TarReader& tar, const TarReader::Member& member, const std::string& key,
+           const std::string& ending) {
+    const bool text = is_one_of(ending, {"txt", "text", "transcript"});
+    const bool json = is_one_of(ending, {"json", "jsn"});
+    if (!member.elsewhere.empty() && !text && !json) return;
     if (!key_ || *key_ != key) {
       finish();
       key_ = key;
@@ -52,9 +56,13 @@ class Samples {
     TESSERA_CHECK(endings_.insert(ending).second, ErrorCode::data,
                   "{}: two files end in .{}; a sample's files have different endings", place(),
                   ending);
-    if (is_one_of(ending, {"txt", "text", "transcript"})) {
+    TESSERA_CHECK(member.elsewhere.empty(), ErrorCode::data,
+                  "{}: its .{} is {}, which is not read; write the archive with whole files (GNU "
+                  "tar: --hard-dereference, --dereference, without --sparse)",
+                  place(), ending, member.elsewhere);
+    if (text) {
       row_[ending] = tar.read();
-    } else if (is_one_of(ending, {"json", "jsn"})) {
+    } else if (json) {
       row_[ending] = parsed(tar.read(), fmt::format("{}, .{}", place(), ending));
     }
   }
@@ -112,7 +120,7 @@ void for_each_tar_sample(
   Samples samples(reader.name(), take);
   while (const auto member = tar.next()) {
     if (const auto parts = key_and_ending(member->name)) {
-      samples.add(tar, parts->first, parts->second);
+      samples.add(tar, *member, parts->first, parts->second);
     }
   }
   samples.finish();

@@ -171,6 +171,7 @@ TEST_F(Generate, AChatIsTheTextOfTheModelsTemplate) {
   EXPECT_EQ(with({"--chat", "--prompt", "ga"}), whole.substr(prompt.size()));
   EXPECT_EQ("s:be brief|u:ga|a:" + with({"--chat", "--system", "be brief", "--prompt", "ga"}),
             with({"--prompt", "s:be brief|u:ga|a:"}));
+  EXPECT_EQ("u:|a:" + with({"--chat", "--prompt", ""}), with({"--prompt", "u:|a:"}));
   write_file(path("messages.txt"), "ga\n");
   const auto line = nlohmann::json::parse(with({"--chat", "--prompts", path("messages.txt")}));
   EXPECT_EQ(line.at("prompt"), "ga");

@@ -100,9 +100,10 @@ TEST(CompressedTexts, OtherCompressionsAndWrongNamesAreRefused) {
                     "\xfd"
                     "7zXZ\0..."s),
        "compressed by xz, which is not read; decompress it (xz -d)"},
-      {folder.write("a.bz2", "BZh91AY"), "by bzip2"},
+      {folder.write("a.txt", "BZh91AY&SY"), "by bzip2"},
+      {folder.write("a.Z", "\x1f\x9d..."), "by compress"},
       {folder.write("a.lz4", "\x04\x22\x4d\x18..."), "by LZ4"},
-      {folder.write("a.zip", "PK\x03\x04..."), "by zip"},
+      {folder.write("a.docx", "PK\x03\x04..."), "by zip"},
       {folder.write("a.gz", "plain text"), "does not begin as the compressed file"},
       {folder.write("a.tgz", "plain text"), "does not begin as the compressed file"},
       {folder.write("b.gz", "\x1f\x8b\x08 and no more"), "gzip data is damaged"},
@@ -111,7 +112,34 @@ TEST(CompressedTexts, OtherCompressionsAndWrongNamesAreRefused) {
     const std::string text = CompressedText::refusal(path);
     EXPECT_NE(text.find(message), std::string::npos) << text;
   }
+  // A frame that readers skip, as parallel compressors write it first.
+  const std::string skipped("\x50\x2a\x4d\x18\x04\0\0\0abcd", 12);
+  EXPECT_EQ(
+      whole_text(
+          folder.write("p.zst", skipped + bytes_of(columnar_fixture("archives/lines.jsonl.zst"))),
+          1 << 20),
+      all_lines());
   EXPECT_EQ(whole_text(folder.write("BZh.txt", "BZhang said"), 9), "BZhang said");
+}
+
+TEST(CompressedTexts, OtherFilesAreNoTexts) {
+  const DataFolder folder;
+  const auto refuse = [&](const std::string& path, const std::string& message) {
+    const std::string text =
+        testing::error_of([&] { const Corpus corpus(path, ByteTokenizer()); }, ErrorCode::data);
+    EXPECT_NE(text.find(message), std::string::npos) << text;
+  };
+  refuse(folder.write("a", "PAR1..."), "holds Parquet, and not a text; give it as a file");
+  refuse(columnar_fixture("archives/pax.tar.gz"), "holds a tar archive, compressed, and not a");
+  refuse(folder.write("b", "Obj\x01..."), "holds Avro");
+  refuse(folder.write("part.orc", "ORC..."), "holds ORC");
+  EXPECT_EQ(Corpus(folder.write("tale.txt", "ORCs attack"), ByteTokenizer()).tokens(), 11);
+  // zstd of `PAR1`, as one raw block.
+  const std::string parquet("\x28\xb5\x2f\xfd\x20\x04\x21\0\0PAR1", 13);
+  const std::string path = folder.write("x.parquet.zst", parquet);
+  EXPECT_NE(testing::error_of([&] { (void)find_table_files({path}); }, ErrorCode::data)
+                .find("is Parquet inside a compression"),
+            std::string::npos);
 }
 
 // For `bytes` too.

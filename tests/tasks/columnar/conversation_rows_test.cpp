@@ -85,6 +85,7 @@ TEST_F(ConversationRowsTest, JsonLinesHaveThoseOfArrow) {
       R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"z": 1}]})";
   EXPECT_EQ(text_of(lines(row + "\n" + row + "\n", {"messages"})),
             "<user>a[{\"z\": 1}]$<user>a[{\"z\": 1}]$");
+  EXPECT_EQ(text_of(lines(R"({"json": )" + row + "}", {"json.messages"})), "<user>a$");
   EXPECT_EQ(text_of(lines(R"({"p": "x", "c": "y"})", {"p", "c"})), "xy\n");
   EXPECT_EQ(text_of(lines(R"({"meta": {"text": "x"}})", {"meta.text"})), "x\n");
 }

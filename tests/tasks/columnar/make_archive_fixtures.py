@@ -3,9 +3,11 @@ tarfile. Run it where the command zstd is installed."""
 import gzip
 import io
 import json
+import os
 import pathlib
 import subprocess
 import tarfile
+import tempfile
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures/archives"
 LINES = [f'{{"text": "row {n} {"é" * (n % 5)}"}}\n' for n in range(3000)]
@@ -30,7 +32,7 @@ def tar(name, kind, longest):
         folder = tarfile.TarInfo("data")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
-        link = tarfile.TarInfo("data/link.txt")
+        link = tarfile.TarInfo("data/link.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "0001.txt"
         archive.addfile(link)
         for path, contents in members():
@@ -41,6 +43,19 @@ def tar(name, kind, longest):
             entry = tarfile.TarInfo("c" * 300 + ".txt")
             entry.size = 4
             archive.addfile(entry, io.BytesIO(b"long"))
+
+
+def gnu_tar(name, *options):
+    """A text that is a hard link, and one with a hole, as GNU tar writes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "0.txt").write_text("whole")
+        os.link(f"{folder}/0.txt", f"{folder}/1.txt")
+        with open(f"{folder}/2.txt", "wb") as file:
+            file.seek(1 << 16)
+            file.write(b"behind a hole")
+        files = ["0.txt", "1.txt"] if "--sparse" not in options else ["2.txt"]
+        subprocess.run(["tar", "-C", folder, "--mtime=@0", "--owner=0", "--group=0", "-cf", FOLDER / name, *options, *files],
+                       check=True)
 
 
 def zstd(text, *options):
@@ -57,6 +72,10 @@ def main():
     tar("ustar.tar", tarfile.USTAR_FORMAT, False)
     tar("gnu.tar", tarfile.GNU_FORMAT, True)
     tar("pax.tar", tarfile.PAX_FORMAT, True)
+    gnu_tar("hardlink.tar")
+    for kind, options in (("gnu", ["--format=gnu"]), ("1.0", ["--format=posix", "--sparse-version=1.0"]),
+                          ("0.0", ["--format=posix", "--sparse-version=0.0"])):
+        gnu_tar(f"sparse-{kind}.tar", "--sparse", *options)
     (FOLDER / "pax.tar.gz").write_bytes(gzip.compress((FOLDER / "pax.tar").read_bytes(), mtime=0))
     (FOLDER / "pax.tar.zst").write_bytes(zstd((FOLDER / "pax.tar").read_bytes()))
 

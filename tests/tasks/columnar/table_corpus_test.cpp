@@ -117,6 +117,33 @@ TEST(TableCorpus, TokenIdsOfAnUnknownTokenizerAndOfAKnownOne) {
 }
 
 // Files of other columns, as after a change of a schema.
+TEST(TableCorpus, TokenIdsOfJsonLines) {
+  const DataFolder folder;
+  const auto ids = [&](const std::string& lines, const Tokenizer& tokenizer) {
+    const TableText table{json_lines({folder.write("ids.jsonl", lines)}), {"meta.ids"}};
+    return tokens_of(*open_table_corpus(table, tokenizer));
+  };
+  const std::string rows = R"({"meta": {"ids": [5, 60000]}})"
+                           "\n"
+                           R"({"meta": {"ids": []}})"
+                           "\n"
+                           R"({"meta": {"ids": [298]}})";
+  EXPECT_EQ(ids(rows, ByteTokenizer()), (std::vector<std::int32_t>{5, 60000, 298}));
+  const auto refuse = [&](const std::string& lines, const std::string& message) {
+    const std::string text =
+        testing::error_of([&] { (void)ids(lines, EndingTokenizer()); }, ErrorCode::data);
+    EXPECT_NE(text.find(message), std::string::npos) << text;
+  };
+  refuse(rows, "line 1: 60000 in column meta.ids is not a token id of a vocabulary of 300");
+  refuse(R"({"meta": {"ids": [1.5]}})", "1.5 in column meta.ids is not a token id");
+  refuse(R"({"meta": {"ids": [-1]}})", "-1 in column meta.ids");
+  refuse(R"({"meta": {"ids": [1]}})"
+         "\n"
+         R"({"meta": {"ids": "text"}})",
+         "has texts, and the files before it have token ids");
+  refuse(R"({"meta": {"id": [1]}})", "no column meta.ids; it has meta");
+}
+
 TEST(TableCorpus, AFileIsNotReadByAnotherColumnThanTheOthers) {
   const FixturesFolder folder;
   folder.add("helper-rows.arrows", "a.arrow");  // text

@@ -64,6 +64,37 @@ TEST(TarSamples, FilesOfOneKeyAreARow) {
   }
 }
 
+// GNU tar's own files.
+TEST(TarSamples, ContentsThatAreElsewhereAreRefused) {
+  EXPECT_NE(refusal(archive("hardlink.tar")).find("its .txt is a hard link to '0.txt'"),
+            std::string::npos);
+  for (const char* const name : {"sparse-gnu.tar", "sparse-1.0.tar", "sparse-0.0.tar"}) {
+    const std::string text = refusal(archive(name));
+    EXPECT_NE(text.find("sample 2: its .txt is a sparse file"), std::string::npos) << text;
+  }
+}
+
+TEST(TarSamples, ArchivesFollowEachOther) {
+  const DataFolder folder;
+  const std::string joined =
+      folder.write("joined.tar", bytes_of(archive("ustar.tar")) + bytes_of(archive("gnu.tar")));
+  EXPECT_EQ(rows_of(joined).size(), 7U + 8U);
+  EXPECT_NE(
+      refusal(folder.write("more.tar", bytes_of(archive("ustar.tar")) + "more")).find("truncated"),
+      std::string::npos);
+}
+
+TEST(TarSamples, AreFoundByTheirBytesOrTheirName) {
+  const DataFolder folder;
+  const auto kind = [&](const std::string& name, const std::string& bytes) {
+    return find_table_files({folder.write(name, bytes)}).value().front().kind;
+  };
+  EXPECT_EQ(kind("a", bytes_of(archive("pax.tar.gz"))), TableFileKind::tar);
+  EXPECT_EQ(kind("B.TAR.GZ", bytes_of(archive("pax.tar.gz"))), TableFileKind::tar);
+  EXPECT_EQ(kind("c.tzst", bytes_of(archive("pax.tar.zst"))), TableFileKind::tar);
+  EXPECT_EQ(kind("d", bytes_of(archive("gnu.tar"))), TableFileKind::tar);
+}
+
 TEST(TarSamples, BecomeTokens) {
   const DataFolder folder;
   folder.write("b.tar", member("1.txt", "second") + member("2.json", R"({"text": "third"})"));
@@ -116,7 +147,7 @@ TEST(TarSamples, WrongSamplesAreRefused) {
   refuse(member("a.json", "{\"x\": 1") + end_of_archive, "sample a, .json");
   refuse(member("a.json", "{\"x\": 1, \"x\": 2}") + end_of_archive, "sample a, .json");
   refuse(member("README", "x") + end_of_archive, "has no sample");
-  refuse("a plain text" + std::string(600, ' '), "or the file is not a tar archive");
+  refuse("a plain text" + std::string(600, ' '), "or this is not a tar archive");
   refuse(member("x", "12 path=a.tx", 'x') + member("a.txt", "x"), "a pax header is damaged");
   std::string huge = member("a.txt", "x");
   huge.replace(124, 12, std::string("\x80\0\0\0\x7f", 5) + std::string(7, '\xff'));
