@@ -18,10 +18,10 @@
 namespace tessera::tasks {
 
 // Files of texts or tokens, each a data set, or files that are one data set together: all shards of
-// a corpus (engine/data/token_shards.h), Parquet and Arrow files (columnar/table_corpus.h).
+// a corpus (engine/data/token_shards.h), Parquet, Arrow and tar files (columnar/table_corpus.h).
 struct TextData {
   std::vector<std::string> files;  // paths, patterns and folders
-  // The columns of Parquet and Arrow files, and of JSON lines, which are a text without them.
+  // The columns of Parquet, Arrow and tar files, and of JSON lines, which are a text without them.
   // Empty: the usual ones (TableText).
   std::vector<std::string> columns = {};
   bool json_lines = false;  // whatever the names are

@@ -1,7 +1,7 @@
 // Rows of text files: CSV, TSV, JSON lines, or one text in each line, and of Parquet, Arrow and tar
 // files, whose rows become JSON lines in a file beside them, as compressed texts become plain ones
-// (columnar/table_json.h). The rows of
-// several files are concatenated. Rows are read on demand; memory holds only their places.
+// (columnar/table_json.h). The rows of several files are concatenated. Rows are read on demand;
+// memory holds only their places.
 #pragma once
 
 #include <cstddef>
@@ -36,9 +36,10 @@ class Table {
   using Check = std::function<std::string(const std::vector<std::string>& columns)>;
 
   // `files`: paths, or patterns as in a shell (*, ?, [a-z]), whose matches are taken in the order
-  // of their names; folders of Parquet and Arrow files. Every row is checked at once. A row that is
-  // not UTF-8, is empty, lacks a column, has another number of columns than the header, or fails
-  // `check`, is an Error(data) with file and line. Blank lines between JSON lines are passed over.
+  // of their names; folders of Parquet, Arrow and tar files. Every row is checked at once. A row
+  // that is not UTF-8, is empty, lacks a column, has another number of columns than the header, or
+  // fails `check`, is an Error(data) with file and line. Blank lines between JSON lines are passed
+  // over.
   Table(const std::vector<std::string>& files, TableOptions options, const Check& check = {});
   ~Table();
   Table(const Table&) = delete;

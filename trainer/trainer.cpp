@@ -92,7 +92,7 @@ constexpr double stop_delay = 0.5;
 // Ends an evaluation that a signal does not wait for.
 struct EvaluationStopped {};
 
-// What a task does between batches, for the time of an evaluation.
+// Sets a task's call between batches, for the time of an evaluation.
 class BetweenBatches {
  public:
   BetweenBatches(tasks::Task& task, std::function<void()> between) : task_(task) {

@@ -32,7 +32,7 @@ constexpr const char* give_as_file = "give it as a file or in a folder, and with
 constexpr const char* write_again = "write it as Parquet, Arrow or JSON lines";
 constexpr Container containers[] = {
     {"PAR1", 0, "Parquet", give_as_file},
-    {"ARROW1\0\0"sv, 0, "Arrow", give_as_file},
+    {"ARROW1", 0, "Arrow", give_as_file},
     {"\xff\xff\xff\xff"sv, 0, "an Arrow stream", give_as_file},
     {"ustar", 257, "a tar archive", give_as_file},
     {"Obj\x01"sv, 0, "Avro", write_again},
@@ -76,6 +76,12 @@ void TextReader::wait() const {
   }
 }
 
+// True if standard input has nothing to read now.
+bool TextReader::is_idle() const {
+  pollfd ready{file_, POLLIN, 0};
+  return file_ == STDIN_FILENO && ::poll(&ready, 1, 0) == 0;
+}
+
 std::size_t TextReader::read(char* out, std::size_t bytes) const {
   ssize_t got = 0;
   do {
@@ -102,7 +108,7 @@ void TextReader::begin() {
 
 void TextReader::require_text() {
   constexpr std::size_t wanted = 512;
-  while (seen_.size() < wanted && append_more(seen_, wanted)) {
+  while (seen_.size() < wanted && (seen_.empty() || !is_idle()) && append_more(seen_, wanted)) {
   }
   for (const Container& one : containers) {
     const bool found =
@@ -139,29 +145,31 @@ bool TextReader::append_more(std::string& text, std::int64_t bytes) {
   return text.size() > before;
 }
 
+// Parts that are compressed by themselves may be small: one call reads many.
 bool TextReader::decompress(std::string& text, std::size_t bytes) {
   constexpr std::size_t block = std::size_t{256} << 10;
   const std::size_t before = text.size();
   text.resize(before + bytes);
-  for (;;) {
+  std::size_t made = 0;
+  while (made < bytes) {
     if (used_ == input_.size() && !is_full_) {
+      if (made > 0) break;
       input_.resize(block);
       input_.resize(read(input_.data(), block));
       used_ = 0;
       if (input_.empty()) break;
     }
     const std::span<const char> in = std::span(input_).subspan(used_);
-    const auto step = decompressor_->run(in, {text.data() + before, bytes});
+    const std::span<char> out(text.data() + before + made, bytes - made);
+    const auto step = decompressor_->run(in, out);
     used_ += step.read;
-    is_full_ = step.written == bytes;
-    if (step.written == 0) continue;
-    text.resize(before + step.written);
-    return true;
+    made += step.written;
+    is_full_ = step.written == out.size();
   }
-  text.resize(before);
-  TESSERA_CHECK(decompressor_->may_end(), ErrorCode::data,
+  text.resize(before + made);
+  TESSERA_CHECK(made > 0 || decompressor_->may_end(), ErrorCode::data,
                 "{} ends within its compressed data; the file is truncated", name_);
-  return false;
+  return made > 0;
 }
 
 bool is_compressed_text(const std::filesystem::path& path) {

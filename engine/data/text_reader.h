@@ -29,7 +29,7 @@ class TextReader {
   [[nodiscard]] bool decompresses() const { return decompressor_ != nullptr; }
   // Throws Error(data) for what is not a text but a file of another kind, by its first bytes:
   // Parquet, Arrow, Avro, ORC, HDF5, NumPy, SQLite, tar, and what is compressed twice. Called
-  // before append().
+  // before append(). Of standard input it looks at what is there.
   void require_text();
   // Appends up to `bytes` bytes; false at the end.
   [[nodiscard]] bool append(std::string& text, std::int64_t bytes);
@@ -37,6 +37,7 @@ class TextReader {
  private:
   TextReader(int file, std::string name, std::function<void()> waiting);
   void wait() const;
+  [[nodiscard]] bool is_idle() const;
   [[nodiscard]] std::size_t read(char* out, std::size_t bytes) const;
   void begin();
   [[nodiscard]] bool append_more(std::string& text, std::int64_t bytes);

@@ -66,8 +66,8 @@ inline constexpr std::int64_t muon_piece = std::int64_t{1} << 22;
 //
 // Under sharding every matrix has an owner among the ranks that hold its parts: they send it their
 // parts of u, it computes x, and sends their parts of x back. Ranks that hold whole copies
-// (NO_SHARD) share the matrices and broadcast x. Owners follow from the shapes and the number of
-// ranks alone (matrix_owners.h), and a matrix has the same bits on whichever rank: the bits are
+// (NO_SHARD) share the matrices and broadcast x. Owners follow from the shapes, their parts and the
+// number of ranks (matrix_owners.h), and a matrix has the same bits on whichever rank: the bits are
 // the same under every strategy. step() is then collective; the same parameters have gradients on
 // every rank.
 //

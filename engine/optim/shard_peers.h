@@ -1,5 +1,5 @@
 // The ranks that hold the parts of the same parameters, as an optimizer sees them that needs whole
-// ones. Sharding implements it (sharding/runtime/shard_peers.h) and attaches it to its shards
+// ones. Sharding implements it (sharding/units/unit_peers.h) and attaches it to its shards
 // (ShardMetadata::peers).
 #pragma once
 

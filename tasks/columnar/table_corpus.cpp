@@ -127,8 +127,10 @@ class TokenRows {
     std::vector<std::string> names;
     for (const auto& item : row.items()) names.push_back(item.key());
     if (table_.columns.size() < 2) {
-      const std::string column =
-          table_.columns.empty() ? usual_member(row) : table_.columns.front();
+      if (!json_column_) {
+        json_column_ = table_.columns.empty() ? usual_member(row) : table_.columns.front();
+      }
+      const std::string& column = *json_column_;
       const nlohmann::ordered_json* const value = member_at(row, column);
       TESSERA_CHECK(value != nullptr || table_.columns.empty(), ErrorCode::data,
                     "{}: no column {}; it has {}", place, column, fmt::join(names, ", "));
@@ -160,7 +162,8 @@ class TokenRows {
   // An empty list is one of what the rows before have.
   [[nodiscard]] bool is_ids(const nlohmann::ordered_json& value) const {
     if (!value.is_array()) return false;
-    return value.empty() ? ids_ : value.front().is_number();
+    if (!value.empty()) return value.front().is_number();
+    return ids_ || json_column_ == "input_ids" || json_column_ == "tokens";
   }
 
   void take_ids(const nlohmann::ordered_json& list, const std::string& column,
@@ -301,6 +304,7 @@ class TokenRows {
   std::function<void()> between_;
   std::optional<ConversationColumns> conversation_;  // of the file that is read
   std::vector<std::string> columns_;                 // of all files; empty: none was read yet
+  std::optional<std::string> json_column_;           // of the rows of JSON, from the first one on
   std::optional<bool> rows_are_texts_;               // those of JSON lines, or conversations
   std::optional<ConversationTexts> conversations_;
   bool ids_ = false;

@@ -1,4 +1,5 @@
-// The texts or token ids of Parquet and Arrow files as one sequence of tokens.
+// The texts or token ids of Parquet, Arrow and tar files and of JSON lines as one sequence of
+// tokens.
 #pragma once
 
 #include <cstdint>

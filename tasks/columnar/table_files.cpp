@@ -45,28 +45,35 @@ std::optional<TableFileKind> kind_of_name(const fs::path& path) {
 }
 
 // The first bytes of a file, decompressed. None if it is not regular, or cannot be read.
-std::optional<std::string> beginning_of(const std::string& path, bool& compressed) {
+// `passes_over`: none for a compression that is not read or is damaged, too.
+std::optional<std::string> beginning_of(const std::string& path, bool passes_over,
+                                        bool& compressed) {
   struct stat status {};
   const bool readable = ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
                         ::access(path.c_str(), R_OK) == 0;
   if (!readable) return std::nullopt;
   constexpr std::int64_t wanted = 512;
-  TextReader reader(path);
-  std::string begin;
-  while (std::ssize(begin) < wanted && reader.append(begin, wanted)) {
+  try {
+    TextReader reader(path);
+    std::string begin;
+    while (std::ssize(begin) < wanted && reader.append(begin, wanted)) {
+    }
+    compressed = reader.decompresses();
+    return begin;
+  } catch (const Error&) {
+    if (!passes_over) throw;
+    return std::nullopt;
   }
-  compressed = reader.decompresses();
-  return begin;
 }
 
 // By the first bytes of what is in it. None for other files, and for those that cannot be read.
 // Parquet and Arrow compress by themselves, and a compressed one is refused.
-std::optional<TableFileKind> kind_of_file(const std::string& path) {
+std::optional<TableFileKind> kind_of_file(const std::string& path, bool in_folder) {
+  const auto named = kind_of_name(name_without_compression(path));
   bool compressed = false;
-  const auto begin = beginning_of(path, compressed);
+  const auto begin = beginning_of(path, in_folder && !named, compressed);
   if (!begin) return std::nullopt;
   auto kind = kind_of_beginning(*begin);
-  const auto named = kind_of_name(name_without_compression(path));
   if (!kind && named == TableFileKind::tar) kind = named;
   const bool container = kind && *kind != TableFileKind::tar;
   TESSERA_CHECK(!container || !compressed, ErrorCode::data,
@@ -152,8 +159,8 @@ void check_folder(const fs::path& folder) {
 }
 
 // None for a file of another kind.
-std::optional<TableFile> recognise_table(const std::string& path) {
-  const auto kind = kind_of_file(path);
+std::optional<TableFile> recognise_table(const std::string& path, bool in_folder) {
+  const auto kind = kind_of_file(path, in_folder);
   const auto named = kind_of_name(name_without_compression(path));
   TESSERA_CHECK(kind || !named || ::access(path.c_str(), R_OK) == 0, ErrorCode::data,
                 "data file {} cannot be opened: {}", path, describe_errno("access", errno));
@@ -175,7 +182,8 @@ void collect_folder(const fs::path& folder, std::vector<SortedFile>& files) {
   if (const auto listed = files_of_dataset(folder)) {
     // One text for all of them: a stable sort keeps their order.
     for (const std::string& path : *listed) {
-      if (auto file = recognise_table(path)) files.emplace_back(folder / "", std::move(*file));
+      if (auto file = recognise_table(path, true))
+        files.emplace_back(folder / "", std::move(*file));
     }
     return;
   }
@@ -195,7 +203,7 @@ void collect_folder(const fs::path& folder, std::vector<SortedFile>& files) {
                   name, problem.message());
     if (type == fs::file_type::directory) {
       collect_folder(name, files);
-    } else if (auto file = recognise_table(name)) {
+    } else if (auto file = recognise_table(name, true)) {
       files.emplace_back(name, std::move(*file));
     }
   }
@@ -255,7 +263,7 @@ std::optional<std::vector<TableFile>> find_table_files(const std::vector<std::st
                     "pattern like {}",
                     path, (fs::path(path) / "*.txt").string());
       std::move(inside.begin(), inside.end(), std::back_inserter(files));
-    } else if (auto file = recognise_table(path)) {
+    } else if (auto file = recognise_table(path, false)) {
       files.push_back(std::move(*file));
     } else if (other.empty()) {
       other = path;

@@ -68,8 +68,10 @@ class LineRows {
     nlohmann::json object = nlohmann::json::object();
     for (const std::string& column : columns_) {
       const nlohmann::ordered_json* const value = member_at(row, column);
-      TESSERA_CHECK(value != nullptr && !value->is_null(), ErrorCode::data,
-                    "{}: no column {}; it has {}", place, column, names_in(row));
+      TESSERA_CHECK(value != nullptr, ErrorCode::data, "{}: no column {}; it has {}", place, column,
+                    names_in(row));
+      TESSERA_CHECK(!value->is_null(), ErrorCode::data,
+                    "{}: column {} is null; leave such rows out", place, column);
       TESSERA_CHECK(!value->is_object(), ErrorCode::data,
                     "{}: column {} is an object; texts, numbers and lists of them are read here",
                     place, column);

@@ -1,4 +1,4 @@
-// The rows of Parquet and Arrow files in their order, some at a time.
+// The rows of Parquet, Arrow and tar files and of JSON lines in their order, some at a time.
 #pragma once
 
 #include <cstdint>

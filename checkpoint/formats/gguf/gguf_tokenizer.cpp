@@ -13,6 +13,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/text/ascii_lower.h"
 #include "base/text/printable.h"
 #include "checkpoint/formats/gguf/gguf_config.h"
 #include "checkpoint/formats/gguf/gguf_tokenizer_json.h"
@@ -34,11 +35,6 @@ constexpr std::array<std::string_view, 15> known_ends{
     "</s>",       "<|endoftext|>", "<EOT>",   "<|eom_id|>", "[EOT]",    "<|end_of_text|>",
     "[EOS]",      "<eos>",         "_<EOT>"};
 
-std::string lower_ascii(std::string text) {
-  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return text;
-}
-
 class TokenizerWriter {
  public:
   TokenizerWriter(const Contents& contents, const json& config, const std::string& name,
@@ -46,7 +42,7 @@ class TokenizerWriter {
                   std::vector<std::string>& notes)
       : contents_(contents),
         config_(config),
-        name_(lower_ascii(name)),
+        name_(ascii_lower(name)),
         size_(vocabulary),
         metadata_(metadata),
         used_(used),

@@ -33,7 +33,7 @@ struct GgufVocabulary {
   std::vector<float> scores;  // of "llama"
   std::vector<std::int32_t> kinds;
   std::vector<std::string> merges;  // of "gpt2"
-  // What tokenizer.json puts around a text: a token before it and after it, and of "llama" a space.
+  // The tokens that tokenizer.json puts before and behind a text, and of "llama" a space.
   std::optional<bool> adds_beginning, adds_end, adds_space;
   std::string beginning, end;  // these tokens
   // Added tokens that take the spaces after them, and those that also look at what is before them.

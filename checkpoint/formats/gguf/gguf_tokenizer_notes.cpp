@@ -19,6 +19,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t longest_token = 1024;  // whose parts are looked at: the work is its square
 constexpr std::string_view space_mark = "\xe2\x96\x81";  // in the place of a space
 
 // The bytes of the first character.
@@ -43,6 +44,7 @@ class GgufMerges {
 
   // True if the merges make the whole token of its characters.
   [[nodiscard]] bool reach(std::string_view token) const {
+    if (token.size() > longest_token) return false;
     std::vector<std::string> symbols;
     for (std::size_t at = 0; at < token.size();) {
       const std::size_t length = character_at(token.substr(at));
@@ -267,8 +269,10 @@ class TokenizerNotes {
     const std::unordered_set<std::string> tokens(vocabulary_.tokens.begin(),
                                                  vocabulary_.tokens.end());
     for (std::size_t i = 0; i < vocabulary_.tokens.size(); ++i) {
-      if (vocabulary_.kinds[i] != GgufVocabulary::normal) continue;
       const std::string& token = vocabulary_.tokens[i];
+      const bool looked_at =
+          vocabulary_.kinds[i] == GgufVocabulary::normal && token.size() <= longest_token;
+      if (!looked_at) continue;
       for (std::size_t at = token.empty() ? 0 : character_at(token); at < token.size();
            at += character_at(std::string_view(token).substr(at))) {
         const std::string left = token.substr(0, at);

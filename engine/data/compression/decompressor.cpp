@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/text/ascii_lower.h"
 #include "engine/data/compression/codec_library.h"
 
 namespace tessera {
@@ -186,13 +187,6 @@ constexpr CompressionEnding compression_endings[] = {
     {".gz", ""},      {".zst", ""},      {".zstd", ""},    {".xz", ""},
     {".bz2", ""},     {".lz4", ""},      {".zip", ""}};
 
-std::string lower_case(std::string_view name) {
-  std::string lower(name);
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  return lower;
-}
-
 const CompressionEnding* ending_of(std::string_view lower) {
   for (const CompressionEnding& one : compression_endings) {
     if (lower.ends_with(one.ending)) return &one;
@@ -210,10 +204,24 @@ const CompressionEnding* ending_of(std::string_view lower) {
 
 }  // namespace
 
+namespace {
+
+// The message of a library that cannot be loaded gets the name of the data.
+template <class OfFormat>
+std::unique_ptr<Decompressor> make_named(const std::string& name) {
+  try {
+    return std::make_unique<OfFormat>(name);
+  } catch (const Error& problem) {
+    throw Error(problem.code(), name + ": " + problem.what());
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Decompressor> make_decompressor(std::string_view beginning,
                                                 const std::string& name) {
-  if (beginning.starts_with(gzip_mark)) return std::make_unique<GzipDecompressor>(name);
-  if (is_zstd(beginning)) return std::make_unique<ZstdDecompressor>(name);
+  if (beginning.starts_with(gzip_mark)) return make_named<GzipDecompressor>(name);
+  if (is_zstd(beginning)) return make_named<ZstdDecompressor>(name);
   if (is_bzip2(beginning)) refuse_compression(name, "bzip2", "bzip2 -d");
   for (const UnreadCompression& one : unread_compressions) {
     if (beginning.starts_with(one.mark)) refuse_compression(name, one.name, one.way_out);
@@ -226,7 +234,7 @@ std::unique_ptr<Decompressor> make_decompressor(std::string_view beginning,
 }
 
 std::string name_without_compression(std::string_view name) {
-  std::string lower = lower_case(name);
+  std::string lower = ascii_lower(name);
   if (const CompressionEnding* const found = ending_of(lower)) {
     lower.resize(lower.size() - found->ending.size());
     lower.append(found->contents);
@@ -235,7 +243,7 @@ std::string name_without_compression(std::string_view name) {
 }
 
 bool is_named_compressed(std::string_view name) {
-  return ending_of(lower_case(name)) != nullptr;
+  return ending_of(ascii_lower(name)) != nullptr;
 }
 
 }  // namespace tessera

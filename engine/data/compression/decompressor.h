@@ -28,7 +28,8 @@ inline constexpr std::size_t compression_mark_bytes = 10;
 
 // By the first bytes of data; null if they are not compressed. `name` begins messages; it is a
 // file's. Throws Error(data) for a compression that is not read (xz, bzip2, LZ4, compress, zip),
-// and for a file whose name says that it is compressed, and that is not.
+// and for a file whose name says that it is compressed, and that is not;
+// Error(configuration) if the library cannot be loaded.
 std::unique_ptr<Decompressor> make_decompressor(std::string_view beginning,
                                                 const std::string& name);
 

@@ -71,7 +71,7 @@ std::int64_t padded(std::int64_t bytes) {
   return (bytes + block - 1) / block * block;
 }
 
-// What a pax header changes for the member behind it.
+// The changes of a pax header to the member behind it.
 struct Extension {
   std::optional<std::string> name, sparse_name;
   std::optional<std::int64_t> bytes;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/ascii_lower.h"
 #include "checkpoint/io/json.h"
 #include "tasks/columnar/tar/tar_reader.h"
 
@@ -19,6 +20,9 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr std::int64_t largest_sample = std::int64_t{64} << 20;
+constexpr std::size_t most_files = 1000;  // of a sample
+
 // "data/0001" and "en.txt" of "data/0001.en.txt". None for a name that is in no sample.
 std::optional<std::pair<std::string, std::string>> key_and_ending(const std::string& path) {
   const std::size_t slash = path.rfind('/');
@@ -26,10 +30,7 @@ std::optional<std::pair<std::string, std::string>> key_and_ending(const std::str
   const std::size_t dot = path.find('.', name);
   const bool meant = dot != std::string::npos && dot > name && path.compare(name, 2, "__") != 0;
   if (!meant) return std::nullopt;
-  std::string ending = path.substr(dot + 1);
-  std::transform(ending.begin(), ending.end(), ending.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  return std::pair(path.substr(0, dot), std::move(ending));
+  return std::pair(path.substr(0, dot), ascii_lower(std::string_view(path).substr(dot + 1)));
 }
 
 // The part behind the last dot says what is in the file.
@@ -60,6 +61,10 @@ class Samples {
                   "{}: its .{} is {}, which is not read; write the archive with whole files (GNU "
                   "tar: --hard-dereference, --dereference, without --sparse)",
                   place(), ending, member.elsewhere);
+    if (text || json) bytes_ += member.bytes;
+    TESSERA_CHECK(bytes_ <= largest_sample && endings_.size() <= most_files, ErrorCode::data,
+                  "{}: a sample of {} files and {} bytes; at most {} and {} are read", place(),
+                  endings_.size(), bytes_, most_files, largest_sample);
     if (text) {
       row_[ending] = tar.read();
     } else if (json) {
@@ -84,6 +89,7 @@ class Samples {
     any_ = true;
     row_ = ordered_json::object();
     endings_.clear();
+    bytes_ = 0;
     key_.reset();
   }
 
@@ -107,6 +113,7 @@ class Samples {
   const std::function<void(const ordered_json&, const std::string&)>& take_;
   std::optional<std::string> key_;
   std::set<std::string> endings_;
+  std::int64_t bytes_ = 0;  // of the texts and JSON
   ordered_json row_ = ordered_json::object();
   bool any_ = false;
 };

@@ -91,6 +91,16 @@ TEST(TableFiles, TheOrderInAFolderIsThatOfWholePaths) {
                    "out/lang=en/b.arrow", "out/lang=en/a.arrow"}));
 }
 
+TEST(TableFiles, AFolderPassesOverOtherCompressionsButNotOverTablesInThem) {
+  const TablesFolder folder;
+  folder.parquet("out/a.parquet");
+  folder.put("out/raw.zip", "PK\x03\x04...");
+  folder.put("out/notes.gz", "plain");
+  EXPECT_EQ(folder.found({"out"}), Names{"out/a.parquet"});
+  folder.put("out/b.tar.bz2", "BZh91AY&SY");
+  EXPECT_NE(folder.refusal("out").find("by bzip2, which is not read"), std::string::npos);
+}
+
 TEST(TableFiles, AFolderOfDatasetsHasTheFilesOfItsState) {
   const TablesFolder folder;
   const std::string arrow = bytes_of(columnar_fixture("types.arrows"));
