@@ -39,10 +39,10 @@ bool is_one_of(std::string_view ending, std::initializer_list<std::string_view> 
   return std::find(kinds.begin(), kinds.end(), last) != kinds.end();
 }
 
-class Samples {
+class SampleRows {
  public:
-  Samples(const std::string& archive,
-          const std::function<void(const ordered_json&, const std::string&)>& take)
+  SampleRows(const std::string& archive,
+             const std::function<void(const ordered_json&, const std::string&)>& take)
       : archive_(archive), take_(take) {}
 
   void add(TarReader& tar, const TarReader::Member& member, const std::string& key,
@@ -124,7 +124,7 @@ void for_each_tar_sample(
     TextReader& reader,
     const std::function<void(const ordered_json& row, const std::string& place)>& take) {
   TarReader tar(reader);
-  Samples samples(reader.name(), take);
+  SampleRows samples(reader.name(), take);
   while (const auto member = tar.next()) {
     if (const auto parts = key_and_ending(member->name)) {
       samples.add(tar, *member, parts->first, parts->second);
