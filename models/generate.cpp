@@ -7,24 +7,10 @@
 
 #include "base/error.h"
 #include "engine/autograd.h"
+#include "engine/nn/evaluation_mode.h"
 
 namespace tessera::models {
 namespace {
-
-// Evaluation mode for a scope.
-class EvaluationScope {
- public:
-  explicit EvaluationScope(nn::Module& module) : module_(module), training_(module.is_training()) {
-    module_.eval();
-  }
-  ~EvaluationScope() { module_.train(training_); }
-  EvaluationScope(const EvaluationScope&) = delete;
-  EvaluationScope& operator=(const EvaluationScope&) = delete;
-
- private:
-  nn::Module& module_;
-  bool training_;
-};
 
 struct Sequence {
   std::size_t number;
@@ -129,7 +115,7 @@ std::vector<std::vector<std::int64_t>> generate_all(LanguageModel& model,
                                                     const OnToken& on_token) {
   for (const auto& prompt : prompts) check_request(model, prompt, options);
   const NoGradGuard no_grad;
-  const EvaluationScope evaluation(model);
+  const nn::EvaluationMode evaluation(model);
   Generation generation(model, options, on_token);
   for (std::size_t first = 0; first < prompts.size(); first += most_sequences) {
     std::vector<Sequence> group;  // only their caches exist

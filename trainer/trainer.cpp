@@ -13,6 +13,7 @@
 #include "engine/device/backend.h"
 #include "engine/device/memory.h"
 #include "engine/device/memory_step.h"
+#include "engine/nn/evaluation_mode.h"
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "trainer/option_checks.h"
@@ -403,9 +404,7 @@ tasks::Evaluation Trainer::evaluate() {
                   "evaluate(); save() needs none");
   return guard_.run("evaluate()", RunGuard::Needs::last_step, [this] {
     const NoGradGuard no_grad;
-    nn::Module& module = task_->module();
-    const bool trains = module.is_training();
-    module.eval();
+    const nn::EvaluationMode evaluating(task_->module());
     tasks::Evaluation found;
     const BetweenBatches between(*task_, [this] {
       if (agree_to_stop()) throw EvaluationStopped{};
@@ -414,7 +413,6 @@ tasks::Evaluation Trainer::evaluate() {
       found = task_->evaluate(context_, options_.batch_size);
     } catch (const EvaluationStopped&) {  // on every rank
     }
-    module.train(trains);
     return found;
   });
 }

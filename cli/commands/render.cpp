@@ -58,8 +58,7 @@ struct RenderCommand {
  private:
   [[nodiscard]] std::string rendered(const nlohmann::ordered_json& row, const std::string& place,
                                      const tokenizers::ChatTemplates& templates) const {
-    std::vector<std::string> names;
-    for (const auto& item : row.items()) names.push_back(item.key());
+    const std::vector<std::string> names = tasks::member_names(row);
     const tasks::ConversationRow one =
         tasks::conversation_of(row, tasks::conversation_columns(names, columns, place), place);
     if (one.conversation.messages.is_null()) return one.prompt + one.completion;

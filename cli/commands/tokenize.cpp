@@ -26,7 +26,6 @@
 #include "engine/data/tokenize_text.h"
 #include "engine/storage/output_file.h"
 #include "logs/output_files.h"
-#include "tasks/columnar/json_lines.h"
 #include "tasks/columnar/table_corpus.h"
 #include "tasks/columnar/table_files.h"
 #include "tokenizers/load.h"
@@ -134,11 +133,6 @@ struct TokenizeCommand {
     return reads_standard_input() ? std::nullopt : tasks::find_table_files({text});
   }
 
-  [[nodiscard]] std::optional<std::vector<tasks::TableFile>> json_line_files() const {
-    if (reads_standard_input() || column.empty()) return std::nullopt;
-    return tasks::json_lines(tasks::expand_files({text}));
-  }
-
   // The file of the stream. A folder of shards is made here.
   [[nodiscard]] tasks::TokenOutput token_output() const {
     if (shard.empty()) return {out};
@@ -182,15 +176,17 @@ struct TokenizeCommand {
       from = counted(static_cast<std::int64_t>(files->size()), "file");
       tokens = tasks::write_table_tokens({std::move(*files), columns(), tokenizer}, loaded,
                                          static_cast<int>(workers), output, stop);
-    } else if (const auto rows = json_line_files()) {
-      if (rows->size() > 1) from = counted(static_cast<std::int64_t>(rows->size()), "file");
+    } else if (!column.empty() && reads_standard_input()) {
       of = "";
-      tokens = tasks::write_table_tokens({*rows, columns(), tokenizer}, loaded,
-                                         static_cast<int>(workers), output, stop);
-    } else if (!column.empty()) {
       TextReader reader = open_text();
-      tokens = tasks::write_json_line_tokens(reader, column, loaded, static_cast<int>(workers),
-                                             output, stop);
+      tokens = tasks::write_row_tokens(reader, {{}, columns(), tokenizer}, loaded,
+                                       static_cast<int>(workers), output, stop);
+    } else if (!column.empty()) {
+      of = "";
+      const auto lines_of = tasks::json_lines(tasks::expand_files({text}));
+      if (lines_of.size() > 1) from = counted(static_cast<std::int64_t>(lines_of.size()), "file");
+      tokens = tasks::write_table_tokens({lines_of, columns(), tokenizer}, loaded,
+                                         static_cast<int>(workers), output, stop);
     } else {
       tokens = write_text(loaded, output, from);
     }
@@ -275,11 +271,10 @@ Command describe_tokenize() {
       .arguments =
           {{.name = "text",
             .target = &options->text,
-            .help = "The text, in UTF-8, JSON lines (with --column), or Parquet, Arrow or tar: a "
-                    "file, a "
-                    "folder, or a pattern in quotes; - is standard input, for texts and JSON "
-                    "lines. All but Parquet "
-                    "and Arrow may be compressed by gzip or Zstandard",
+            .help =
+                "The text, in UTF-8, JSON lines (with --column), or Parquet, Arrow or tar: a file, "
+                "a folder, or a pattern in quotes; - is standard input, for texts and JSON lines. "
+                "All but Parquet and Arrow may be compressed by gzip or Zstandard",
             .type = "FILE",
             .required = true},
            {.name = "--tokenizer",

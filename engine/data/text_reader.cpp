@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <span>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -20,29 +21,41 @@ namespace {
 
 using namespace std::string_view_literals;
 
-// Files that no text begins like.
-struct Container {
+struct ContainerMark {
   std::string_view mark;
   std::size_t place;
+  Container kind;
   const char* name;
-  const char* way_out;
   std::string_view ending = "";  // of the names of such files, where a text could begin so
 };
-constexpr const char* give_as_file = "give it as a file or in a folder, and with its own name";
-constexpr const char* write_again = "write it as Parquet, Arrow or JSON lines";
-constexpr Container containers[] = {
-    {"PAR1", 0, "Parquet", give_as_file},
-    {"ARROW1", 0, "Arrow", give_as_file},
-    {"\xff\xff\xff\xff"sv, 0, "an Arrow stream", give_as_file},
-    {"ustar", 257, "a tar archive", give_as_file},
-    {"Obj\x01"sv, 0, "Avro", write_again},
-    {"ORC", 0, "ORC", write_again, ".orc"},
-    {"\x89HDF\r\n"sv, 0, "HDF5", write_again},
-    {"\x93NUMPY"sv, 0, "a NumPy array", write_again},
-    {"SQLite format 3\0"sv, 0, "an SQLite database", write_again},
+constexpr ContainerMark container_marks[] = {
+    {"PAR1", 0, Container::parquet, "Parquet"},
+    {"ARROW1", 0, Container::arrow, "Arrow"},
+    {"\xff\xff\xff\xff"sv, 0, Container::arrow, "an Arrow stream"},  // it begins with a message
+    {"ustar", 257, Container::tar, "a tar archive"},
+    {"Obj\x01"sv, 0, Container::other, "Avro"},
+    {"ORC", 0, Container::other, "ORC", ".orc"},
+    {"\x89HDF\r\n"sv, 0, Container::other, "HDF5"},
+    {"\x93NUMPY"sv, 0, Container::other, "a NumPy array"},
+    {"SQLite format 3\0"sv, 0, Container::other, "an SQLite database"},
 };
 
+// `name`: of the file, in lower case.
+const ContainerMark* mark_of(std::string_view beginning, std::string_view name) {
+  for (const ContainerMark& one : container_marks) {
+    const bool found =
+        beginning.size() > one.place && beginning.substr(one.place).starts_with(one.mark);
+    if (found && name.ends_with(one.ending)) return &one;
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+std::optional<Container> container_of(std::string_view beginning) {
+  const ContainerMark* const mark = mark_of(beginning, "");
+  return mark == nullptr ? std::nullopt : std::optional(mark->kind);
+}
 
 TextReader::TextReader(const std::filesystem::path& path)
     : name_(fmt::format("text {}", path.string())) {
@@ -110,12 +123,12 @@ void TextReader::require_text() {
   constexpr std::size_t wanted = 512;
   while (seen_.size() < wanted && (seen_.empty() || !is_idle()) && append_more(seen_, wanted)) {
   }
-  for (const Container& one : containers) {
-    const bool found =
-        seen_.size() > one.place && std::string_view(seen_).substr(one.place).starts_with(one.mark);
-    if (!found || !name_without_compression(name_).ends_with(one.ending)) continue;
-    fail(ErrorCode::data, "{} holds {}{}, and not a text; {}", name_, one.name,
-         decompressor_ ? ", compressed" : "", one.way_out);
+  if (const ContainerMark* const mark = mark_of(seen_, name_without_compression(name_))) {
+    fail(ErrorCode::data, "{} holds {}{}, and not a text; {}", name_, mark->name,
+         decompressor_ ? ", compressed" : "",
+         mark->kind == Container::other
+             ? "write it as Parquet, Arrow or JSON lines"
+             : "give it as a file or in a folder, and with its own name");
   }
   const std::string_view beginning = std::string_view(seen_).substr(0, compression_mark_bytes);
   TESSERA_CHECK(!decompressor_ || !make_decompressor(beginning, name_ + ": what is in it"),
@@ -173,12 +186,8 @@ bool TextReader::decompress(std::string& text, std::size_t bytes) {
 }
 
 bool is_compressed_text(const std::filesystem::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return false;
-  struct stat status {};
-  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-  ::close(file);
-  if (!regular) return false;
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return false;
   TextReader reader(path);
   reader.require_text();
   return reader.decompresses();

@@ -5,11 +5,19 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "engine/data/compression/decompressor.h"
 
 namespace tessera {
+
+// What files hold whose first bytes no text has.
+enum class Container : std::uint8_t { parquet, arrow, tar, other };
+
+// By the first 512 bytes, decompressed; none for what may be a text.
+std::optional<Container> container_of(std::string_view beginning);
 
 // A regular file, or standard input, which may be a pipe. Text that is compressed by gzip or
 // Zstandard is decompressed (make_decompressor()). Errors are Error(data) that begin with name().
@@ -54,8 +62,8 @@ class TextReader {
   std::unique_ptr<Decompressor> decompressor_;
 };
 
-// True if the file begins as one that TextReader decompresses. False for a file that cannot be
-// read. Throws as make_decompressor() and TextReader::require_text().
+// True if the regular file begins as one that TextReader decompresses. False for other kinds of
+// files. Throws as make_decompressor() and TextReader::require_text().
 [[nodiscard]] bool is_compressed_text(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -40,7 +40,7 @@ struct Update {
   Device device;
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
-  std::vector<std::byte*> states;  // in the order of state_names()
+  std::vector<std::byte*> states;  // in the order of state_names_of() the parameter
   std::int64_t count = 0;
   DType dtype = DType::float32;  // of parameter and states
   DType gradient_dtype = DType::float32;
@@ -85,7 +85,7 @@ class Optimizer {
     Device device;
     std::byte* parameter = nullptr;
     const std::byte* gradient = nullptr;
-    std::vector<std::byte*> states;  // in the order of state_names()
+    std::vector<std::byte*> states;  // in the order of state_names_of() the parameter
   };
   // After begin_step(): updates elements `range` of the segment in `memory`. Ranges may be split
   // anywhere and come in any order, but cover each element once. Gradients must be laid out like
@@ -164,7 +164,7 @@ class Optimizer {
   std::vector<std::size_t> segment_of_;           // by parameter
   std::vector<std::size_t> member_of_;            // its place among the segment's parameters
   std::vector<std::vector<std::int64_t>> edges_;  // by segment
-  std::vector<std::vector<Tensor>> states_;       // by segment, in the order of state_names()
+  std::vector<std::vector<Tensor>> states_;       // by segment, in the order of state_names_of()
   std::vector<StateFiles> state_files_;
   std::vector<std::int64_t> steps_;
   double learning_rate_ = 0;

@@ -68,8 +68,7 @@ class ConversationNumbers {
   }
 
   void take(const ordered_json& row, const TableFile& /*file*/, const std::string& place) {
-    std::vector<std::string> names;
-    for (const auto& item : row.items()) names.push_back(item.key());
+    const std::vector<std::string> names = member_names(row);
     find_columns(names, place);
     add(row, place);
   }
@@ -197,8 +196,7 @@ class RowFinder {
   }
   void take(const ordered_json& row, const TableFile& /*file*/, const std::string& place) {
     if (before_-- > 0) return;
-    std::vector<std::string> names;
-    for (const auto& item : row.items()) names.push_back(item.key());
+    const std::vector<std::string> names = member_names(row);
     found(row, conversation_columns(names, table_.columns, place), place);
   }
 

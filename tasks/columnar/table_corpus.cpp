@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -109,8 +110,10 @@ class TokenRows {
   }
 
   void begin_file(const TableFile& file) {
-    conversations_.emplace(table_.tokenizer, stamp_of_text(file.path).modified_ns / 1'000'000'000);
+    begin(stamp_of_text(file.path).modified_ns / 1'000'000'000);
   }
+  // `time`: of templates that ask for one, in seconds since 1970.
+  void begin(std::int64_t time) { conversations_.emplace(table_.tokenizer, time); }
 
   // A file without the column of the others is not read by another of its columns.
   void require_same_columns(const std::vector<std::string>& names, const TableFile& file) {
@@ -122,34 +125,48 @@ class TokenRows {
   }
 
   // A row of JSON lines: a conversation, or a text or token ids in the named column.
-  void take(const nlohmann::ordered_json& row, const TableFile& file, const std::string& place) {
+  void take(const nlohmann::ordered_json& row, const TableFile& /*file*/,
+            const std::string& place) {
+    take(row, place);
+  }
+  void take(const nlohmann::ordered_json& row, const std::string& place) {
     if (between_) between_();
-    std::vector<std::string> names;
-    for (const auto& item : row.items()) names.push_back(item.key());
-    if (table_.columns.size() < 2) {
-      if (!json_column_) {
-        json_column_ = table_.columns.empty() ? usual_member(row) : table_.columns.front();
-      }
-      const std::string& column = *json_column_;
-      const nlohmann::ordered_json* const value = member_at(row, column);
-      TESSERA_CHECK(value != nullptr || table_.columns.empty(), ErrorCode::data,
-                    "{}: no column {}; it has {}", place, column, fmt::join(names, ", "));
-      if (value != nullptr && value->is_string()) {
+    const std::vector<std::string> names = member_names(row);
+    if (const nlohmann::ordered_json* const value = value_of(row, names, place)) {
+      if (value->is_string()) {
         require_kind(true, place);
-        open(false, file.path, column);
+        open(false, place, *json_column_);
         texts_->add(value->get_ref<const std::string&>());
         return;
       }
-      if (value != nullptr && is_ids(*value)) {
-        open(true, file.path, column);
-        take_ids(*value, column, place);
+      if (is_ids(*value)) {
+        open(true, place, *json_column_);
+        take_ids(*value, *json_column_, place);
         return;
       }
     }
     const ConversationColumns columns = conversation_columns(names, table_.columns, place);
     require_kind(false, place);
-    open(false, file.path, columns.messages);
+    open(false, place, columns.messages);
     add(conversation_of(row, columns, place), place);
+  }
+
+  // The value of the column of texts or ids; null: there is none, it may be a conversation.
+  const nlohmann::ordered_json* value_of(const nlohmann::ordered_json& row,
+                                         const std::vector<std::string>& names,
+                                         const std::string& place) {
+    if (table_.columns.size() > 1) return nullptr;
+    if (!json_column_) {
+      json_column_ = table_.columns.empty() ? usual_member(row) : table_.columns.front();
+    }
+    const nlohmann::ordered_json* const value = member_at(row, *json_column_);
+    TESSERA_CHECK(value != nullptr || table_.columns.empty(), ErrorCode::data,
+                  "{}: no column {}; it has {}", place, *json_column_,
+                  names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
+    const bool is_of_column = !table_.columns.empty() || rows_are_texts_ == true || ids_;
+    TESSERA_CHECK(value == nullptr || !value->is_null() || !is_of_column, ErrorCode::data,
+                  "{}: column {} is null; leave such rows out", place, *json_column_);
+    return value;
   }
 
   static std::string usual_member(const nlohmann::ordered_json& row) {
@@ -199,7 +216,7 @@ class TokenRows {
                   column.field != nullptr ? "of the type " : "a folder's name",
                   column.field != nullptr ? column.field->type : "");
     const bool ids = is_id_list(*column.field);
-    open(ids, chunk.file->path, column.name);
+    open(ids, "data file " + chunk.file->path, column.name);
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       TESSERA_CHECK(!column.values->is_null(i), ErrorCode::data,
                     "{}: column {} is null; leave such rows out", chunk.place(i), column.name);
@@ -211,19 +228,20 @@ class TokenRows {
     }
   }
 
-  std::int64_t finish() {
+  // `source` begins the message about no tokens.
+  std::int64_t finish(const std::string& source) {
     if (texts_) texts_->finish();
     const bool shard = out_.shard.count > 0;
     if (!writer_ && shard) writer_.emplace(out_.path, tokenizer_, TextStamp{}, out_.shard);
     TESSERA_CHECK(writer_ && (shard || writer_->tokens() > 0), ErrorCode::data,
-                  "the data files of {} have no tokens", out_.path.string());
+                  "{} gives no tokens", source);
     writer_->finish();
     return writer_->tokens();
   }
 
  private:
   void take_conversations(const TableChunk& chunk) {
-    open(false, chunk.file->path, chunk.columns.front().name);
+    open(false, "data file " + chunk.file->path, chunk.columns.front().name);
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       nlohmann::ordered_json row = nlohmann::ordered_json::object();
       for (const TableChunk::Column& column : chunk.columns) row[column.name] = column.json(i);
@@ -241,7 +259,7 @@ class TokenRows {
     }
   }
 
-  void open(bool ids, const std::string& file, const std::string& column) {
+  void open(bool ids, const std::string& place, const std::string& column) {
     if (!writer_) {
       ids_ = ids;
       const UnknownTokenizer unknown;
@@ -251,9 +269,8 @@ class TokenRows {
       writer_.emplace(out_.path, named, TextStamp{}, out_.shard);
       if (!ids) texts_.emplace(tokenizer_, workers_, *writer_);
     }
-    TESSERA_CHECK(ids == ids_, ErrorCode::data,
-                  "data file {}: column {} has {}, and the files before it have {}", file, column,
-                  ids ? "token ids" : "texts", ids ? "texts" : "token ids");
+    TESSERA_CHECK(ids == ids_, ErrorCode::data, "{}: column {} has {}, and the rows before have {}",
+                  place, column, ids ? "token ids" : "texts", ids ? "texts" : "token ids");
   }
 
   void take_ids(const TableChunk& chunk, const TableChunk::Column& column) {
@@ -321,7 +338,23 @@ std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokeniz
   TESSERA_REQUIRE(workers > 0, "{} workers", workers);
   TokenRows rows(table, tokenizer, workers, out, between);
   read_rows(table.files, rows);
-  return rows.finish();
+  const std::string& last = table.files.back().path;
+  return rows.finish(table.files.size() == 1
+                         ? "data file " + last
+                         : fmt::format("data files {} to {}", table.files.front().path, last));
+}
+
+std::int64_t write_row_tokens(TextReader& reader, const TableText& table,
+                              const Tokenizer& tokenizer, int workers, const TokenOutput& out,
+                              const std::function<void()>& between) {
+  TESSERA_REQUIRE(workers > 0, "{} workers", workers);
+  TokenRows rows(table, tokenizer, workers, out, between);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  rows.begin(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+  for_each_json_row(
+      TableFileKind::json_lines, reader,
+      [&](const nlohmann::ordered_json& row, const std::string& place) { rows.take(row, place); });
+  return rows.finish(reader.name());
 }
 
 std::uint64_t tokens_purpose(const TableText& table, const Tokenizer& tokenizer) {

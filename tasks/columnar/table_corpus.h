@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "engine/data/corpus.h"
+#include "engine/data/text_reader.h"
 #include "engine/data/tokenizer.h"
 #include "tasks/columnar/table_files.h"
 #include "tasks/columnar/text_appender.h"
@@ -50,6 +51,12 @@ struct TableText {
 // vocabulary, a column of another type; no row at all.
 std::int64_t write_table_tokens(const TableText& table, const Tokenizer& tokenizer, int workers,
                                 const TokenOutput& out, const std::function<void()>& between = {});
+
+// The same for the rows of JSON lines that `reader` gives, as those of standard input; `table` has
+// no files. Memory holds some MiB, and at least a line, of 64 MiB at most.
+std::int64_t write_row_tokens(TextReader& reader, const TableText& table,
+                              const Tokenizer& tokenizer, int workers, const TokenOutput& out,
+                              const std::function<void()>& between = {});
 
 // The purpose (DerivedFile) of a file with the tokens of these rows: it changes with the tokenizer,
 // the columns and the chat template.

@@ -27,12 +27,10 @@ namespace {
 namespace fs = std::filesystem;
 
 std::optional<TableFileKind> kind_of_beginning(std::string_view begin) {
-  if (begin.starts_with("PAR1")) return TableFileKind::parquet;
-  constexpr std::string_view continuation = "\xff\xff\xff\xff";  // a stream begins with a message
-  if (begin.starts_with("ARROW1") || begin.starts_with(continuation)) return TableFileKind::arrow;
-  constexpr std::size_t tar_mark = 257;
-  const bool tar = begin.size() > tar_mark && begin.substr(tar_mark).starts_with("ustar");
-  return tar ? std::optional(TableFileKind::tar) : std::nullopt;
+  const std::optional<Container> container = container_of(begin);
+  if (container == Container::parquet) return TableFileKind::parquet;
+  if (container == Container::arrow) return TableFileKind::arrow;
+  return container == Container::tar ? std::optional(TableFileKind::tar) : std::nullopt;
 }
 
 std::optional<TableFileKind> kind_of_name(const fs::path& path) {
@@ -48,10 +46,8 @@ std::optional<TableFileKind> kind_of_name(const fs::path& path) {
 // `passes_over`: none for a compression that is not read or is damaged, too.
 std::optional<std::string> beginning_of(const std::string& path, bool passes_over,
                                         bool& compressed) {
-  struct stat status {};
-  const bool readable = ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
-                        ::access(path.c_str(), R_OK) == 0;
-  if (!readable) return std::nullopt;
+  std::error_code unknown;
+  if (!fs::is_regular_file(path, unknown) || ::access(path.c_str(), R_OK) != 0) return std::nullopt;
   constexpr std::int64_t wanted = 512;
   try {
     TextReader reader(path);

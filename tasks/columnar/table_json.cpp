@@ -28,12 +28,6 @@ void append_line(const nlohmann::json& object, const std::string& place, std::st
   lines += '\n';
 }
 
-std::string names_in(const nlohmann::ordered_json& row) {
-  std::vector<std::string> names;
-  for (const auto& item : row.items()) names.push_back(item.key());
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 void append_row(const TableChunk& chunk, std::int64_t row, std::string& lines) {
   nlohmann::json object = nlohmann::json::object();
   for (const TableChunk::Column& column : chunk.columns) {
@@ -69,7 +63,7 @@ class LineRows {
     for (const std::string& column : columns_) {
       const nlohmann::ordered_json* const value = member_at(row, column);
       TESSERA_CHECK(value != nullptr, ErrorCode::data, "{}: no column {}; it has {}", place, column,
-                    names_in(row));
+                    fmt::join(member_names(row), ", "));
       TESSERA_CHECK(!value->is_null(), ErrorCode::data,
                     "{}: column {} is null; leave such rows out", place, column);
       TESSERA_CHECK(!value->is_object(), ErrorCode::data,

@@ -91,6 +91,12 @@ ordered_json json_in(const ordered_json& row, const char* column, const std::str
 
 }  // namespace
 
+std::vector<std::string> member_names(const ordered_json& object) {
+  std::vector<std::string> names;
+  for (const auto& item : object.items()) names.push_back(item.key());
+  return names;
+}
+
 const ordered_json* member_at(const ordered_json& object, std::string_view path) {
   if (!object.is_object()) return nullptr;
   if (const auto found = object.find(path); found != object.end()) return &*found;

@@ -12,6 +12,8 @@
 
 namespace tessera::tasks {
 
+// The names of the members, in their order.
+std::vector<std::string> member_names(const nlohmann::ordered_json& object);
 // The member with this name, or with this path of names with dots; null: there is none.
 const nlohmann::ordered_json* member_at(const nlohmann::ordered_json& object,
                                         std::string_view path);

@@ -12,6 +12,7 @@
 #include "engine/autograd.h"
 #include "engine/data/permutation.h"
 #include "engine/device/memory_kind.h"
+#include "engine/nn/evaluation_mode.h"
 #include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "engine/tensor_ops.h"
@@ -27,21 +28,6 @@ Tensor placed(const std::vector<T>& values, const Shape& shape, Device device) {
   const MemoryScope kind(MemoryKind::other);
   return Tensor::from(std::span<const T>(values), shape).to(device);
 }
-
-// The module computes as in evaluation while this lives.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(nn::Module& module) : module_(module), trains_(module.is_training()) {
-    module_.eval();
-  }
-  ~EvaluationMode() { module_.train(trains_); }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  nn::Module& module_;
-  bool trains_;
-};
 
 // The log-probabilities of a batch's answers and the numbers of their tokens, all [2, pairs].
 struct AnswerLogProbs {
@@ -247,7 +233,7 @@ Tensor losses_without_adapters(models::LanguageModel& model, const Tensor& ids,
                                const Tensor& targets) {
   const NoGradGuard no_grad;
   const WithoutLora alone;
-  const EvaluationMode evaluating(model);
+  const nn::EvaluationMode evaluating(model);
   return model.row_losses(ids, targets);
 }
 

@@ -31,9 +31,9 @@
 #include "models/registry/registry.h"
 #include "tasks/columnar/arrow/arrow_input.h"
 #include "tasks/columnar/arrow/arrow_reader.h"
-#include "tasks/columnar/json_lines.h"
 #include "tasks/columnar/json_rows.h"
 #include "tasks/columnar/tar/tar_samples.h"
+#include "tasks/columnar/text_appender.h"
 #include "tasks/conversations/conversation.h"
 #include "tasks/conversations/preference.h"
 #include "tokenizers/chat/chat_template.h"
@@ -434,8 +434,15 @@ void run_json_lines(std::string_view bytes) {
   static const ScratchFolder folder;
   const MemoryFile file(bytes);
   TextReader reader(file.path());
-  (void)tasks::write_json_line_tokens(reader, "meta.text", ByteTokenizer(), 1,
-                                      {folder.path() / "out.tokens", {1, 1}});
+  const ByteTokenizer tokenizer;
+  TokenStreamWriter writer(folder.path() / "out.tokens", tokenizer, TextStamp{}, {1, 1});
+  tasks::TextAppender texts(tokenizer, 1, writer);
+  tasks::for_each_json_line(reader, [&](std::string_view line, const std::string& place) {
+    const nlohmann::ordered_json row = tasks::json_row(line, place);
+    const nlohmann::ordered_json* const text = tasks::member_at(row, "meta.text");
+    if (text != nullptr && text->is_string()) texts.add(text->get_ref<const std::string&>());
+  });
+  texts.finish();
 }
 
 // An archive, perhaps compressed.

@@ -8,6 +8,7 @@ import pytest
 import teacher_states
 import torch
 from models import MAKERS, gpt2, qwen2
+from text_batches import batches
 
 FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "tasks/fixtures"
 FIXTURE = FIXTURES / "distillation.json"
@@ -57,21 +58,13 @@ def recipe_of(pairs):
                        for of_student, of_teacher, weight, loss in pairs])
 
 
-def batches(text):
-    ids = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
-    for step in range(STEPS):
-        starts = [(step * BATCH + row) * TOKENS for row in range(BATCH)]
-        yield (torch.stack([ids[start:start + TOKENS] for start in starts]),
-               torch.stack([ids[start + 1:start + TOKENS + 1] for start in starts]))
-
-
 def train_in_torch(student, teacher, text, temperature, weight, pairs=()):
     """(loss, gradient norm) of each step of plain SGD, in fp64."""
     student, teacher = student.double().train(), teacher.double().eval()
     own, theirs = Watched(student, [pair[0] for pair in pairs]), Watched(teacher, [pair[1] for pair in pairs])
     optimizer = torch.optim.SGD(student.parameters(), lr=RATE)
     curve = []
-    for inputs, targets in batches(text):
+    for inputs, targets in batches(text, STEPS, BATCH, TOKENS):
         with torch.no_grad():
             taught = teacher(inputs).logits.flatten(0, 1)
         loss = distillation.distillation_loss(student(inputs).logits.flatten(0, 1), taught, targets.flatten(),

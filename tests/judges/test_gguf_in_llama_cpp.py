@@ -5,6 +5,7 @@ import math
 import pathlib
 
 import gguf
+import llama_server
 import pytest
 import torch
 from models import assert_close, gpt2, llama, logits_of, mistral, olmo2, phi3, qwen2, qwen3, smollm3
@@ -32,16 +33,7 @@ def positions_matter(model):
 
 
 def greedy_tokens_of_llama_cpp(path, ids):
-    xllamacpp = pytest.importorskip("xllamacpp")
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.n_ctx = 64
-    params.n_gpu_layers = 0
-    params.warmup = False
-    params.cpuparams.n_threads = 1
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    answer = xllamacpp.Server(params).handle_completions(
+    answer = llama_server.start(path, exact=True).handle_completions(
         {"prompt": ids, "n_predict": NEW_TOKENS, "temperature": 0, "top_k": 1, "n_probs": 1, "ignore_eos": True,
          "cache_prompt": False})
     return [token["id"] for token in answer["choices"][0]["logprobs"]["content"]]

@@ -3,6 +3,7 @@ has a note that says why it does not."""
 import json
 import urllib.request
 
+import llama_server
 import pytest
 from models import gpt2, llama
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -131,14 +132,7 @@ CASES = {
 
 
 def ids_in_llama_cpp(path, texts):
-    xllamacpp = pytest.importorskip("xllamacpp")
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.n_ctx = 64
-    params.n_gpu_layers = 0
-    params.warmup = False
-    params.cpuparams.n_threads = 1
-    server = xllamacpp.Server(params)
+    server = llama_server.start(path)
     found = []
     for text in texts:
         body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()

@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 from models import gpt2
+from text_batches import batches
 
 TOKENS = 64
 BATCH = 4  # of the world
@@ -31,23 +32,13 @@ class Lion(torch.optim.Optimizer):
                 mean.mul_(BETAS[1]).add_(gradient, alpha=1 - BETAS[1])
 
 
-def batches(text):
-    """The file's windows in order, epoch by epoch, as with `data.shuffle: false`."""
-    ids = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
-    windows = (len(ids) - 1) // TOKENS
-    for step in range(STEPS):
-        starts = [(step * BATCH + row) % windows * TOKENS for row in range(BATCH)]
-        yield (torch.stack([ids[start:start + TOKENS] for start in starts]),
-               torch.stack([ids[start + 1:start + TOKENS + 1] for start in starts]))
-
-
 def train_in_torch(model, text):
     """The losses, and the mean of gradients of every parameter."""
     model.train()
     optimizer = Lion([{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
                       {"params": [p for p in model.parameters() if p.dim() < 2]}])
     losses = []
-    for inputs, targets in batches(text):
+    for inputs, targets in batches(text, STEPS, BATCH, TOKENS):
         loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from models import gpt2
+from text_batches import batches
 
 TOKENS = 64
 BATCH = 4  # of the world
@@ -27,16 +28,6 @@ def orthogonal_in_fp32(gradient, coefficients, steps, eps):
     return x.T if gradient.size(0) > gradient.size(1) else x
 
 
-def batches(text):
-    """The file's windows in order, epoch by epoch, as with `data.shuffle: false`."""
-    ids = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
-    windows = (len(ids) - 1) // TOKENS
-    for step in range(STEPS):
-        starts = [(step * BATCH + row) % windows * TOKENS for row in range(BATCH)]
-        yield (torch.stack([ids[start:start + TOKENS] for start in starts]),
-               torch.stack([ids[start + 1:start + TOKENS + 1] for start in starts]))
-
-
 def is_hidden_matrix(name, parameter):
     return parameter.dim() == 2 and "wte" not in name and "wpe" not in name
 
@@ -53,7 +44,7 @@ def train_in_torch(model, text):
     adamw = torch.optim.AdamW([{"params": tables, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0}],
                               lr=RATE, betas=BETAS)
     losses = []
-    for inputs, targets in batches(text):
+    for inputs, targets in batches(text, STEPS, BATCH, TOKENS):
         loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -202,10 +202,6 @@ const CompressionEnding* ending_of(std::string_view lower) {
        name, compression, way_out);
 }
 
-}  // namespace
-
-namespace {
-
 // The message of a library that cannot be loaded gets the name of the data.
 template <class OfFormat>
 std::unique_ptr<Decompressor> make_named(const std::string& name) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -16,6 +17,7 @@ namespace {
 
 // The values of a list, or the texts, of one row.
 constexpr std::int64_t longest_value = std::int64_t{1} << 30;
+constexpr std::int64_t farthest_place = std::int64_t{1} << 47;  // sums of places do not overflow
 
 // `count` numbers of a buffer from `first` on.
 template <class Number>
@@ -56,18 +58,23 @@ struct View {
 static_assert(sizeof(View) == 16);
 constexpr std::int32_t longest_inline = 12;
 
-// The lengths of views of texts, or of lists, whose column begins with this buffer.
-std::vector<std::int64_t> lengths_of_views(const ArrowBatch& batch, const ArrowField& field,
-                                           std::size_t buffer, std::int64_t first,
-                                           std::int64_t count) {
-  if (field.kind == ArrowKind::list) {
-    return signed_numbers_of(batch, buffer + 2, field.wide, first, count);
+// How many lists have at most `most` values together and lie in a range of at most four times as
+// many, which is read for them. Damaged numbers are found when they are read.
+std::int64_t fitting_list_views(std::span<const std::int64_t> starts,
+                                std::span<const std::int64_t> lengths, std::int64_t most) {
+  std::int64_t values = 0, begin = 0, end = 0;
+  std::size_t row = 0;
+  for (; row < lengths.size(); ++row) {
+    const std::int64_t length = std::clamp<std::int64_t>(lengths[row], 0, longest_value);
+    if (length == 0) continue;
+    const std::int64_t start = std::clamp<std::int64_t>(starts[row], 0, farthest_place);
+    if (values == 0) begin = end = start;
+    values += length;
+    begin = std::min(begin, start);
+    end = std::max(end, start + length);
+    if (values > most || end - begin > 4 * most) break;
   }
-  std::vector<std::int64_t> lengths;
-  for (const View& view : numbers_of<View>(batch, buffer + 1, first, count)) {
-    lengths.push_back(view.length);
-  }
-  return lengths;
+  return static_cast<std::int64_t>(row);
 }
 
 void check_rows(const ArrowBatch& batch, std::size_t node, std::int64_t first, std::int64_t count) {
@@ -388,14 +395,18 @@ std::int64_t ArrowValues::fitting_rows(const ArrowBatch& batch, const ArrowColum
   } else if (field.kind == ArrowKind::fixed_list) {
     fitting = most / std::max<std::int64_t>(field.list_size, 1);
     largest = field.list_size;
+  } else if (field.view && field.kind == ArrowKind::list && count > 0) {
+    const auto starts = signed_numbers_of(batch, buffer + 1, field.wide, first, count);
+    const auto lengths = signed_numbers_of(batch, buffer + 2, field.wide, first, count);
+    fitting = fitting_list_views(starts, lengths, most);
+    largest = lengths.front();
   } else if (field.view && count > 0) {
-    const std::vector<std::int64_t> lengths = lengths_of_views(batch, field, buffer, first, count);
-    const auto behind = std::find_if(lengths.begin(), lengths.end(), [&](std::int64_t length) {
-      most -= std::max<std::int64_t>(length, 0);
+    const auto views = numbers_of<View>(batch, buffer + 1, first, count);
+    const auto behind = std::find_if(views.begin(), views.end(), [&](const View& view) {
+      most -= std::max(view.length, 0);
       return most < 0;
     });
-    fitting = behind - lengths.begin();
-    largest = field.kind == ArrowKind::list ? lengths.front() : 0;
+    fitting = behind - views.begin();
   }
   TESSERA_CHECK(largest <= longest_value, ErrorCode::data,
                 "{}: a row of column {} has {} bytes or values; a row has at most {}", batch.what(),

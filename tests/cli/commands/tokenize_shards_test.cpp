@@ -186,7 +186,7 @@ TEST(TokenizeShards, BadInputIsOneLineAndLeavesNothing) {
       {"\xf0\x9f\x92", shard, gpt2, 4, "in the middle of a character"},
       {"{\"text\": \"caf\xc3", rows, gpt2, 4, "standard input, line 1': not valid JSON"},
       {std::string("{\"text\": \"\0\"}", 13), rows, gpt2, 4, "standard input, line 1'"},
-      {"{\"txt\": 1}", rows, gpt2, 4, "no column text; the line has txt"},
+      {"{\"txt\": 1}", rows, gpt2, 4, "no column text; it has txt"},
       {"text", rows, "bytes", 4, "line 1': not valid JSON"},
       {"text", {"--out", out, "--shard", "0/0"}, "bytes", 2, "--shard 0/0: give I/N"},
       {"text", {"--out", out, "--shard", "5/3"}, "bytes", 2, "--shard 5/3: give I/N"},

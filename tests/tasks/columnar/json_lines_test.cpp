@@ -1,11 +1,11 @@
 // The texts of JSON lines: which line each token is of, and what is refused, with its line.
-#include "tasks/columnar/json_lines.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "engine/data/corpus.h"
+#include "tasks/columnar/table_corpus.h"
 #include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
 
@@ -19,8 +19,8 @@ class LinesFolder : public DataFolder {
   std::int64_t write_tokens(const std::string& lines, const std::string& column = "text",
                             TokenShard shard = {}, int workers = 1) const {
     TextReader reader{fs::path(write("in.jsonl", lines))};
-    return write_json_line_tokens(reader, column, ByteTokenizer(), workers,
-                                  {path("out.tokens"), shard});
+    return write_row_tokens(reader, {{}, {column}}, ByteTokenizer(), workers,
+                            {path("out.tokens"), shard});
   }
   [[nodiscard]] std::string texts_of(const std::string& lines, const std::string& column = "text",
                                      int workers = 1) const {
@@ -98,10 +98,11 @@ TEST(JsonLines, BadLinesAreNamed) {
   folder.expect_refusal(good + "{\"text\": \"cut o", "line 2': not valid JSON at byte 16");
   folder.expect_refusal(good + good + "{\"text\": \"\xc3\"}\n" + good, "line 3': not valid JSON");
   folder.expect_refusal(good + std::string("{\"text\": \"\0\"}\n", 14), "line 2'");
-  folder.expect_refusal("{\"a\": 1, \"txt\": \"\"}", "line 1: no column text; the line has a, txt");
-  folder.expect_refusal("{}", "line 1: no column text; the line has none");
-  folder.expect_refusal("{\"text\": null}", "line 1: column text is null, not a text; leave such");
-  folder.expect_refusal("{\"text\": [1, 2]}", "line 1: column text is array, not a text");
+  folder.expect_refusal("{\"a\": 1, \"txt\": \"\"}", "line 1: no column text; it has a, txt");
+  folder.expect_refusal("{}", "line 1: no column text; it has none");
+  folder.expect_refusal("{\"text\": null}", "line 1: column text is null; leave such rows out");
+  folder.expect_refusal(good + "{\"text\": null}", "line 2: column text is null; leave such rows");
+  folder.expect_refusal("{\"text\": [true]}", "line 1: a message is boolean, not an object");
   folder.expect_refusal("{\"text\": \"a\", \"text\": \"b\"}", "line 1': key \"text\" twice");
   folder.expect_refusal("\"text\"\n", "line 1: a JSON string, and not an object");
   folder.expect_refusal(std::string(1000, '['), "line 1'");

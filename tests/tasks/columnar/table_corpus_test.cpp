@@ -140,7 +140,7 @@ TEST(TableCorpus, TokenIdsOfJsonLines) {
   refuse(R"({"meta": {"ids": [1]}})"
          "\n"
          R"({"meta": {"ids": "text"}})",
-         "has texts, and the files before it have token ids");
+         "has texts, and the rows before have token ids");
   refuse(R"({"meta": {"id": [1]}})", "no column meta.ids; it has meta");
 }
 
