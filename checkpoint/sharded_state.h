@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "engine/optim/optimizer.h"
@@ -17,6 +18,10 @@ namespace tessera::checkpoint {
 enum class Direction : std::uint8_t { save, load };
 State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction,
                const StateNames& names = {});
+// The model's part alone. A save takes the optimizer's averages for the parameters, if it has any
+// (Optimizer::average_state()).
+std::vector<LogicalTensor> model_of(const ShardedModel& model, optim::Optimizer* optimizer,
+                                    Direction direction, const StateNames& names = {});
 
 }  // namespace tessera::checkpoint
 

@@ -9,6 +9,7 @@
 
 #include "base/counted.h"
 #include "base/text/byte_size.h"
+#include "engine/ops/products/quantized.h"
 #include "training/device.h"
 
 namespace tessera::cli {
@@ -91,6 +92,14 @@ std::string note_of(const Spike& spike) {
              : fmt::format("step {}: {}: the step is skipped", spike.step, cause);
 }
 
+std::string note_of_parts(const StepMetrics& metrics) {
+  return fmt::format(
+      "step {}: the ranks' parts of a batch are {} samples from now on, no longer {}: in this step "
+      "the slowest rank computed {:.0f} % longer than the mean",
+      metrics.step, text_of_shares(metrics.rebalanced_to), text_of_shares(metrics.rank_samples),
+      100 * metrics.imbalance);
+}
+
 std::string describe_data(const std::vector<std::pair<std::string, std::int64_t>>& counts) {
   std::string text;
   for (auto [name, count] : counts) {
@@ -105,20 +114,23 @@ std::string describe(const Trainer& training, const training::Recipe& recipe) {
   const std::vector<std::int64_t> sets = task.samples_per_epoch();
   std::int64_t all = 0, trained = 0, ignored = 0;
   for (const auto& parameter : training.model().sharded_parameters()) {
-    all += parameter.shape.elements();
+    all += parameter_elements(parameter.shape, parameter.local.dtype());
     if (parameter.local.requires_grad()) trained += parameter.shape.elements();
   }
   for (const auto& parameter : training.model().ignored_parameters()) {
-    ignored += parameter.shape.elements();
+    ignored += parameter_elements(parameter.shape, parameter.tensor.dtype());
   }
   const Context& context = training.context();
   return fmt::format(
-      "{} parameters{}{}, {} over {}{}, batch {} a rank, {} an epoch, on {}", all,
+      "{} parameters{}{}, {} over {}{}, batch {} a rank{}, {} an epoch, on {}", all,
       trained == all ? "" : fmt::format(", {} of them trained", trained),
       ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
       name_of(recipe.sharding.sharding_strategy), counted(context.world_size(), "rank"),
       context.world_size() == 1 ? "" : fmt::format(" ({})", context.communicator().backend()),
       task.describe_batch(training::batch_size_per_rank(recipe, context.world_size())),
+      training.shares().are_asked()
+          ? fmt::format(" in parts of {} samples", text_of_shares(training.shares().samples()))
+          : "",
       sets.size() == 1 ? counted(sets.front(), "sample")
                        : fmt::format("{} samples", fmt::join(sets, " + ")),
       training::describe_choice(recipe, context.device()));

@@ -16,6 +16,9 @@ std::string note_of(const RunEvent& event, const training::Recipe& recipe);
 
 std::string note_of(const Spike& spike);
 
+// The parts of the batches that the ranks take from the next step on.
+std::string note_of_parts(const StepMetrics& metrics);
+
 // Task::data_counts() in one line; empty: there are none.
 std::string describe_data(const std::vector<std::pair<std::string, std::int64_t>>& counts);
 

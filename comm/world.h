@@ -64,6 +64,8 @@ struct ConnectOptions {
 // world of one rank, on a GPU too) or of several (`shm+tcp` or `shm+mpi`), on GPUs through
 // connect_nccl() (nccl.h). Throws Error(rank_failed) naming the ranks that did not come,
 // Error(configuration) for a duplicate rank or ranks that disagree on the world.
+// It may set NCCL_SOCKET_IFNAME, or OMPI_MCA_pml and OMPI_MCA_btl: no other thread of the process
+// may read the environment meanwhile.
 std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& options = {});
 
 // Runs fn(communicator) on `ranks` threads of this process (backend `local`) and joins them. When a

@@ -52,6 +52,7 @@ namespace tessera {
   X(cumulative_sum)                   \
   X(gather)                           \
   X(scatter_add)                      \
+  X(convolution)                      \
   X(recompute)                        \
   X(custom)
 

@@ -1,7 +1,8 @@
 // Tensor operations. Each is differentiable (engine/op_list.h) unless its comment says otherwise.
 // Each checks shapes and dtypes and throws a std::logic_error that names the op, the shapes and
 // dtypes, and the module whose call is open. Arithmetic is fp32 for every storage dtype (fp64 for
-// fp64). Integers are for ids, targets and masks; cast() converts them for arithmetic.
+// fp64; numbers beside tensors, as eps, scale, soft_cap and p, are rounded to fp32 before).
+// Integers are for ids, targets and masks; cast() converts them for arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -142,14 +143,39 @@ struct AttentionOptions {
   // Needs `causal` and as many keys as queries: a query sees only keys of its own document. Made
   // by document_starts(), on q's device; or undefined.
   Tensor document_starts = {};
+  // [heads]: the score of one further key of each query head, whose value is 0 (gpt-oss). It takes
+  // part in the softmax and is not masked; or undefined. Differentiable.
+  Tensor sinks = {};
+  // Added to the scores after scale and cap: [Tq, Tk], [heads or 1, Tq, Tk] or [batch or 1, heads
+  // or 1, Tq, Tk] of any floating dtype, -inf hides a key; or undefined. It is used in fp32 (fp64
+  // for fp64). Its gradient sums over the samples, and in each over the heads, that share an
+  // element, in ascending order; computing it takes two further products per score. On a GPU a call
+  // with a bias runs on ordinary cores. Of distances: distance_bias(), or sequence_attention(),
+  // which needs no matrix.
+  Tensor bias = {};
 };
+// A bias for AttentionOptions, [heads, queries, keys], from `by_distance` [2 * L - 1, heads]: key j
+// uses row j - p + L - 1 for the query at p, L is at least `keys`, and the last query is at the
+// last key. It is the matrix of SequenceAttentionOptions::relative_bias (T5). Differentiable.
+Tensor distance_bias(const Tensor& by_distance, std::int64_t queries, std::int64_t keys);
 // The first position of each position's document, as int32, for AttentionOptions: it is made once
 // for a batch and used by all layers. ids [batch, T], int32 or int64 on the CPU, give the document
 // of each position; documents are adjacent, and ids do not decrease along a row.
 Tensor document_starts(const Tensor& ids, Device device = Device::cpu());
-// q [batch, Tq, heads*D], k and v [batch, Tk, key_heads*D] -> [batch, Tq, heads*D].
+// q [batch, Tq, heads*D], k [batch, Tk, key_heads*D], v [batch, Tk, key_heads*Dv] -> [batch, Tq,
+// heads*Dv]. D and Dv may differ (multi-head latent attention), with all options. On a GPU tensor
+// cores take 16-bit types with both up to 128 and multiples of 8.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options);
+// attention() with the logarithm of the sum of each row's exponentials, [batch, heads, Tq] in fp32
+// (fp64 for fp64), -inf for a row without visible keys. Both are differentiable, so results for
+// parts of the keys can be joined: part i has the weight exp(log_sum_exp_i - logsumexp of all). No
+// sinks.
+struct AttentionParts {
+  Tensor out, log_sum_exp;
+};
+AttentionParts attention_parts(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const AttentionOptions& options);
 // qkv is [batch, T, (heads + 2*key_heads)*D]: q, then k, then v. No part is copied.
 Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options);
 
@@ -174,6 +200,8 @@ struct SequenceAttentionOptions {
   // Added to the scaled scores: [2 * L - 1, heads] in fp32 (fp64 for fp64). Key j uses row j - i +
   // L - 1 for query i; L is at least `longest`. May be undefined.
   Tensor relative_bias = {};
+  // A query sees only the keys at most this far before and after its own, at least 1.
+  std::optional<std::int64_t> window = {};
 };
 // Attention of each sequence to itself: q, k and v [rows, heads*D] -> [rows, heads*D]. The result
 // of a sequence does not depend on other sequences or on the position of its rows.

@@ -22,8 +22,14 @@ Shape::Shape(std::span<const std::int64_t> sizes) : dimensions_(static_cast<int>
 }
 
 std::int64_t Shape::elements() const {
+  const auto all = sizes();
+  if (std::ranges::find(all, 0) != all.end()) return 0;
   std::int64_t product = 1;
-  for (const std::int64_t size : sizes()) product *= size;
+  for (const std::int64_t size : all) {
+    const bool fits = !__builtin_mul_overflow(product, size, &product) && product <= max_elements;
+    TESSERA_REQUIRE(fits, "a tensor of shape {} has more elements than memory can hold",
+                    to_string());
+  }
   return product;
 }
 

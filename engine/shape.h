@@ -12,6 +12,7 @@ namespace tessera {
 class Shape {
  public:
   static constexpr int max_dimensions = 6;
+  static constexpr std::int64_t max_elements = std::int64_t{1} << 60;  // so that bytes fit 64 bits
 
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> sizes);
@@ -21,6 +22,7 @@ class Shape {
   // Negative indices count from the end.
   std::int64_t operator[](int dimension) const { return sizes_[index(dimension)]; }
   std::int64_t& operator[](int dimension) { return sizes_[index(dimension)]; }
+  // Throws a std::logic_error if they are more than max_elements.
   [[nodiscard]] std::int64_t elements() const;
   [[nodiscard]] std::span<const std::int64_t> sizes() const {
     return {sizes_.data(), static_cast<std::size_t>(dimensions_)};

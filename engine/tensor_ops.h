@@ -149,6 +149,11 @@ Tensor logsumexp(const Tensor& x, const Dimensions& dimensions, bool keep = fals
 Tensor norm(const Tensor& x, double p = 2, const Dimensions& dimensions = {}, bool keep = false);
 Tensor softmax(const Tensor& x, int dimension);
 Tensor log_softmax(const Tensor& x, int dimension = -1);
+// x [samples, channels, ..]: each sample's channels in `groups` are normalised together, over their
+// places too; then each channel is multiplied by gamma and beta is added, [channels] or undefined.
+// Computed in fp32 throughout (fp64 for fp64); the result has gamma's dtype, or x's without it.
+Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& gamma = {},
+                  const Tensor& beta = {}, double eps = 1e-5);
 // Element j is the sum of elements 0 to j, in fp64 before it is rounded.
 Tensor cumulative_sum(const Tensor& x, int dimension);
 

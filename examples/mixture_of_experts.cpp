@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,9 +74,13 @@ void train(const std::string& strategy, const std::string& folder, std::int64_t 
   Net net;
   ts::ShardingOptions sharding{.wrap = ts::WrapPolicy::list({"first", "second"})};
   sharding.group_size = context.world_size();
+  bool known = false;
   for (const ts::StrategyRow& row : ts::strategy_table) {
-    if (row.name == strategy) sharding.strategy = row.strategy;
+    if (row.name != strategy) continue;
+    sharding.strategy = row.strategy;
+    known = true;
   }
+  if (!known) throw std::invalid_argument(strategy + ": there is no such strategy");
   const auto loss = [&net](const ts::Tensor& x, const ts::Tensor& y) { return net.loss(x, y); };
   ts::TrainerOptions options;
   options.steps = steps;

@@ -63,7 +63,7 @@ ts::SaveOptions adapters_alone(const ts::LoraOptions& lora, const std::string& b
   const ts::checkpoint::PeftConfig config{
       .rank = lora.rank, .alpha = lora.alpha, .target_modules = lora.target_modules, .base = base};
   ts::SaveOptions options;
-  options.names = ts::checkpoint::peft_name_of;
+  options.names = ts::checkpoint::peft_names(lora.modules_to_save);
   options.model_file = "adapter_model";
   options.files["adapter_config.json"] = ts::checkpoint::to_text(config);
   return options;

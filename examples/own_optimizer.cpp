@@ -81,12 +81,14 @@ void train(const std::string& strategy, const std::string& folder, std::int64_t 
   const auto make = [](std::vector<ts::nn::NamedParameter> parameters) {
     return std::make_unique<RmsProp>(std::move(parameters), RmsPropOptions{.weight_decay = 0.01});
   };
-  ts::Trainer trainer(ts::tasks::make_tensor_task(net, bright_bands(512), loss), context,
-                      {.steps = steps,
-                       .batch_size = 32 / context.world_size(),
-                       .sharding = sharding,
-                       .optimizer = make,
-                       .checkpoint = {.dir = folder, .every = folder.empty() ? 0 : steps}});
+  ts::TrainerOptions options;
+  options.steps = steps;
+  options.batch_size = 32 / context.world_size();
+  options.sharding = sharding;
+  options.optimizer = make;
+  options.checkpoint.dir = folder;
+  options.checkpoint.every = folder.empty() ? 0 : steps;
+  ts::Trainer trainer(ts::tasks::make_tensor_task(net, bright_bands(512), loss), context, options);
   if (!folder.empty()) trainer.resume();
   while (trainer.position().steps < steps) {
     const auto metrics = trainer.step();

@@ -9,9 +9,9 @@
 
 namespace tessera::kernels {
 
-// Element (b, t, h, d) of a tensor is at base + (b*length + t)*row_stride + h*head_dim + d, so
-// packed qkv projections [B*T, 3C] are read in place. Query head h uses key/value head h / (heads /
-// key_heads).
+// Element (b, t, h, d) of a tensor is at base + (b*length + t)*row_stride + h*width + d, so packed
+// qkv projections [B*T, 3C] are read in place. The width is head_dim for q and k, and value_dim for
+// v and out. Query head h uses key/value head h / (heads / key_heads).
 struct AttentionShape {
   std::int64_t batch, heads, key_heads, head_dim;
   std::int64_t query_length, key_length;
@@ -32,12 +32,29 @@ struct AttentionShape {
   // decrease, and none is negative. Null for no documents.
   const std::int32_t* document_starts = nullptr;
   float soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap); 0 for no cap
+  std::int64_t value_dim = 0;  // 0: head_dim
+  // Added to the scaled, capped score of query i and key j: element b*bias_batch_stride +
+  // h*bias_head_stride + i*key_length + j. A stride of 0 repeats. fp32 (fp64 for fp64); or null.
+  const void* bias = nullptr;
+  std::int64_t bias_batch_stride = 0, bias_head_stride = 0;
 };
 
-// True if a call needs more than the causal mask, the key mask and dropout. The kernels have code
+constexpr std::int64_t value_dim_of(const AttentionShape& shape) {
+  return shape.value_dim == 0 ? shape.head_dim : shape.value_dim;
+}
+// The samples and heads that the bias has.
+constexpr std::int64_t bias_samples(const AttentionShape& shape) {
+  return shape.bias_batch_stride == 0 ? 1 : shape.batch;
+}
+constexpr std::int64_t bias_heads(const AttentionShape& shape) {
+  return shape.bias_head_stride == 0 ? 1 : shape.heads;
+}
+
+// True if scores need more than the causal mask, the key mask and dropout. The kernels have code
 // of its own for these calls, so that the others do not pay for it.
 constexpr bool has_variants(const AttentionShape& shape) {
-  return shape.window > 0 || shape.document_starts != nullptr || shape.soft_cap > 0;
+  return shape.window > 0 || shape.document_starts != nullptr || shape.soft_cap > 0 ||
+         shape.bias != nullptr;
 }
 
 // Calls of attention that a queue was given, forward and backward, by what computed them.
@@ -54,6 +71,8 @@ struct AttentionForward {
   void* out;
   void* log_sum_exp;  // [batch, heads, query_length] fp32 (fp64 for fp64), -inf for a row
                       // without visible keys; may be null
+  // No backward follows. A call with one query then needs no blocks, also with log_sum_exp.
+  bool inference = false;
 };
 
 // Writes dq, dk, dv (strides as q, k, v). dk and dv sum over the query heads of a group in
@@ -69,6 +88,10 @@ struct AttentionBackward {
   void* dq;
   void* dk;
   void* dv;
+  const void* dlog_sum_exp = nullptr;  // the gradient of log_sum_exp; null for none
+  // As bias: sums over the samples, and in each over the heads, that share an element, in ascending
+  // order; null if it is not wanted.
+  void* bias_gradient = nullptr;
 };
 
 }  // namespace tessera::kernels

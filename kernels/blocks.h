@@ -1,5 +1,6 @@
-// Quantised blocks of GGUF files, on the CPU: the layouts of ggml's types of the same names. A
-// block holds 32 or 256 neighbouring elements of a row as small integers with their scales.
+// Quantised blocks of GGUF files, on the CPU: the layouts of ggml's types of the same names; and at
+// the end, those of frozen weights. A block holds 32 or 256 neighbouring elements of a row as small
+// integers with their scales.
 //
 // `values` are fp32, `encoded` bytes without alignment; both hold `blocks` whole blocks. The
 // caller's thread computes. All instruction sets give the same bytes.
@@ -35,5 +36,18 @@ BlockCodec q4_k_codec();
 
 // x = d s (q - 32) in groups of 16. 6-bit q[256], sixteen int8 s, float16 d. As q4_k.
 BlockCodec q6_k_codec();
+
+// Encoders of base/quantized.h. Each element has the code of the nearest number, and of two that
+// are equally near the lower one.
+//
+// `blocks` blocks of nf4: writes the codes, and each block's largest magnitude in `scales`; it is
+// not finite if an element is not, and the codes are then not to be used.
+void encode_nf4(const float* values, std::byte* codes, float* scales, std::int64_t blocks);
+// Writes the part of a weight of n elements that follows its codes: the encoded scales. `scales`
+// has one element for each block.
+void encode_nf4_scales(const float* scales, std::int64_t n, std::byte* out);
+// A row of int8, halves rounded to even; returns its scale, which is not finite if an element is
+// not.
+float encode_int8_row(const float* values, std::byte* codes, std::int64_t columns);
 
 }  // namespace tessera::kernels::cpu

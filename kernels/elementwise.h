@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "base/dtype.h"
+#include "base/quantized.h"
 
 namespace tessera::kernels {
 
@@ -106,6 +107,18 @@ struct Binary {
   const void* b;  // [inner]
   void* out;      // [outer, inner]
   std::int64_t outer, inner;
+  DType dtype;
+};
+
+// A rectangle of a weight of base/quantized.h as floating numbers, [row_count, column_count] and
+// dense: out = number of the code * scale, in fp32, rounded once. dtype: fp32, bf16 or fp16.
+// Reads row_count * column_count codes (half a byte or a byte each) and their scales.
+struct Dequantize {
+  QuantizedFormat format;
+  const void* weight;  // quantized_bytes(format, rows, columns), from a multiple of 4 bytes on
+  void* out;
+  std::int64_t rows, columns;  // of the whole weight
+  std::int64_t first_row, row_count, first_column, column_count;
   DType dtype;
 };
 

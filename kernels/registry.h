@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/activation.h"
+#include "kernels/adafactor.h"
 #include "kernels/attention.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
@@ -35,6 +36,7 @@ struct Queue {
   X(gemv, Gemv)                                             \
   X(fill, Fill)                                             \
   X(cast, Cast)                                             \
+  X(dequantize, Dequantize)                                 \
   X(unary, Unary)                                           \
   X(unary_backward, UnaryBackward)                          \
   X(binary, Binary)                                         \
@@ -76,9 +78,20 @@ struct Queue {
   X(gather, Gather)                                         \
   X(scatter_add, ScatterAdd)                                \
   X(sort_order, SortOrder)                                  \
+  X(unfold, Unfold)                                         \
+  X(fold, Fold)                                             \
   X(adamw_step, AdamWStep)                                  \
   X(lion_step, LionStep)                                    \
-  X(sgd_step, SgdStep)
+  X(sgd_step, SgdStep)                                      \
+  X(adamw_8bit_step, AdamW8BitStep)                         \
+  X(adamw_rounded_step, AdamWRoundedStep)                   \
+  X(schedule_free_step, ScheduleFreeStep)                   \
+  X(schedule_free_point, ScheduleFreePoint)                 \
+  X(exact_limbs, ExactLimbs)                                \
+  X(exact_totals, ExactTotals)                              \
+  X(factor_sums, FactorSums)                                \
+  X(factor_update, FactorUpdate)                            \
+  X(adafactor_step, AdafactorStep)
 
 struct KernelTable {
 #define TESSERA_KERNEL_POINTER(name, Arguments) void (*name)(const Arguments&, Queue);

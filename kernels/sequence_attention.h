@@ -26,6 +26,8 @@ struct SequenceShape {
   // The probability (s,h,i,j) draws element (((first_sequence+s)*heads+h)*capacity+i)*capacity+j.
   std::int64_t first_sequence, capacity;
   DType dtype;
+  // Query i sees the keys from i - window to i + window; 0: all keys.
+  std::int64_t window = 0;
 };
 
 struct SequenceAttentionForward {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "base/write_failure.h"
@@ -36,6 +38,11 @@ bool write_bytes(int file, std::string_view bytes) {
     bytes.remove_prefix(static_cast<std::size_t>(got));
   }
   return true;
+}
+
+// The same file once more, with a position and flags of its own: the descriptor, or -1 with errno.
+int reopened(int file, int flags) {
+  return ::open(fmt::format("/proc/self/fd/{}", file).c_str(), flags | O_CLOEXEC);
 }
 
 // The process that has locked the file: "1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode>".
@@ -78,6 +85,7 @@ LogFile::LogFile(std::string key, const std::filesystem::path& path,
     // A device or a pipe has no bytes to remove. /dev/stdout belongs to the caller, so the log only
     // appends.
     is_regular_ = S_ISREG(status.st_mode) && !is_stream(path);
+    if (S_ISFIFO(status.st_mode)) open_pipe();
     if (is_regular_) lock();
     if (is_regular_ && !is_new_) bytes_ = kept(path);
   } catch (...) {
@@ -94,6 +102,35 @@ void LogFile::open_file() {
   TESSERA_CHECK(file_ >= 0, full_disk_or(errno, ErrorCode::configuration),
                 "{}: {} cannot be written: {}", key_, path_.string(),
                 describe_errno("open", errno));
+}
+
+// A process that could read its own pipe would fill it and wait for ever when the reader has ended;
+// one that only writes gets EPIPE. Without a reader no process can open the pipe to write alone,
+// and the log holds both ends, so that the run goes on until the pipe is full. A descriptor of the
+// caller's (/dev/stdout) that only writes stays.
+void LogFile::open_pipe() {
+  if ((::fcntl(file_, F_GETFL) & O_ACCMODE) != O_RDWR) return;
+  const int place = reopened(file_, O_PATH);
+  ::close(file_);  // it would count as a reader
+  file_ = reopened(place, O_WRONLY | O_APPEND | O_NONBLOCK);
+  awaits_reader_ = file_ < 0;
+  if (awaits_reader_) file_ = reopened(place, O_RDWR | O_APPEND);
+  const int reason = errno;
+  ::close(place);
+  TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}: {} cannot be written: {}", key_,
+                path_.string(), describe_errno("open", reason));
+  if (!awaits_reader_) TESSERA_SYSTEM(::fcntl(file_, F_SETFL, O_APPEND));  // no O_NONBLOCK
+}
+
+// A reader has been there if bytes are no longer in the pipe.
+void LogFile::look_for_reader() {
+  int waiting = 0;
+  TESSERA_SYSTEM(::ioctl(file_, FIONREAD, &waiting));
+  if (waiting >= bytes_) return;
+  const int writing = reopened(file_, O_WRONLY | O_APPEND);
+  TESSERA_SYSTEM(writing);
+  ::close(std::exchange(file_, writing));
+  awaits_reader_ = false;
 }
 
 // The lock ends with the process in any case. A file system without flock (some NFS and FUSE) gives
@@ -147,8 +184,14 @@ void LogFile::cut(std::int64_t bytes) {
 
 void LogFile::append(std::string_view bytes, std::int64_t step) {
   begin();
-  TESSERA_CHECK(write_bytes(file_, bytes), full_disk_or_runtime(errno), "{}: {} at step {}: {}",
-                key_, path_.string(), step, describe_errno("write", errno));
+  if (awaits_reader_) look_for_reader();
+  if (!write_bytes(file_, bytes)) {
+    const int error = errno;
+    const std::string text = fmt::format("{}: {} at step {}: {}", key_, path_.string(), step,
+                                         describe_errno("write", error));
+    if (error == EPIPE) throw LostReader(ErrorCode::runtime, text);
+    fail(full_disk_or_runtime(error), "{}", text);
+  }
   bytes_ += static_cast<std::int64_t>(bytes.size());
 }
 

@@ -7,7 +7,14 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace tessera::logs {
+
+// Thrown when the reader of a pipe has ended.
+struct LostReader final : Error {
+  using Error::Error;
+};
 
 class LogFile {
  public:
@@ -27,7 +34,8 @@ class LogFile {
   // The new name of another run's file, or nothing.
   [[nodiscard]] const std::filesystem::path& set_aside() const { return set_aside_; }
   // Written to the system at once, so that a reader finds everything, also after a crash. Throws an
-  // Error of full_disk_or_runtime() if the file system refuses.
+  // Error of full_disk_or_runtime() if the file system refuses, and LostReader for a pipe whose
+  // reader has ended.
   void append(std::string_view bytes, std::int64_t step);
   // Truncates the file if that is possible.
   void cut(std::int64_t bytes);
@@ -37,6 +45,8 @@ class LogFile {
 
  private:
   void open_file();
+  void open_pipe();
+  void look_for_reader();
   void lock() const;
   void rename_aside();
 
@@ -47,6 +57,7 @@ class LogFile {
   bool is_regular_ = false;
   bool is_new_ = false;
   bool begun_ = false;
+  bool awaits_reader_ = false;  // of a pipe
   std::int64_t bytes_ = 0;
 };
 

@@ -24,8 +24,13 @@ constexpr MemoryKind exact_kinds[] = {MemoryKind::parameters, MemoryKind::gradie
 
 // The plan of the run that begins.
 MemoryPlan plan_of(const training::Recipe& recipe, const Context& context, int steps) {
+  std::optional<std::int64_t> share;
+  if (!recipe.data.rank_weights.measured) {
+    const auto shares = planner::shares_at_first(recipe, context.world_size());
+    share = shares[static_cast<std::size_t>(context.rank())];
+  }
   return planner::plan_recipe(planner::recipe_for_plan(recipe, context),
-                              planner::planned_world_of(context, recipe), steps);
+                              planner::planned_world_of(context, recipe), steps, share);
 }
 
 }  // namespace
@@ -34,7 +39,7 @@ MemoryLog::MemoryLog(const training::Recipe& recipe, const Context& context,
                      std::int64_t steps_done)
     : path_(*recipe.log.memory),
       steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)),
-      batches_vary_(training::batches_vary(recipe)) {
+      batches_vary_(training::batches_vary(recipe) || recipe.data.rank_weights.measured) {
   check_output_file("log.memory", path_, memory_format);
   // A resumed run has its moments from the first step on, a new one from the second.
   planned_ = plan_of(recipe, context, steps_done == 0 && recipe.train.steps == 1 ? 1 : 2);

@@ -2,6 +2,7 @@
 #include "logs/metrics.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -26,17 +27,18 @@ bool begins_metrics(std::string_view line) {
 }
 
 // The bytes of steps up to `resume_step`.
-std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
+std::int64_t bytes_to_keep(const std::string& key, const std::filesystem::path& path,
+                           std::int64_t resume_step) {
   const auto stays = [&](const std::string& line, std::int64_t line_number) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
     const bool metrics =
         object.is_object() && object.contains("step") && object["step"].is_number_integer();
     TESSERA_CHECK(metrics, ErrorCode::configuration,
-                  "log.jsonl: {} exists and line {} is not a step of a run; name another file",
+                  "{}: {} exists and line {} is not a step of a run; name another file", key,
                   path.string(), line_number);
     return object["step"].get<std::int64_t>() <= resume_step;
   };
-  return bytes_of_lines("log.jsonl", path, begins_metrics, stays);
+  return bytes_of_lines(key, path, begins_metrics, stays);
 }
 
 }  // namespace
@@ -46,6 +48,10 @@ std::string to_json_line(const StepMetrics& metrics) {
   if (metrics.loss_scale) {
     more = fmt::format(R"(, "loss_scale": {}, "skipped_steps": {})", *metrics.loss_scale,
                        metrics.skipped_steps);
+  }
+  if (!metrics.rank_samples.empty()) {
+    more += fmt::format(R"(, "rank_samples": [{}], "imbalance": {})",
+                        fmt::join(metrics.rank_samples, ", "), number(metrics.imbalance));
   }
   for (const auto& [name, value] : metrics.of_task) {
     more += fmt::format(R"(, "{}": {})", name, number(value));
@@ -59,9 +65,10 @@ std::string to_json_line(const StepMetrics& metrics) {
       number(metrics.data_wait_s), more);
 }
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step)
-    : file_("log.jsonl", path, [resume_step](const std::filesystem::path& there) {
-        return bytes_to_keep(there, resume_step);
+MetricsWriter::MetricsWriter(const std::string& key, const std::filesystem::path& path,
+                             std::int64_t resume_step)
+    : file_(key, path, [&key, resume_step](const std::filesystem::path& there) {
+        return bytes_to_keep(key, there, resume_step);
       }) {}
 
 void MetricsWriter::write(const StepMetrics& metrics) {

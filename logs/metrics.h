@@ -20,8 +20,10 @@ class MetricsWriter {
  public:
   // `resume_step` is the last step that the run has done. Lines of later steps, which were written
   // before an interruption and will be computed again, are removed; if it is 0, all lines are.
-  // Throws Error(configuration) if the file cannot be written, or is not a file of metrics.
-  MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step);
+  // Throws Error(configuration) if the file cannot be written, or is not a file of metrics. `key`
+  // is the recipe's key or the option, for messages.
+  MetricsWriter(const std::string& key, const std::filesystem::path& path,
+                std::int64_t resume_step);
 
   void begin() { file_.begin(); }  // logs/log_file.h
   [[nodiscard]] const LogFile& file() const { return file_; }

@@ -11,9 +11,11 @@
 
 #include "base/counted.h"
 #include "base/text/byte_size.h"
+#include "engine/ops/products/quantized.h"
 #include "engine/storage/output_file.h"
 #include "logs/log_file.h"
 #include "sharding/profiler/trace.h"
+#include "trainer/rank_shares.h"
 #include "trainer/trainer.h"
 
 namespace tessera::logs {
@@ -149,6 +151,19 @@ void RunSummary::end_step(const StepRecord& record) {
   (record.step < first_ ? warmup_ : numbers_).add(numbers);
 }
 
+// The imbalance that is left is that of the newest parts, without their first step, which
+// allocates.
+void RunSummary::add_parts(const StepMetrics& metrics) {
+  if (metrics.rank_samples.empty()) return;
+  if (metrics.rank_samples == rank_samples_) {
+    imbalances_.add(metrics.imbalance);
+  } else {
+    if (!rank_samples_.empty()) ++rebalances_;
+    rank_samples_ = metrics.rank_samples;
+    imbalances_ = LastValues<double>(most_steps);
+  }
+}
+
 // Copying a record costs time, so up to the middle of the run copies are made at growing distances:
 // a run may be stopped at any step, and all ranks must have the same record.
 bool RunSummary::may_be_timeline(std::int64_t step) const {
@@ -216,7 +231,7 @@ std::string RunSummary::json(const Trainer& training, const std::vector<Report>&
   for (const Report& report : reports) placed.push_back(report.memory.placed);
   std::int64_t parameters = 0;
   for (const auto& parameter : training.model().sharded_parameters()) {
-    parameters += parameter.shape.elements();
+    parameters += parameter_elements(parameter.shape, parameter.local.dtype());
   }
   nlohmann::ordered_json summary = {
       {"format", summary_format},
@@ -236,6 +251,11 @@ std::string RunSummary::json(const Trainer& training, const std::vector<Report>&
       {"lost", lost_of(reports)},
       {"spikes", spikes_json(spikes_)},
       {"timeline", timeline_json(timeline, training.recorder().units())}};
+  if (!rank_samples_.empty()) {
+    summary["rank_samples"] = rank_samples_;
+    summary["rebalances"] = rebalances_;
+    summary["imbalance"] = median_of_steps(imbalances_.values());
+  }
   for (const auto& [name, count] : training.task().data_counts()) summary["data"][name] = count;
   return summary.dump(1) + "\n";
 }
@@ -276,6 +296,13 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
   const std::size_t least_placed =
       largest(reports, [](const Report& r) { return r.memory.steps - r.memory.placed; });
   lines.push_back(places_text(reports[least_placed].memory, least_placed, several));
+  if (!rank_samples_.empty()) {
+    lines.push_back(fmt::format(
+        "the ranks' parts of a batch: {} samples, changed {}; the slowest rank computed {:.1f} % "
+        "longer than the mean (median)",
+        text_of_shares(rank_samples_), counted(rebalances_, "time"),
+        100 * median_of_steps(imbalances_.values())));
+  }
   if (!spikes_.empty()) lines.push_back(spikes_text(spikes_));
   if (const std::uint64_t lost = lost_of(reports); lost > 0) {
     lines.push_back(fmt::format(

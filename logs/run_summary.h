@@ -10,6 +10,7 @@
 #include "engine/places/step_statistics.h"
 #include "sharding/profiler/step_recorder.h"
 #include "trainer/spikes.h"
+#include "trainer/step_metrics.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera {
@@ -51,6 +52,8 @@ class RunSummary {
   void end_step(const StepRecord& record);
   // A step that was not used.
   void add(const Spike& spike) { spikes_.push_back(spike); }
+  // The parts of the batches that the ranks have taken.
+  void add_parts(const StepMetrics& metrics);
   // Collective. Returns lines for the user; rank 0 writes the file. Throws the errors of
   // write_output() if the file system refuses.
   std::vector<std::string> finish(Trainer& training);
@@ -87,6 +90,10 @@ class RunSummary {
   LastValues<Numbers> numbers_{most_steps};
   LastValues<Numbers> warmup_{warmup_steps};  // for a run that ends in its first steps
   std::vector<Spike> spikes_;
+  // With data.rank_weights.
+  std::vector<std::int64_t> rank_samples_;  // the last step's
+  std::int64_t rebalances_ = 0;
+  LastValues<double> imbalances_{most_steps};  // since the last change of the parts
   StepRecord timeline_;
   std::vector<CollectiveTotal> collectives_;  // the last step's
 };

@@ -9,6 +9,7 @@
 #include "engine/ops.h"
 #include "engine/ops/cache.h"
 #include "engine/tensor_ops.h"
+#include "models/stacked_experts.h"
 
 namespace tessera::models {
 
@@ -22,30 +23,39 @@ ExpertImpl::ExpertImpl(const MixtureOfExpertsOptions& o) {
   down = register_module(o.down, ExpertProjection(o.inner, o.width, o.deviation));
 }
 
-ExpertsImpl::ExpertsImpl(const MixtureOfExpertsOptions& options) {
+Tensor ExpertsImpl::weighted_rows(const Tensor& rows, const Tensor& weights,
+                                  const RowGroups& groups) {
+  const Tensor sorted = index_select(reshape(weights, {-1}), 0, groups.places);
+  return rows * cast(reshape(sorted, {-1, 1}), rows.dtype());
+}
+
+Tensor ExpertsImpl::decode(const Tensor& x, const Tensor& weights, const RowGroups& groups) const {
+  const Tensor rows = dispatch_rows(x, groups);
+  std::vector<Tensor> parts;
+  for (std::int64_t e = 0; e < groups.count(); ++e) {
+    if (groups.rows_of(e) == 0) continue;
+    const std::int64_t first = groups.starts[static_cast<std::size_t>(e)];
+    parts.push_back(decode_one(e, narrow(rows, 0, first, groups.rows_of(e))));
+  }
+  return combine_rows(weighted_rows(concatenate(parts), weights, groups), groups);
+}
+
+SeparateExpertsImpl::SeparateExpertsImpl(const MixtureOfExpertsOptions& options) {
   for (std::int64_t i = 0; i < options.experts; ++i) {
     experts_.push_back(register_module(std::to_string(i), Expert(options)));
   }
 }
 
-std::vector<Tensor> ExpertsImpl::weights_of(ExpertProjection ExpertImpl::*projection) const {
+std::vector<Tensor> SeparateExpertsImpl::weights_of(
+    ExpertProjection ExpertImpl::*projection) const {
   std::vector<Tensor> weights;
   weights.reserve(experts_.size());
   for (const Expert& expert : experts_) weights.push_back(((*expert).*projection)->weight());
   return weights;
 }
 
-namespace {
-
-// Each row times its own weight, which stands at its place among the ids.
-Tensor weighted_rows(const Tensor& rows, const Tensor& weights, const RowGroups& groups) {
-  const Tensor sorted = index_select(reshape(weights, {-1}), 0, groups.places);
-  return rows * cast(reshape(sorted, {-1, 1}), rows.dtype());
-}
-
-}  // namespace
-
-Tensor ExpertsImpl::forward(const Tensor& x, const Tensor& weights, const RowGroups& groups) const {
+Tensor SeparateExpertsImpl::forward(const Tensor& x, const Tensor& weights,
+                                    const RowGroups& groups) const {
   const Tensor rows = dispatch_rows(x, groups);
   const Tensor gates = grouped_linear(rows, weights_of(&ExpertImpl::gate), groups);
   const Tensor ups = grouped_linear(rows, weights_of(&ExpertImpl::up), groups);
@@ -53,30 +63,35 @@ Tensor ExpertsImpl::forward(const Tensor& x, const Tensor& weights, const RowGro
   return combine_rows(weighted_rows(out, weights, groups), groups);
 }
 
-Tensor ExpertsImpl::decode(const Tensor& x, const Tensor& weights, const RowGroups& groups) const {
-  const Tensor rows = dispatch_rows(x, groups);
+Tensor SeparateExpertsImpl::decode_one(std::int64_t expert, const Tensor& rows) const {
   const auto apply = [](const ExpertProjection& projection, const Tensor& input) {
     return decode_linear(input, projection->weight(), {}, WeightLayout::out_in);
   };
-  std::vector<Tensor> parts;
-  for (std::size_t i = 0; i < experts_.size(); ++i) {
-    const auto at = static_cast<std::int64_t>(i);
-    if (groups.rows_of(at) == 0) continue;
-    const Tensor own = narrow(rows, 0, groups.starts[i], groups.rows_of(at));
-    const Expert& expert = experts_[i];
-    parts.push_back(apply(expert->down, silu(apply(expert->gate, own)) * apply(expert->up, own)));
-  }
-  return combine_rows(weighted_rows(concatenate(parts), weights, groups), groups);
+  const Expert& own = experts_[static_cast<std::size_t>(expert)];
+  return apply(own->down, silu(apply(own->gate, rows)) * apply(own->up, rows));
 }
 
-ExpertRouterImpl::ExpertRouterImpl(const MixtureOfExpertsOptions& options) {
+ExpertRouterImpl::ExpertRouterImpl(const MixtureOfExpertsOptions& options)
+    : has_bias_(options.router_bias) {
   register_parameter("weight", nn::make_parameter({options.experts, options.width},
                                                   nn::normal(0, options.deviation)));
+  if (!options.router_bias) return;
+  register_parameter("bias",
+                     nn::make_parameter({options.experts}, nn::normal(0, options.deviation)));
 }
 
 Tensor ExpertRouterImpl::forward(const Tensor& x) const {
-  return linear(x, parameter("weight"));
+  return linear(x, parameter("weight"), has_bias_ ? parameter("bias") : Tensor());
 }
+
+namespace {
+
+Experts make_experts(const MixtureOfExpertsOptions& options) {
+  if (options.stacked) return Experts(std::make_shared<StackedExpertsImpl>(options));
+  return Experts(std::make_shared<SeparateExpertsImpl>(options));
+}
+
+}  // namespace
 
 MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options)
     : width_(options.width),
@@ -88,8 +103,8 @@ MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& option
                   "MixtureOfExperts of width {}, {} experts of width {}, {} for each token; sizes "
                   "must be positive, and a token has at most all experts",
                   options.width, options.experts, options.inner, options.per_token);
-  gate_ = register_module("gate", ExpertRouter(options));
-  experts_ = register_module("experts", Experts(options));
+  gate_ = register_module(options.router, ExpertRouter(options));
+  experts_ = register_module("experts", make_experts(options));
 }
 
 Tensor MixtureOfExpertsImpl::rows_of_tokens(const Tensor& x) const {
@@ -152,11 +167,30 @@ Tensor load_balance_loss(const Tensor& routing, std::int64_t tokens) {
   return sum(select(routing, 0, 0) * select(routing, 0, 1)) * (experts / (count * count));
 }
 
-bool has_experts(nn::Module& module) {
+namespace {
+
+template <class Part>
+bool has_part(nn::Module& module) {
   const auto parts = module.named_modules();
   return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
-    return dynamic_cast<const MixtureOfExpertsImpl*>(part.second) != nullptr;
+    return dynamic_cast<const Part*>(part.second) != nullptr;
   });
+}
+
+}  // namespace
+
+bool has_experts(nn::Module& module) {
+  return has_part<MixtureOfExpertsImpl>(module);
+}
+
+bool trains_stacked_experts(nn::Module& module) {
+  for (const auto& [name, part] : module.named_modules()) {
+    if (dynamic_cast<StackedExpertsImpl*>(part) == nullptr) continue;
+    for (const auto& [parameter, tensor] : part->own_parameters()) {
+      if (tensor.requires_grad()) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace tessera::models

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,13 @@
 #include "engine/tensor.h"
 
 namespace tessera::models {
+
+// gpt-oss's gate: with g = min(gate(x), limit) and u = up(x) between -limit and limit, an expert
+// computes down(g * sigmoid(alpha * g) * (u + 1)).
+struct ClampedGate {
+  double alpha = 1.702;
+  double limit = 7;
+};
 
 struct MixtureOfExpertsOptions {
   std::int64_t width = 0;  // of a token
@@ -31,6 +39,10 @@ struct MixtureOfExpertsOptions {
   double deviation = 0.02;  // of the initial weights
   // Names of an expert's three matrices: Qwen's; Mixtral has w1, w3, w2.
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string router = "gate";  // its name
+  bool router_bias = false;
+  // The experts are gpt-oss's (models/stacked_experts.h), which do not have these three names.
+  std::optional<ClampedGate> stacked = {};
 };
 
 // A matrix [out, in] that the products of all experts read.
@@ -49,36 +61,56 @@ class ExpertImpl : public nn::Module {
 };
 TESSERA_MODULE(Expert);
 
-// All experts, as children "0", "1", ... A wrap policy may make it a unit, and does not split it.
+// All experts of a mixture. A wrap policy may make it a unit, and does not split it.
 class ExpertsImpl : public nn::Module {
  public:
-  explicit ExpertsImpl(const MixtureOfExpertsOptions& options);
   // x [tokens, width] and a weight for each id of the groups, [tokens, per_token] -> [tokens,
   // width]: the sum of a token's experts, each times its weight.
-  Tensor forward(const Tensor& x, const Tensor& weights, const RowGroups& groups) const;
+  virtual Tensor forward(const Tensor& x, const Tensor& weights, const RowGroups& groups) const = 0;
   // The same for a few tokens and without a gradient, at the rate at which weights are read.
   [[nodiscard]] Tensor decode(const Tensor& x, const Tensor& weights,
                               const RowGroups& groups) const;
   [[nodiscard]] bool is_indivisible() const override { return true; }
+  [[nodiscard]] std::string class_name() const override { return "Experts"; }
+
+ protected:
+  // The results of one expert for its rows, by decode_linear().
+  [[nodiscard]] virtual Tensor decode_one(std::int64_t expert, const Tensor& rows) const = 0;
+  // Each row times its own weight, which stands at its place among the ids.
+  static Tensor weighted_rows(const Tensor& rows, const Tensor& weights, const RowGroups& groups);
+};
+TESSERA_MODULE(Experts);
+
+// Each expert with matrices of its own, as children "0", "1", ...
+class SeparateExpertsImpl : public ExpertsImpl {
+ public:
+  explicit SeparateExpertsImpl(const MixtureOfExpertsOptions& options);
+  Tensor forward(const Tensor& x, const Tensor& weights, const RowGroups& groups) const override;
+
+ protected:
+  [[nodiscard]] Tensor decode_one(std::int64_t expert, const Tensor& rows) const override;
 
  private:
   [[nodiscard]] std::vector<Tensor> weights_of(ExpertProjection ExpertImpl::*projection) const;
 
   std::vector<Expert> experts_;
 };
-TESSERA_MODULE(Experts);
 
-// A linear layer without bias whose results are the experts' logits.
+// A linear layer whose results are the experts' logits.
 class ExpertRouterImpl : public nn::Module {
  public:
   explicit ExpertRouterImpl(const MixtureOfExpertsOptions& options);
   Tensor forward(const Tensor& x) const;  // [.., width] -> [.., experts]
+
+ private:
+  bool has_bias_;
 };
 TESSERA_MODULE(ExpertRouter);
 
 // The router `gate` and the layers `experts`, with Hugging Face's names and order of computation:
 // a softmax over all experts in fp32 (fp64 for fp64), the per_token largest of it (the lower number
-// at a tie), and their division by their sum if `normalized`.
+// at a tie), and their division by their sum if `normalized`. With that, it is also the softmax of
+// the chosen experts' logits alone.
 class MixtureOfExpertsImpl : public nn::Module {
  public:
   // A std::logic_error unless all sizes are positive and per_token is at most `experts`.
@@ -108,6 +140,8 @@ TESSERA_MODULE(MixtureOfExperts);
 
 // True if a part of the module is a mixture of experts.
 bool has_experts(nn::Module& module);
+// True if the matrices of all experts of such a part lie in one tensor that is trained.
+bool trains_stacked_experts(nn::Module& module);
 
 // The counts of several mixtures for load_balance_loss(), added up: [2, experts] in fp64, which no
 // sharded module's precision rounds. Row 0 has the number of tokens that each expert got, row 1 the

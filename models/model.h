@@ -1,6 +1,6 @@
-// The interface of every model with a Hugging Face configuration: its configuration, and the names
-// of its tensors in Hugging Face folders. A model is an ordinary module; the layers below this one
-// do not know it.
+// The interfaces of models with a Hugging Face configuration: the configuration, and the names of
+// the tensors in Hugging Face folders. A model is an ordinary module; the layers below this one do
+// not know it.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,21 @@ struct HuggingFaceNames {
   std::vector<std::string> ignored;
 };
 
-class Model : public nn::Module {
+// A model that is read from Hugging Face folders and written as one.
+class FolderModel : public nn::Module {
  public:
-  // Hugging Face's config.json for weights stored as `weights`. The registry's functions read it
-  // back. Keys of the original configuration that this model does not use are kept.
+  // Hugging Face's config.json for weights stored as `weights`, which the model's configuration
+  // reads back. Keys of the original configuration that this model does not use are kept.
   [[nodiscard]] virtual nlohmann::json config(DType weights = float32) const = 0;
   [[nodiscard]] virtual HuggingFaceNames hugging_face_names() const = 0;
 
   // The class of the repeated layer: TRANSFORMER_BASED_WRAP's default.
   [[nodiscard]] virtual std::string layer_class() const = 0;
+};
+
+// A model of token sequences: those that recipes train and the registry makes.
+class Model : public FolderModel {
+ public:
   [[nodiscard]] virtual std::int64_t vocabulary() const = 0;
   // The longest sequence that forward() takes.
   [[nodiscard]] virtual std::int64_t positions() const = 0;

@@ -91,9 +91,11 @@ TokenRows padded_rows(const TokenBatch& tokens, std::int32_t padding, std::int64
 }
 
 Tensor TextEncoder::forward(const TokenBatch& tokens) {
-  const Tensor states = forward(rows_of(tokens));
+  return padded_states(forward(rows_of(tokens)), tokens);
+}
+
+Tensor padded_states(const Tensor& states, const TokenBatch& tokens) {
   const BatchLayout layout = layout_of(tokens, false);
-  // Padding repeats its sequence's first state.
   std::vector<std::int32_t> row_of_place;
   for (std::int64_t b = 0; b < layout.batch; ++b) {
     const std::int32_t start = layout.starts[static_cast<std::size_t>(b)];
@@ -103,6 +105,29 @@ Tensor TextEncoder::forward(const TokenBatch& tokens) {
   }
   const Tensor rows = Tensor::from(row_of_place, {layout.batch, layout.length}).to(states.device());
   return embedding(rows, states);
+}
+
+Tensor token_mask(const TokenBatch& tokens) {
+  const BatchLayout layout = layout_of(tokens, false);
+  std::vector<std::uint8_t> mask;
+  for (const std::int32_t length : layout.lengths) {
+    for (std::int64_t t = 0; t < layout.length; ++t) mask.push_back(t < length ? 1 : 0);
+  }
+  return Tensor::from(mask, {layout.batch, layout.length}).to(tokens.ids.device());
+}
+
+Sequences equal_sequences(std::int64_t batch, std::int64_t length, std::int64_t capacity,
+                          Device device) {
+  std::vector<std::int32_t> starts, lengths, slots;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    starts.push_back(static_cast<std::int32_t>(b * length));
+    lengths.push_back(static_cast<std::int32_t>(length));
+    for (std::int64_t t = 0; t < length; ++t) {
+      slots.push_back(static_cast<std::int32_t>(b * capacity + t));
+    }
+  }
+  return {on_device(starts, device), on_device(lengths, device), on_device(slots, device), length,
+          capacity};
 }
 
 }  // namespace tessera::models

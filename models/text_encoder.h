@@ -34,6 +34,15 @@ class TextEncoder : public Model {
   [[nodiscard]] virtual std::int64_t width() const = 0;
 };
 
+// The states [rows, width] of the tokens' rows as [batch, length, width]; padding repeats its
+// sequence's first state. Reads the lengths on the host.
+Tensor padded_states(const Tensor& states, const TokenBatch& tokens);
+// uint8 [batch, length]: 0 for padding. For AttentionOptions::key_mask.
+Tensor token_mask(const TokenBatch& tokens);
+// The rows [batch * length, ..] of sequences of equal length.
+Sequences equal_sequences(std::int64_t batch, std::int64_t length, std::int64_t capacity,
+                          Device device);
+
 // rows_of() with the token t of a sequence at position first_position + t. `capacity` is the
 // model's longest sequence.
 TokenRows numbered_rows(const TokenBatch& tokens, std::int32_t first_position,

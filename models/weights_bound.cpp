@@ -107,11 +107,12 @@ SizeKeys keys_of(const nlohmann::json& config) {
     const char* experts = config.contains("num_experts") ? "num_experts" : "num_local_experts";
     return {"num_hidden_layers", "hidden_size", "moe_intermediate_size", nullptr, experts};
   }
-  if (type != config.end() && *type == "mixtral") {
+  if (type != config.end() && (*type == "mixtral" || *type == "gpt_oss")) {
     return {"num_hidden_layers", "hidden_size", "intermediate_size", nullptr, "num_local_experts"};
   }
   if (type != config.end() && *type == "distilbert")
     return {"n_layers", "dim", "hidden_dim", "max_position_embeddings"};
+  if (type != config.end() && *type == "t5") return {"num_layers", "d_model", "d_ff", nullptr};
   constexpr std::string_view with_positions[] = {"bert", "mpnet", "roberta", "xlm-roberta",
                                                  "camembert"};
   const bool has_positions =
@@ -127,7 +128,10 @@ double least_parameters(const nlohmann::json& config, const SizeKeys& keys) {
     return key == nullptr ? 0.0 : static_cast<double>(whole_at(config, key).value_or(0));
   };
   const double width = number(keys.width);
-  const double attention = std::max(width, number("num_attention_heads") * number("head_dim"));
+  const double own_heads = number("num_heads") * number("d_kv");  // T5's
+  const double attention =
+      own_heads > 0 ? own_heads
+                    : std::max(width, number("num_attention_heads") * number("head_dim"));
   double inner = number(keys.layers) * number(keys.inner);
   if (keys.experts != nullptr) {
     const auto dense = config.find("mlp_only_layers");

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <map>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "planner/recipe_plan.h"
@@ -97,6 +100,12 @@ std::vector<Candidate> with_smaller_batches(const Candidate& whole) {
         fmt::format("--set data.batch_size={}", candidate.recipe.data.batch_size));
     candidate.changes.push_back(fmt::format("--set train.gradient_accumulation_steps={}",
                                             candidate.recipe.train.gradient_accumulation_steps));
+    StepRamp& ramp = candidate.recipe.train.accumulation_ramp;
+    for (auto& [from, batches] : ramp.changes) batches *= parts;
+    if (!ramp.empty()) {
+      candidate.changes.push_back(
+          fmt::format("--set 'train.accumulation_ramp={}'", ramp.to_string()));
+    }
     smaller.push_back(std::move(candidate));
   }
 }
@@ -121,6 +130,11 @@ std::vector<Candidate> with_more_ranks(const Candidate& candidate) {
     Candidate larger = candidate;
     larger.world.ranks = ranks;
     larger.changes.push_back(fmt::format("--world-size {}", ranks));
+    // A list has a number for each rank of the present world.
+    if (!larger.recipe.data.rank_weights.given.empty()) {
+      larger.recipe.data.rank_weights.given.clear();
+      larger.changes.emplace_back("--set data.rank_weights=null");
+    }
     all.push_back(std::move(larger));
   }
   return all;
@@ -165,16 +179,26 @@ std::int64_t planned_group_size(const training::Recipe& recipe, int world_size) 
   return size;
 }
 
+namespace {
+
+training::Recipe with_groups(const training::Recipe& recipe, const PlanWorld& world,
+                             Strategy strategy) {
+  training::Recipe chosen = recipe;
+  chosen.sharding.sharding_strategy = strategy;
+  if (training::is_hybrid(strategy)) {
+    chosen.sharding.group_size = planned_group_size(recipe, world.ranks);
+  }
+  return chosen;
+}
+
+}  // namespace
+
 StrategyPlan plan_strategy(const training::Recipe& recipe, const PlanWorld& world,
                            Strategy strategy) {
   StrategyPlan row;
   row.strategy = strategy;
-  training::Recipe chosen = recipe;
-  chosen.sharding.sharding_strategy = strategy;
-  if (training::is_hybrid(strategy)) {
-    row.group_size = planned_group_size(recipe, world.ranks);
-    chosen.sharding.group_size = row.group_size;
-  }
+  const training::Recipe chosen = with_groups(recipe, world, strategy);
+  if (training::is_hybrid(strategy)) row.group_size = *chosen.sharding.group_size;
   try {
     check_planned_world(world);
     training::validate(chosen, world.ranks);
@@ -184,6 +208,23 @@ StrategyPlan plan_strategy(const training::Recipe& recipe, const PlanWorld& worl
     row.refused = error.what();
   }
   return row;
+}
+
+void plan_shares(const training::Recipe& recipe, const PlanWorld& world, StrategyPlan& row) {
+  if (!row.plan || recipe.data.rank_weights.given.empty()) return;
+  const training::Recipe chosen = with_groups(recipe, world, row.strategy);
+  PlanWorld untimed = world;
+  untimed.timed = false;
+  std::map<std::int64_t, std::vector<int>, std::greater<>> ranks;
+  const std::vector<std::int64_t> shares = shares_at_first(recipe, world.ranks);
+  for (int rank = 0; rank < world.ranks; ++rank) {
+    ranks[shares[static_cast<std::size_t>(rank)]].push_back(rank);
+  }
+  for (auto& [samples, those] : ranks) {
+    const RankMemory memory =
+        row.shares.empty() ? row.plan->memory : plan_recipe(chosen, untimed, 2, samples).memory;
+    row.shares.push_back({samples, std::move(those), memory});
+  }
 }
 
 Advices advise(const training::Recipe& recipe, const PlanWorld& world, const MemoryBudget& memory) {

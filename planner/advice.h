@@ -34,4 +34,7 @@ std::int64_t planned_group_size(const training::Recipe& recipe, int world_size);
 StrategyPlan plan_strategy(const training::Recipe& recipe, const PlanWorld& world,
                            Strategy strategy);
 
+// Fills row.shares: one more plan for each number of samples that a rank takes.
+void plan_shares(const training::Recipe& recipe, const PlanWorld& world, StrategyPlan& row);
+
 }  // namespace tessera::planner

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sharding/plan/cluster.h"
-#include "training/recipe/yaml_tree.h"
+#include "training/recipe/yaml/yaml_tree.h"
 
 namespace tessera::planner {
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -32,24 +33,32 @@ std::string host_of_this_process() {
   return name.data();
 }
 
-// Each rank reports its node's free memory; rank 0 also reports the memory that a rank needs.
+// Each rank reports its node's free memory, and the memory that it needs; with equal parts of a
+// batch all need the same, and rank 0 alone plans it.
 Json report_of(const training::Recipe& recipe, const Context& context, int ranks_in_process) {
   Json report = Json::object();
   const int local_ranks = std::max(context.world().local_size, 1);
+  int sharing = local_ranks;
   if (const auto free = free_memory_of_rank(local_ranks, ranks_in_process)) {
+    const std::string host = host_of_this_process();
+    if (!free->of_host) sharing = std::max(ranks_in_process, 1);
     report = {{"free", free->bytes},
               {"place", free->place},
               {"of_host", free->of_host},
               {"ranks", local_ranks},
-              {"host", host_of_this_process()}};
+              {"host", host},
+              // The ranks with the same text take their memory from the same place.
+              {"shared_by", free->of_host ? host : fmt::format("{} {}", host, ::getpid())},
+              {"sharing", sharing}};
   }
-  if (!context.is_main()) return report;
+  if (!context.is_main() && recipe.data.rank_weights.are_equal()) return report;
   try {
     const PlanWorld world = planned_world_of(context, recipe);
     const MemoryPlan plan =
-        plan_recipe(recipe_for_plan(recipe, context), world, recipe.train.steps == 1 ? 1 : 2);
+        plan_recipe(recipe_for_plan(recipe, context), world, recipe.train.steps == 1 ? 1 : 2,
+                    share_to_check(recipe, context.rank(), context.world_size(), sharing));
     const MemoryNeed need = memory_need(recipe, world.device, plan.memory);
-    report["need"] = need.bytes;
+    report["need"] = need.bytes();
     report["at_least"] = need.at_least;
     report["kinds"] = need.kinds;
   } catch (const Error&) {
@@ -85,11 +94,38 @@ std::string way_out(const training::Recipe& recipe, const Context& context, cons
   return fmt::format("it fits with {}", fmt::join(ways, ", or with "));
 }
 
+// Ranks that share a memory need their mean of it.
+void use_mean_of_sharing_ranks(std::vector<Json>& reports) {
+  std::map<std::string, std::vector<MemoryNeed::Kinds>> needs;
+  for (const Json& report : reports) {
+    if (!report.contains("shared_by")) continue;
+    needs[report["shared_by"].get<std::string>()].push_back(
+        report["kinds"].get<MemoryNeed::Kinds>());
+  }
+  for (Json& report : reports) {
+    if (!report.contains("shared_by")) continue;
+    MemoryNeed mean;
+    mean.kinds = mean_of(needs.at(report["shared_by"].get<std::string>()));
+    report["need"] = mean.bytes();
+    report["kinds"] = mean.kinds;
+  }
+}
+
+// With unequal parts of a batch, a rank may take less of it where others have memory of their own.
+std::string way_out_of_weights(const training::Recipe& recipe, const Json& short_of, int ranks) {
+  const bool can_move = short_of.at("sharing").get<int>() < ranks;
+  if (!can_move || short_of.at("at_least").get<bool>()) return "";
+  if (recipe.data.rank_weights.measured) return "; or lower data.rank_weights_limit";
+  return recipe.data.rank_weights.given.empty()
+             ? ""
+             : "; or give it a smaller part in data.rank_weights";
+}
+
 // The report of the node with the least memory for a rank, if that is too little.
-const Json* shortest(const std::vector<Json>& reports, std::uint64_t need) {
+const Json* shortest(const std::vector<Json>& reports) {
   const Json* found = nullptr;
   for (const Json& report : reports) {
-    if (!report.contains("free") || report["free"].get<std::uint64_t>() >= need) continue;
+    if (!report.contains("free") || report["free"] >= report["need"]) continue;
     const bool less = found == nullptr || report["free"] < (*found)["free"];
     if (less) found = &report;
   }
@@ -110,11 +146,50 @@ MemoryNeed memory_need(const training::Recipe& recipe, DeviceType device,
     if (of_batches && need.at_least) continue;
     const std::size_t bytes = device == DeviceType::cpu ? planned.of(kind) : planned.on_host[kind];
     if (bytes == 0) continue;
-    need.bytes += bytes;
-    need.kinds +=
-        fmt::format("{}{} {}", need.kinds.empty() ? "" : ", ", name_of(kind), bytes_text(bytes));
+    need.kinds.emplace_back(name_of(kind), bytes);
   }
   return need;
+}
+
+std::uint64_t MemoryNeed::bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& [name, bytes] : kinds) sum += bytes;
+  return sum;
+}
+
+std::string text_of(const MemoryNeed::Kinds& kinds) {
+  std::string text;
+  for (const auto& [name, bytes] : kinds) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, bytes_text(bytes));
+  }
+  return text;
+}
+
+MemoryNeed::Kinds mean_of(const std::vector<MemoryNeed::Kinds>& ranks) {
+  MemoryNeed::Kinds mean;
+  for (const MemoryNeed::Kinds& kinds : ranks) {
+    for (const auto& [name, bytes] : kinds) {
+      const auto same = [&name = name](const auto& kind) { return kind.first == name; };
+      const auto found = std::find_if(mean.begin(), mean.end(), same);
+      if (found == mean.end()) {
+        mean.emplace_back(name, bytes);
+      } else {
+        found->second += bytes;
+      }
+    }
+  }
+  for (auto& [name, bytes] : mean) bytes /= ranks.size();
+  return mean;
+}
+
+std::int64_t share_to_check(const training::Recipe& recipe, int rank, int ranks, int sharing) {
+  if (!recipe.data.rank_weights.measured) {
+    return shares_at_first(recipe, ranks)[static_cast<std::size_t>(rank)];
+  }
+  const std::int64_t all = training::batch_size_per_rank(recipe, ranks) * ranks;
+  const std::int64_t others = ranks - sharing;  // with at least one sample each
+  const std::int64_t most = std::min(sharing * largest_share(recipe, ranks), all - others);
+  return (most - 1) / sharing + 1;
 }
 
 void check_memory(const training::Recipe& recipe, const Context& context, int ranks_in_process) {
@@ -125,24 +200,31 @@ void check_memory(const training::Recipe& recipe, const Context& context, int ra
        ranks.exchange(report_of(recipe, context, ranks_in_process).dump(), memory_check_tag)) {
     reports.push_back(Json::parse(text));
   }
-  const Json& main = reports.front();
-  if (!main.contains("need")) return;
-  const auto need = main["need"].get<std::uint64_t>();
-  const Json* const report = shortest(reports, need);
+  if (!reports.front().contains("need")) return;
+  for (Json& report : reports) {
+    if (report.contains("need")) continue;
+    for (const char* name : {"need", "at_least", "kinds"}) report[name] = reports.front()[name];
+  }
+  const bool unequal = !recipe.data.rank_weights.given.empty();
+  if (unequal) use_mean_of_sharing_ranks(reports);
+  const Json* const report = shortest(reports);
   if (report == nullptr) return;
   std::string advice;
   if (context.is_main()) {
     const comm::OutsideWait planning(ranks);
-    advice = way_out(recipe, context, *report);
+    advice = way_out(recipe, context, *report) +
+             way_out_of_weights(recipe, *report, context.world_size());
   }
   advice = ranks.exchange(advice, memory_check_tag).front();
   const auto on_host = (*report)["ranks"].get<int>();
   const bool several_hosts = context.world_size() > context.world().local_size;
   fail(ErrorCode::out_of_memory,
-       "{}: a rank needs {}{} ({}), and {}{} has {} free for {}; {}; train.memory_check: false "
+       "{}: a rank needs {}{}{} ({}), and {}{} has {} free for {}; {}; train.memory_check: false "
        "starts it anyway",
-       recipe.source, main["at_least"].get<bool>() ? "at least " : "", bytes_text(need),
-       main["kinds"].get<std::string>(), (*report)["place"].get<std::string>(),
+       recipe.source, unequal && (*report)["sharing"].get<int>() > 1 ? "on average " : "",
+       (*report)["at_least"].get<bool>() ? "at least " : "",
+       bytes_text((*report)["need"].get<std::uint64_t>()),
+       text_of((*report)["kinds"].get<MemoryNeed::Kinds>()), (*report)["place"].get<std::string>(),
        several_hosts ? " on " + (*report)["host"].get<std::string>() : "",
        bytes_text((*report)["free"].get<std::uint64_t>()),
        on_host == 1 ? "it" : fmt::format("each of {}", counted(on_host, "rank")), advice);

@@ -2,6 +2,10 @@
 // with it.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <vector>
+
 #include "sharding/plan/plan.h"
 #include "training/recipe/recipe.h"
 
@@ -10,8 +14,16 @@ namespace tessera::planner {
 // The memory and the traffic of the recipe's training steps on rank 0 of the world: it is the run
 // itself, without its data, on a planned device. `sharding.group_size` must be set for HYBRID_*.
 // Throws Error(configuration) where the run would. The first step creates the lasting state, above
-// all the moments; the second step is like all later steps.
-MemoryPlan plan_recipe(const training::Recipe& recipe, const PlanWorld& world, int steps = 2);
+// all the moments; the second step is like all later steps. With data.rank_weights, ranks differ in
+// the samples of their batches alone: the plan is that of a rank with `share` samples, by default
+// the largest part that a rank may take.
+MemoryPlan plan_recipe(const training::Recipe& recipe, const PlanWorld& world, int steps = 2,
+                       std::optional<std::int64_t> share = {});
+
+// The samples of a rank's batch, for each rank, as a run begins.
+std::vector<std::int64_t> shares_at_first(const training::Recipe& recipe, int ranks);
+// The largest part that a rank may take.
+std::int64_t largest_share(const training::Recipe& recipe, int ranks);
 
 // Throws Error(configuration) for a world that cannot exist: more CPU ranks than one node can have.
 void check_planned_world(const PlanWorld& world);

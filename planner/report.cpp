@@ -8,6 +8,7 @@
 
 #include "base/counted.h"
 #include "base/text/byte_size.h"
+#include "planner/recipe_plan.h"
 
 namespace tessera::planner {
 namespace {
@@ -75,6 +76,43 @@ std::string elsewhere_table(const PlanReport& report, std::string_view where,
     for (const MemoryKind kind : kinds) cells.push_back(bytes_text(bytes[kind]));
     cells.insert(cells.end(), {bytes_text(bytes.total()), ""});
     text += table_line(cells);
+  }
+  return text;
+}
+
+// "0, 2-4" for these numbers of ranks, which ascend.
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", ranks[i]);
+    if (last > i) text += fmt::format("-{}", ranks[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+// The bytes of each rank, if ranks take unequal parts of a batch.
+std::string shares_table(const PlanReport& report) {
+  const RankWeightOptions& weights = report.recipe.data.rank_weights;
+  if (weights.measured) {
+    return fmt::format(
+        "\ndata.rank_weights: auto: planned for the largest part of a batch, {} samples, where an "
+        "equal one has {}\n",
+        largest_share(report.recipe, report.world.ranks),
+        training::batch_size_per_rank(report.recipe, report.world.ranks));
+  }
+  if (weights.are_equal()) return {};
+  std::string text = "\n";
+  text += table_line({"bytes of a rank by its samples", "samples", "total", "placed", "ranks"});
+  for (const StrategyPlan& row : report.plans) {
+    std::string name = row_name(row);
+    for (const SharePlan& share : row.shares) {
+      text += table_line({name, fmt::format("{}", share.samples), bytes_text(share.memory.total()),
+                          bytes_text(share.memory.placed), ranks_text(share.ranks)});
+      name.clear();
+    }
   }
   return text;
 }
@@ -150,6 +188,12 @@ nlohmann::ordered_json row_json(const PlanReport& report, const StrategyPlan& ro
   if (plan.memory.in_files.total() > 0) json["in_files"] = elsewhere_json(plan.memory.in_files);
   if (plan.memory.on_host.total() > 0) json["on_host"] = elsewhere_json(plan.memory.on_host);
   json["cached"] = plan.memory.cached;
+  for (const SharePlan& share : row.shares) {
+    json["by_samples"].push_back({{"samples", share.samples},
+                                  {"ranks", share.ranks},
+                                  {"bytes", kinds_json(share.memory)},
+                                  {"placed", placed_json(share.memory)}});
+  }
   json["placed"] = placed_json(plan.memory);
   json["peak"] = {{"phase", plan.phase}, {"unit", plan.unit}};
   json["collectives"] = nlohmann::ordered_json::array();
@@ -178,7 +222,7 @@ bool something_fits(const PlanReport& report) {
 
 // The micro-batch of a rank, as text.
 std::string batch_text(const training::Recipe& recipe, int ranks) {
-  const std::int64_t samples = training::batch_size_per_rank(recipe, ranks);
+  const std::int64_t samples = largest_share(recipe, ranks);
   if (!training::predicts_tokens(recipe)) return counted(samples, "pair");
   const std::string tokens = counted(recipe.model.seq_len, "token");
   if (recipe.train.task == training::TaskKind::dpo) {
@@ -187,14 +231,21 @@ std::string batch_text(const training::Recipe& recipe, int ranks) {
   return fmt::format("{} x {}", samples, tokens);
 }
 
+std::string batches_text(const training::TrainRecipe& train) {
+  const std::int64_t most = train.accumulation_ramp.largest(train.gradient_accumulation_steps);
+  return (train.accumulation_ramp.empty() ? "" : "at most ") + counted(most, "batch");
+}
+
 std::string plan_text(const PlanReport& report) {
   const training::Recipe& recipe = report.recipe;
-  std::string text = fmt::format(
-      "{}: {} on {}, {} a rank, {} a step\n\n", recipe.source, counted(report.world.ranks, "rank"),
-      report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one node",
-      batch_text(recipe, report.world.ranks),
-      counted(recipe.train.gradient_accumulation_steps, "batch"));
-  text += memory_table(report) + elsewhere_table(report, "in files", &RankMemory::in_files) +
+  std::string text =
+      fmt::format("{}: {} on {}, {}{} a rank, {} a step\n\n", recipe.source,
+                  counted(report.world.ranks, "rank"),
+                  report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one node",
+                  recipe.data.rank_weights.are_equal() ? "" : "at most ",
+                  batch_text(recipe, report.world.ranks), batches_text(recipe.train));
+  text += memory_table(report) + shares_table(report) +
+          elsewhere_table(report, "in files", &RankMemory::in_files) +
           elsewhere_table(report, "on the host", &RankMemory::on_host);
   return text + "\n" + traffic_table(report) + verdicts(report);
 }
@@ -208,7 +259,8 @@ nlohmann::ordered_json plan_json(const PlanReport& report) {
       {"device", report.world.device == DeviceType::cuda ? "cuda" : "cpu"},
       {"batch_size", training::batch_size_per_rank(report.recipe, report.world.ranks)},
       {"seq_len", report.recipe.model.seq_len},
-      {"gradient_accumulation_steps", report.recipe.train.gradient_accumulation_steps},
+      {"gradient_accumulation_steps", report.recipe.train.accumulation_ramp.largest(
+                                          report.recipe.train.gradient_accumulation_steps)},
       {"device_memory", nullptr}};
   if (report.device_memory) json["device_memory"] = *report.device_memory;
   json["plans"] = nlohmann::ordered_json::array();

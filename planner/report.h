@@ -12,12 +12,21 @@
 
 namespace tessera::planner {
 
-// The plan of one strategy, or the reason why there is none.
+// With data.rank_weights: the memory of the ranks that take so many samples.
+struct SharePlan {
+  std::int64_t samples = 0;
+  std::vector<int> ranks;
+  RankMemory memory;
+};
+
+// The plan of one strategy, or the reason why there is none. With data.rank_weights it is that of a
+// rank with the largest part.
 struct StrategyPlan {
   Strategy strategy = Strategy::full_shard;
   std::int64_t group_size = 0;  // for HYBRID_*; else 0
   std::optional<MemoryPlan> plan;
   std::string refused;
+  std::vector<SharePlan> shares = {};  // of given weights, the largest first; filled by plan_shares
 };
 
 // The memory that ranks may use.

@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text/byte_size.h"
@@ -166,7 +167,8 @@ std::vector<std::string> time_cells(const TimedRow& timed) {
 void set_time(TimedRow& timed, const training::Recipe& recipe, const Cluster& cluster,
               const std::function<PredictedStep(const PlannedStep&)>& predict) {
   if (!timed.row.plan) return;
-  const auto batches = static_cast<double>(recipe.train.gradient_accumulation_steps);
+  const auto batches = static_cast<double>(
+      recipe.train.accumulation_ramp.largest(recipe.train.gradient_accumulation_steps));
   timed.samples = static_cast<double>(training::batch_size_per_rank(recipe, timed.world.ranks)) *
                   timed.world.ranks * batches;
   if (training::predicts_tokens(recipe)) {
@@ -186,6 +188,15 @@ void set_time(TimedRow& timed, const training::Recipe& recipe, const Cluster& cl
   timed.mfu = timed.time->model_operations / timed.time->seconds / peak;
 }
 
+// One rank has no others to share a batch with.
+training::Recipe without_rank_weights(training::Recipe recipe) {
+  recipe.data.rank_weights = {};
+  for (const char* key : {"data.rank_weights", "data.rebalance_every", "data.rank_weights_limit"}) {
+    recipe.given.erase(key);
+  }
+  return recipe;
+}
+
 }  // namespace
 
 TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const training::Recipe& recipe,
@@ -200,8 +211,8 @@ TimedRow row_of_one_rank(const PlanWorld& world, const training::Recipe& recipe,
                          const Cluster& cluster) {
   PlanWorld alone = world;
   alone.ranks = 1;
-  TimedRow timed =
-      timed_row(plan_strategy(recipe, alone, Strategy::no_shard), alone, recipe, cluster);
+  TimedRow timed = timed_row(plan_strategy(without_rank_weights(recipe), alone, Strategy::no_shard),
+                             alone, recipe, cluster);
   timed.name = "none";
   return timed;
 }
@@ -220,7 +231,8 @@ TimedRow row_of_data_parallel(const PlanWorld& world, const training::Recipe& re
     timed.row.refused = error.what();
     return timed;
   }
-  share.data.batch_size = training::batch_size_per_rank(recipe, world.ranks);
+  share = without_rank_weights(std::move(share));
+  share.data.batch_size = largest_share(recipe, world.ranks);
   share.data.split_batches = false;
   share.sharding.reduction_group = {};
   PlanWorld alone = world;

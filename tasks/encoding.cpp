@@ -33,6 +33,8 @@ struct Upcoming {
 }  // namespace
 
 std::vector<std::int32_t> TextTokens::sequence(std::string_view text) const {
+  const std::string with_prompt = prompt.empty() ? std::string() : prompt + std::string(text);
+  if (!prompt.empty()) text = with_prompt;
   if (!lower_case) return tokenizer->encode_sequence(text, max_length);
   // As Python's str.lower(): mappings without a language, and sigma by its place in the word.
   const auto length = static_cast<std::int32_t>(text.size());

@@ -20,6 +20,7 @@ struct TextTokens {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::int64_t max_length = 0;  // special tokens included; 0: no limit
   bool lower_case = false;      // lowercase the text first, in addition to the tokenizer
+  std::string prompt = {};      // comes before each text
 
   [[nodiscard]] std::vector<std::int32_t> sequence(std::string_view text) const;
 };

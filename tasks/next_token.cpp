@@ -26,9 +26,10 @@ struct Windows final : Prepared {
   Batch batch;
 };
 
-Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device device) {
+Tensor ids_of(const std::vector<std::int32_t>& ids, std::int64_t row_length, Device device) {
   const MemoryScope kind(MemoryKind::other);
-  return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len}).to(device);
+  const std::int64_t rows = static_cast<std::int64_t>(ids.size()) / row_length;
+  return Tensor::from(std::span<const std::int32_t>(ids), {rows, row_length}).to(device);
 }
 
 }  // namespace
@@ -103,7 +104,8 @@ void check_one_tokenizer(const std::vector<const Corpus*>& corpora, const Tokeni
 
 class NextToken final : public LanguageModelTask {
  public:
-  explicit NextToken(const NextTokenOptions& options) : options_(options) {
+  explicit NextToken(const NextTokenOptions& options)
+      : options_(options), row_length_(options.seq_len) {
     if (options_.reads_data) open_data();
     if (options_.takes_vocabulary) options_.model["vocab_size"] = vocabulary_of_data();
     model_ = make_trained_model(options_);
@@ -141,11 +143,17 @@ class NextToken final : public LanguageModelTask {
     return windows;
   }
 
+  [[nodiscard]] bool begin_step(std::int64_t step) override {
+    const std::int64_t length = options_.seq_len_ramp.at(step, options_.seq_len);
+    return std::exchange(row_length_, length) != length;
+  }
+
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
     const Batch& batch = dynamic_cast<const Windows&>(prepared).batch;
-    if (!teaching_.has_teacher()) return loss_of(batch, context.device());
-    return teaching_.loss(ids_of(batch.inputs, batch, context.device()),
-                          ids_of(batch.targets, batch, context.device()));
+    const Tensor inputs = ids_of(batch.inputs, row_length_, context.device());
+    const Tensor targets = ids_of(batch.targets, row_length_, context.device());
+    return teaching_.has_teacher() ? teaching_.loss(inputs, targets)
+                                   : model_->loss(inputs, targets);
   }
 
   [[nodiscard]] std::string after_loss(double value) override {
@@ -170,7 +178,11 @@ class NextToken final : public LanguageModelTask {
       between_batches();
       const std::int64_t first =
           first_sample_of(i, context.world_size(), context.rank(), batch_size);
-      total += loss_of(validation_->batch(first, batch_size), context.device()).item();
+      const Batch batch = validation_->batch(first, batch_size);
+      const auto rows = [&](const std::vector<std::int32_t>& ids) {
+        return ids_of(ids, options_.seq_len, context.device());
+      };
+      total += model_->loss(rows(batch.inputs), rows(batch.targets)).item();
     }
     return {{{"valid_loss", context.mean(total / static_cast<double>(options_.eval_batches))}},
             false};
@@ -248,14 +260,11 @@ class NextToken final : public LanguageModelTask {
     windows.tokens = windows.batch.count * windows.batch.seq_len;
   }
 
-  [[nodiscard]] Tensor loss_of(const Batch& batch, Device device) const {
-    return model_->loss(ids_of(batch.inputs, batch, device), ids_of(batch.targets, batch, device));
-  }
-
   NextTokenOptions options_;
   std::vector<Samples> samples_;  // of each data set
   std::unique_ptr<Samples> validation_;
   Teaching teaching_;
+  std::int64_t row_length_ = 0;  // of the present step
 };
 
 }  // namespace

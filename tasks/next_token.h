@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/data/tokenizer.h"
+#include "engine/optim/schedule.h"
 #include "models/language_model.h"
 #include "tasks/columnar/table_files.h"
 #include "tasks/losses/language_teacher.h"
@@ -63,6 +64,10 @@ class LanguageModelTask : public ModelTask {
   [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
     return {{"config.json", model_->config(weights).dump(2) + "\n"}};
   }
+  [[nodiscard]] std::string needs_equal_batches() const override {
+    if (!model_->config().value("output_router_logits", false)) return {};
+    return "output_router_logits adds the load-balancing loss, which is that of each rank's tokens";
+  }
 
  protected:
   std::unique_ptr<models::LanguageModel> model_;
@@ -73,6 +78,8 @@ struct NextTokenOptions : LanguageModelOptions {
   // one in all files.
   bool tokenizer_is_given = false;
   TeachingOptions teaching = {};
+  // Steps that cut each sequence into rows of so many tokens, which divide seq_len.
+  StepRamp seq_len_ramp = {};
 };
 
 // Reads data first: errors in a file are reported before a model is built, on the thread's default

@@ -15,11 +15,10 @@ PreparedQueue::PreparedQueue(const Task& task, const BatchOrder& order, const Sh
 void PreparedQueue::fill() {
   while (slots_.size() < depth) {
     auto slot = std::make_shared<Slot>();
-    slot->batch = order_.at(next_, share_.batch_size * share_.world_size);
+    slot->batch = order_.at(next_, share_.all);
     order_.advance(next_, slot->batch);
     slot->ready = worker_.enqueue([this, slot] {
-      const auto samples =
-          order_.share(slot->batch, share_.rank * share_.batch_size, share_.batch_size);
+      const auto samples = order_.share(slot->batch, share_.first, share_.samples);
       slot->prepared = task_.prepare(slot->batch.data_set, samples);
     });
     slots_.push_back(std::move(slot));

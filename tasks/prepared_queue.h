@@ -15,9 +15,9 @@ class PreparedQueue {
  public:
   // A rank's part of every batch.
   struct Share {
-    int rank = 0;
-    int world_size = 1;
-    std::int64_t batch_size = 1;  // of the rank
+    std::int64_t first = 0;    // the place of its first sample in a batch of all ranks
+    std::int64_t samples = 1;  // of the rank
+    std::int64_t all = 1;      // of all ranks
   };
   // Batches from `from` on. `task` and `order` must outlive the queue.
   PreparedQueue(const Task& task, const BatchOrder& order, const Share& share, DataPosition from);

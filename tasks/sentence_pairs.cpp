@@ -190,6 +190,17 @@ class SentencePairsTask final : public ModelTask {
     return fmt::format("{} of at most {}", counted(samples, "pair"), counted(length_, "token"));
   }
 
+  [[nodiscard]] std::string needs_equal_batches() const override {
+    if (!options_.teacher_states.empty()) {
+      return "train.teacher_states compares the padding of a rank's texts as well";
+    }
+    const auto ranks_texts = [](const SentenceData& data) {
+      return data.loss == SentenceLoss::multiple_negatives_ranking;
+    };
+    if (std::none_of(options_.train.begin(), options_.train.end(), ranks_texts)) return {};
+    return "multiple_negatives_ranking compares the texts of all ranks, equally many of each";
+  }
+
   [[nodiscard]] CommunicationStatistics communication() const override {
     return options_.teacher ? options_.teacher->communication() : CommunicationStatistics{};
   }
@@ -241,6 +252,7 @@ class SentencePairsTask final : public ModelTask {
                   "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
                   options_.source, model.vocabulary(), options_.tokenizer->vocabulary_size(),
                   options_.tokenizer->name());
+    if (evaluates_encoded()) model.check_prompt(model.prompt());
     length_ = options_.seq_len.value_or(model.max_seq_length());
     tokens_ = {options_.tokenizer, length_, model.do_lower_case()};
     TESSERA_CHECK(length_ <= model.positions(), ErrorCode::configuration,
@@ -252,6 +264,11 @@ class SentencePairsTask final : public ModelTask {
                   "{}: the evaluator accuracy uses SoftmaxLoss's head, so a data set of data.train "
                   "needs the loss softmax with as many classes",
                   options_.source);
+  }
+
+  // The classifier of the evaluator accuracy reads embeddings as in training instead.
+  [[nodiscard]] bool evaluates_encoded() const {
+    return options_.valid && options_.valid->evaluator != SentenceEvaluator::accuracy;
   }
 
   // A text is read by both models, each with its own tokenizer. Only the widths must fit.
@@ -367,10 +384,12 @@ class SentencePairsTask final : public ModelTask {
 Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batch_size) {
   TESSERA_REQUIRE(valid_ != nullptr, "evaluate() without data for it");
   states_.rest();
-  const EvaluationOptions how{tokens_, batch_size};
+  EvaluationOptions how{tokens_, batch_size};
+  const bool encodes = evaluates_encoded();
+  if (encodes) how.tokens.prompt = encoder().prompt();
   const Encode encode = [&](const models::TokenBatch& tokens) {
     between_batches();
-    return encoder().forward(tokens);
+    return encodes ? encoder().embeddings(tokens) : encoder().forward(tokens);
   };
   if (options_.valid->evaluator == SentenceEvaluator::triplet) {
     return {evaluate_triplets(read_triplets(*valid_), encode, how, context), true};

@@ -74,6 +74,9 @@ class Task {
       std::size_t data_set, std::span<const std::int64_t> samples) const = 0;
   // The longest batch that so many samples could be, for plans.
   [[nodiscard]] virtual std::unique_ptr<Prepared> blank(std::int64_t samples) const = 0;
+  // Comes before the losses of each step, the first of which is step 1, except in a plan, which is
+  // for the largest step. True if the batches of this step have another shape than those before.
+  [[nodiscard]] virtual bool begin_step(std::int64_t /*step*/) { return false; }
   // The mean loss of a batch, on the rank's device. Collective if the loss is. Of a batch with the
   // weight 0 it is finite.
   [[nodiscard]] virtual Tensor loss(const Prepared& batch, const Context& context) = 0;
@@ -89,9 +92,13 @@ class Task {
   [[nodiscard]] virtual std::vector<double> metrics() const { return {}; }
   // How a step's loss comes from the means of its batches (micro-batches of all ranks). true: it is
   // the mean over all that they are means of, each batch counts by its Prepared::weight, and loss
-  // and gradient do not depend on how the samples are split. false: batches count equally, which is
-  // the same where all have equally many labels. The same on every rank.
+  // and gradient do not depend on how the samples are split. false: each batch counts by its
+  // samples, which is the same where all samples have equally many labels. The same on every rank.
   [[nodiscard]] virtual bool weighs_batches() const { return false; }
+  // Why ranks must have equally many samples, as the end of "the ranks' parts must be equal: ": the
+  // loss is not a mean over samples or labels, so that another split is another loss, or its
+  // collectives need it. Empty: they may have any numbers.
+  [[nodiscard]] virtual std::string needs_equal_batches() const { return {}; }
   // The communication of loss() that is not the trained module's: a teacher's gathers.
   [[nodiscard]] virtual CommunicationStatistics communication() const { return {}; }
   // Describes a rank's batch of so many samples for the user: "8 x 256 tokens".

@@ -106,14 +106,17 @@ if(TESSERA_EXAMPLES)
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/buffers
                    ${CMAKE_BINARY_DIR}/buffers)
   set_tests_properties(consumer/buffers_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
-  add_test(NAME consumer/own_optimizer_example
-           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/example_bits_test.py
-                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/own_optimizer 4)
-  set_tests_properties(consumer/own_optimizer_example PROPERTIES LABELS "consumer;quick" TIMEOUT 240 PROCESSORS 2)
-  add_test(NAME consumer/mixture_of_experts_example
-           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/example_bits_test.py
-                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/mixture_of_experts 3)
-  set_tests_properties(consumer/mixture_of_experts_example PROPERTIES LABELS "consumer;quick" TIMEOUT 240 PROCESSORS 2)
+  # Trained under every strategy on 2 ranks and resumed on this number.
+  foreach(example IN ITEMS "own_optimizer:4" "own_op:3" "mixture_of_experts:3" "vision_transformer:3" "encoder_decoder:3"
+          "sequence_to_sequence:3")
+    string(REPLACE ":" ";" example "${example}")
+    list(GET example 0 name)
+    list(GET example 1 ranks)
+    add_test(NAME consumer/${name}_example
+             COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/example_bits_test.py
+                     ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/${name} ${ranks})
+    set_tests_properties(consumer/${name}_example PROPERTIES LABELS "consumer;quick" TIMEOUT 240 PROCESSORS 2)
+  endforeach()
   add_test(NAME consumer/own_adapter_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_adapter
                    ${CMAKE_BINARY_DIR}/own-adapter)

@@ -40,64 +40,27 @@ class Checks {
   const std::string& source_;
 };
 
-void check_groups(const Checks& checks, const std::vector<optim::ParameterGroup>& groups) {
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    const std::string group = fmt::format("optimizer.groups[{}].", i);
-    checks.not_negative(group + "lr_scale", groups[i].lr_scale);
-    checks.not_negative(group + "weight_decay", groups[i].weight_decay.value_or(0));
+// The steps ascend from 2, and each number is at least 1.
+void check_ramp(const Checks& checks, const StepRamp& ramp) {
+  std::int64_t last = 1;
+  for (const auto& [from, value] : ramp.changes) {
+    checks.require(from > last, "accumulation_ramp has a step that", from,
+                   last == 1 ? std::string("the first must be at least 2")
+                             : fmt::format("steps must ascend, and {} is before it", last));
+    checks.at_least(1, fmt::format("accumulation_ramp of step {}", from), value);
+    last = from;
   }
 }
 
-void check_optimizer(const Checks& checks, const optim::AdamWOptions& options) {
-  checks.not_negative("optimizer.lr", options.lr);
-  checks.below_one("optimizer.beta1", options.beta1);
-  checks.below_one("optimizer.beta2", options.beta2);
-  checks.not_negative("optimizer.eps", options.eps);
-  checks.not_negative("optimizer.weight_decay", options.weight_decay);
-  check_groups(checks, options.groups);
-}
-
-void check_optimizer(const Checks& checks, const optim::LionOptions& options) {
-  checks.not_negative("optimizer.lr", options.lr);
-  checks.below_one("optimizer.beta1", options.beta1);
-  checks.below_one("optimizer.beta2", options.beta2);
-  checks.not_negative("optimizer.weight_decay", options.weight_decay);
-  check_groups(checks, options.groups);
-}
-
-void check_optimizer(const Checks& checks, const optim::MuonOptions& options) {
-  checks.not_negative("optimizer.lr", options.lr);
-  checks.below_one("optimizer.momentum", options.momentum);
-  checks.at_least(1, "optimizer.ns_steps", options.ns_steps);
-  checks.require(options.ns_steps < 100, "optimizer.ns_steps", options.ns_steps,
-                 "it must be below 100");
-  checks.require(options.eps > 0, "optimizer.eps", options.eps, "it must be above 0");
-  checks.require(options.products == bfloat16 || options.products == float32, "optimizer.products",
-                 name_of(options.products), "it is bfloat16 or float32");
-  checks.not_negative("optimizer.weight_decay", options.weight_decay);
-  checks.not_negative("optimizer.adamw_lr", options.adamw_lr.value_or(0));
-  checks.require(options.lr > 0 || options.adamw_lr.value_or(0) == 0, "optimizer.adamw_lr",
-                 options.adamw_lr.value_or(0),
-                 "it is kept as a multiple of optimizer.lr, which is 0");
-  checks.below_one("optimizer.beta1", options.beta1);
-  checks.below_one("optimizer.beta2", options.beta2);
-  checks.not_negative("optimizer.adamw_eps", options.adamw_eps);
-  check_groups(checks, options.groups);
-}
-
-void check_optimizer(const Checks& checks, const optim::OptimizerFactory& make) {
-  checks.require(static_cast<bool>(make), "optimizer", "an empty function",
+void check_optimizer(const Checks& checks, const optim::OptimizerChoice& choice) {
+  const auto* const make = std::get_if<optim::OptimizerFactory>(&choice);
+  checks.require(make == nullptr || *make, "optimizer", "an empty function",
                  "it must make an optimizer");
-}
-
-void check_optimizer(const Checks& checks, const optim::SgdOptions& options) {
-  checks.not_negative("optimizer.lr", options.lr);
-  checks.not_negative("optimizer.momentum", options.momentum);
-  checks.not_negative("optimizer.dampening", options.dampening);
-  checks.not_negative("optimizer.weight_decay", options.weight_decay);
-  checks.require(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
-                 "optimizer.nesterov", true, "it needs a momentum and no dampening");
-  check_groups(checks, options.groups);
+  const optim::Settings settings = optim::settings_of_choice(choice);
+  for (const optim::Setting& setting : settings.list()) {
+    checks.require(setting.fault.empty(), "optimizer." + setting.name, setting.value,
+                   setting.fault);
+  }
 }
 
 void check_schedule(const Checks& checks, const optim::Schedule& schedule) {
@@ -139,6 +102,14 @@ void check_spikes(const Checks& checks, const TrainerOptions& options) {
                  "spikes.action", "rollback", "it needs checkpoint.dir and checkpoint.every");
 }
 
+void check_rank_weights(const Checks& checks, const RankWeightOptions& weights) {
+  checks.require(weights.given.empty() || !weights.measured, "rank_weights.measured", true,
+                 "rank_weights.given has the weights; set one of the two");
+  checks.at_least(1, "rank_weights.rebalance_every", weights.rebalance_every);
+  checks.require(std::isfinite(weights.limit) && weights.limit >= 1, "rank_weights.limit",
+                 weights.limit, "it must be a finite number of at least 1");
+}
+
 void check_pruning(const Checks& checks, const PruningOptions& pruning) {
   const bool two_four = is_two_four(pruning.method);
   checks.require(pruning.sparsity > 0 && pruning.sparsity < 1, "pruning.sparsity", pruning.sparsity,
@@ -177,15 +148,17 @@ void check_options(const TrainerOptions& options) {
   checks.at_least(0, "steps", options.steps);
   checks.at_least(1, "batch_size", options.batch_size);
   checks.at_least(1, "gradient_accumulation_steps", options.gradient_accumulation_steps);
+  check_ramp(checks, options.accumulation_ramp);
   checks.require(options.max_grad_norm >= 0, "max_grad_norm", options.max_grad_norm,
                  "it must be at least 0 (0: no clipping)");
-  std::visit([&](const auto& optimizer) { check_optimizer(checks, optimizer); }, options.optimizer);
+  check_optimizer(checks, options.optimizer);
   if (options.schedule) check_schedule(checks, *options.schedule);
   checks.require(!options.data.even_batches || !options.data.drop_last, "data.even_batches", true,
                  "data.drop_last leaves out the batches that it fills; set one of the two");
   checks.require(options.data.samples.empty(), "data.samples", "set",
                  "the task gives them (samples_per_epoch()); leave it out");
   check_spikes(checks, options);
+  check_rank_weights(checks, options.rank_weights);
   if (options.pruning) check_pruning(checks, *options.pruning);
   check_checkpoint(checks, options.checkpoint);
 }

@@ -13,7 +13,7 @@
 
 #include "checkpoint/save/model_files.h"
 #include "checkpoint/sharded_state.h"
-#include "engine/optim/muon.h"
+#include "engine/optim/choice.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "sharding/context/loss_scaler.h"
@@ -21,6 +21,7 @@
 #include "tasks/batch_order.h"
 #include "trainer/events.h"
 #include "trainer/pruning/options.h"
+#include "trainer/rank_shares.h"
 #include "trainer/spikes.h"
 
 namespace tessera {
@@ -86,6 +87,7 @@ struct OptionNames {
   std::string_view learning_rate = {};  // empty: schedule.peak, or optimizer.lr without a schedule
   std::string_view initial_weights = "initial_weights";
   std::string_view export_folder = "checkpoint.export_folder";
+  std::string_view rank_weights = "rank_weights";
 
   [[nodiscard]] const std::string& place(const std::string& option) const {
     const auto found = given.find(option);
@@ -95,24 +97,25 @@ struct OptionNames {
 
 // Each rank has the same options. The constructor checks values and compares the ranks.
 struct TrainerOptions {
-  std::int64_t steps = 1000;    // of the whole run, to foresee the room that its checkpoints need
-  std::int64_t batch_size = 1;  // samples of a rank's micro-batch, the same on every rank
-  std::int64_t gradient_accumulation_steps = 1;
+  std::int64_t steps = 1000;  // of the whole run, to foresee the room that its checkpoints need
+  // Samples of a rank's micro-batch, the same on every rank; with rank_weights their mean.
+  std::int64_t batch_size = 1;
+  std::int64_t gradient_accumulation_steps = 1;  // micro-batches of a step
+  StepRamp accumulation_ramp = {};               // and those from later steps on
   bool sync_each_batch = true;  // false: gradients are reduced after the last micro-batch only
   double max_grad_norm = 1.0;   // 0: no clipping
   ShardingOptions sharding = {};
   LossScaleOptions loss_scale = {};  // for a param_dtype of float16
   SpikeOptions spikes = {};
   std::optional<PruningOptions> pruning = {};
-  // A function makes an optimizer of the program's own; it is called once, and has to make the same
-  // one on every rank.
-  std::variant<optim::AdamWOptions, optim::LionOptions, optim::SgdOptions, optim::OptimizerFactory,
-               optim::MuonOptions>
-      optimizer = optim::AdamWOptions{};
+  optim::OptimizerChoice optimizer = optim::AdamWOptions{};
   std::optional<optim::Schedule> schedule = {};  // unset: the optimizer's rate
   tasks::BatchOrderOptions data = {};            // without `samples`, which the task has
   CheckpointOptions checkpoint = {};
   InitialWeights initial_weights = {};
+  // Ranks of unequal speed: how they divide the samples of each micro-batch, batch_size times the
+  // ranks. Which samples these are does not change, nor do loss and gradient but for rounding.
+  RankWeightOptions rank_weights = {};
   StepChecks checks = {};
   std::function<RunSignals()> signals = {};  // asked at each step
   OptionNames names = {};

@@ -31,9 +31,17 @@ void write_into_folder(const std::function<void()>& work) {
 
 Trainer::SaveBytes Trainer::bytes_of_save() const {
   const SaveOptions& wanted = options_.checkpoint.save;
-  std::map<std::string, std::uint64_t> states;
-  for (std::size_t i = 0; i < optimizer_->parameters().size(); ++i)
-    states[optimizer_->parameters()[i].name] = optimizer_->state_names_of(i).size();
+  std::map<std::string, std::uint64_t> states;  // bytes by parameter
+  for (std::size_t i = 0; i < optimizer_->parameters().size(); ++i) {
+    const nn::NamedParameter& parameter = optimizer_->parameters()[i];
+    for (std::size_t which = 0; which < optimizer_->state_names_of(i).size(); ++which) {
+      if (which == optimizer_->average_state()) continue;  // it is the weights
+      const optim::StateFormat format = optimizer_->state_format(i, which);
+      states[parameter.name] +=
+          static_cast<std::uint64_t>(format.elements_for(parameter.shape.elements())) *
+          size_of(format.dtype.value_or(parameter.tensor.dtype()));
+    }
+  }
   SaveBytes bytes;
   for (const ShardedParameter& parameter : sharded_->sharded_parameters()) {
     const Tensor& local = parameter.local;
@@ -42,7 +50,7 @@ Trainer::SaveBytes Trainer::bytes_of_save() const {
     const auto elements = static_cast<std::uint64_t>(parameter.shape.elements());
     const DType stored = is_floating(local.dtype()) ? wanted.model_dtype : local.dtype();
     bytes.model += elements * size_of(stored);
-    if (trained) bytes.optimizer += elements * size_of(local.dtype()) * states[parameter.name];
+    if (trained) bytes.optimizer += states[parameter.name];
   }
   for (const ShardedParameter& buffer : sharded_->sharded_buffers()) {
     if (wanted.names && wanted.names(buffer.name, false).empty()) continue;

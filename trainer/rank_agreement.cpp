@@ -34,70 +34,11 @@ class OptionLines {
   std::string text_;
 };
 
-void add_groups(OptionLines& lines, const std::vector<optim::ParameterGroup>& groups) {
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    const optim::ParameterGroup& group = groups[i];
-    lines.add(fmt::format("optimizer.groups[{}]", i),
-              fmt::format("pattern {}, lr_scale {}, weight_decay {}", group.pattern, group.lr_scale,
-                          group.weight_decay ? fmt::to_string(*group.weight_decay) : "not set"));
-  }
-}
-
-void add_optimizer(OptionLines& lines, const optim::AdamWOptions& options) {
-  lines.add("optimizer", "AdamW")
-      .add("optimizer.lr", options.lr)
-      .add("optimizer.beta1", options.beta1)
-      .add("optimizer.beta2", options.beta2)
-      .add("optimizer.eps", options.eps)
-      .add("optimizer.weight_decay", options.weight_decay)
-      .add_function("optimizer.decay", options.decay);
-  add_groups(lines, options.groups);
-}
-
-void add_optimizer(OptionLines& lines, const optim::LionOptions& options) {
-  lines.add("optimizer", "Lion")
-      .add("optimizer.lr", options.lr)
-      .add("optimizer.beta1", options.beta1)
-      .add("optimizer.beta2", options.beta2)
-      .add("optimizer.weight_decay", options.weight_decay)
-      .add_function("optimizer.decay", options.decay);
-  add_groups(lines, options.groups);
-}
-
-void add_optimizer(OptionLines& lines, const optim::SgdOptions& options) {
-  lines.add("optimizer", "Sgd")
-      .add("optimizer.lr", options.lr)
-      .add("optimizer.momentum", options.momentum)
-      .add("optimizer.dampening", options.dampening)
-      .add("optimizer.weight_decay", options.weight_decay)
-      .add("optimizer.nesterov", options.nesterov)
-      .add_function("optimizer.decay", options.decay);
-  add_groups(lines, options.groups);
-}
-
-void add_optimizer(OptionLines& lines, const optim::MuonOptions& options) {
-  lines.add("optimizer", "Muon")
-      .add("optimizer.lr", options.lr)
-      .add("optimizer.momentum", options.momentum)
-      .add("optimizer.nesterov", options.nesterov)
-      .add("optimizer.ns_steps", options.ns_steps)
-      .add("optimizer.ns_coefficients", fmt::format("{}", fmt::join(options.ns_coefficients, ", ")))
-      .add("optimizer.eps", options.eps)
-      .add("optimizer.adjust_lr", static_cast<int>(options.adjust_lr))
-      .add("optimizer.products", name_of(options.products))
-      .add("optimizer.weight_decay", options.weight_decay)
-      .add_function("optimizer.matrices", options.matrices)
-      .add("optimizer.adamw_lr", options.adamw_lr.value_or(options.lr))
-      .add("optimizer.beta1", options.beta1)
-      .add("optimizer.beta2", options.beta2)
-      .add("optimizer.adamw_eps", options.adamw_eps)
-      .add_function("optimizer.decay", options.decay);
-  add_groups(lines, options.groups);
-}
-
-// Functions cannot be compared.
-void add_optimizer(OptionLines& lines, const optim::OptimizerFactory& /*make*/) {
-  lines.add("optimizer", "made by a function");
+void add_optimizer(OptionLines& lines, const optim::OptimizerChoice& choice) {
+  const optim::Settings settings = optim::settings_of_choice(choice);
+  lines.add("optimizer", settings.optimizer());
+  for (const optim::Setting& setting : settings.list())
+    lines.add("optimizer." + setting.name, setting.value);
 }
 
 void add_schedule(OptionLines& lines, const std::optional<optim::Schedule>& schedule) {
@@ -160,10 +101,15 @@ std::string describe_run(const TrainerOptions& options, const tasks::Task& task)
   OptionLines lines;
   lines.add("batch_size", options.batch_size)
       .add("gradient_accumulation_steps", options.gradient_accumulation_steps)
+      .add("accumulation_ramp", options.accumulation_ramp.to_string())
+      .add("rank_weights.given", fmt::format("{}", fmt::join(options.rank_weights.given, ", ")))
+      .add("rank_weights.measured", options.rank_weights.measured)
+      .add("rank_weights.rebalance_every", options.rank_weights.rebalance_every)
+      .add("rank_weights.limit", options.rank_weights.limit)
       .add("sync_each_batch", options.sync_each_batch)
       .add("steps", options.steps)
       .add("max_grad_norm", options.max_grad_norm);
-  std::visit([&](const auto& optimizer) { add_optimizer(lines, optimizer); }, options.optimizer);
+  add_optimizer(lines, options.optimizer);
   add_schedule(lines, options.schedule);
   add_pruning(lines, options.pruning);
   const LossScaleOptions& scale = options.loss_scale;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/host_memory.h"
@@ -21,39 +22,6 @@
 
 namespace tessera {
 namespace {
-
-using Parameters = std::vector<nn::NamedParameter>;
-
-std::unique_ptr<optim::Optimizer> make_optimizer(const optim::AdamWOptions& options,
-                                                 Parameters parameters) {
-  return std::make_unique<optim::AdamW>(std::move(parameters), options);
-}
-std::unique_ptr<optim::Optimizer> make_optimizer(const optim::LionOptions& options,
-                                                 Parameters parameters) {
-  return std::make_unique<optim::Lion>(std::move(parameters), options);
-}
-std::unique_ptr<optim::Optimizer> make_optimizer(const optim::SgdOptions& options,
-                                                 Parameters parameters) {
-  return std::make_unique<optim::Sgd>(std::move(parameters), options);
-}
-std::unique_ptr<optim::Optimizer> make_optimizer(const optim::MuonOptions& options,
-                                                 Parameters parameters) {
-  return std::make_unique<optim::Muon>(std::move(parameters), options);
-}
-std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerFactory& make,
-                                                 Parameters parameters) {
-  std::unique_ptr<optim::Optimizer> made = make(std::move(parameters));
-  TESSERA_REQUIRE(made != nullptr,
-                  "the function in TrainerOptions::optimizer returned no optimizer");
-  return made;
-}
-
-std::unique_ptr<optim::Optimizer> make_optimizer(const TrainerOptions& options,
-                                                 Parameters parameters) {
-  return std::visit(
-      [&](const auto& chosen) { return make_optimizer(chosen, std::move(parameters)); },
-      options.optimizer);
-}
 
 std::unique_ptr<tasks::Task> required(std::unique_ptr<tasks::Task> task) {
   TESSERA_REQUIRE(task != nullptr,
@@ -79,6 +47,17 @@ std::vector<std::int64_t> samples_of(const tasks::Task& task, const Context& con
         samples[set], set);
   }
   return samples;
+}
+
+RankShares shares_of(const TrainerOptions& options, const tasks::Task& task,
+                     const Context& context) {
+  const std::string name(options.names.rank_weights);
+  const std::string option = fmt::format("{}: {}", options.names.place(name), name);
+  const std::string reason =
+      options.rank_weights.are_equal() ? std::string() : task.needs_equal_batches();
+  TESSERA_CHECK(reason.empty(), ErrorCode::configuration,
+                "{}: the ranks' parts must be equal, because {}; leave it out", option, reason);
+  return {options.rank_weights, context.world_size(), options.batch_size, option};
 }
 
 // A NaN's sign bit has no meaning and differs between compilers: messages do not show it.
@@ -115,6 +94,7 @@ struct StepReport {
   std::int64_t cached_bytes = 0;
   double data_wait_s = 0;
   double step_s = 0;
+  double compute_s = 0;
   int interruption = 0;
   int save_requests = 0;
   int save_failed = 0;
@@ -131,19 +111,22 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
       names_to_load_(options_.checkpoint.save.names) {
   compare_options(context_, options_, *task_);
   check_options(options_);
+  shares_.emplace(shares_of(options_, *task_, context_));
   if (options_.names.learning_rate.empty()) {
     options_.names.learning_rate = options_.schedule ? "schedule.peak" : "optimizer.lr";
   }
   options_.data.samples = samples_of(*task_, context_);
   order_.emplace(options_.data);
   position_.data = order_->begin();
-  if (const auto* muon = std::get_if<optim::MuonOptions>(&options_.optimizer)) {
-    if (!options_.sharding.apart) options_.sharding.apart = optim::matrices_of(*muon);
-  }
+  const optim::ShardNeeds needs = optim::needs_of_choice(options_.optimizer);
+  if (!options_.sharding.apart) options_.sharding.apart = needs.apart;
+  options_.sharding.block = std::lcm(options_.sharding.block, needs.block);
   sharded_.emplace(task_->module(), context_, options_.sharding);
-  optimizer_ = make_optimizer(options_, sharded_->parameters());
+  optimizer_ = optim::make_optimizer(options_.optimizer, sharded_->parameters());
   schedule_ = options_.schedule.value_or(optim::Schedule{.peak = optimizer_->learning_rate()});
   if (options_.pruning) {
+    TESSERA_CHECK(!optimizer_->average_state(), ErrorCode::configuration,
+                  "pruning: the optimizer saves averages of weights; take another optimizer");
     pruner_ = std::make_shared<Pruner>(*options_.pruning, *sharded_, task_->module());
   }
   if (options_.sharding.param_dtype == float16) scaler_.emplace(options_.loss_scale);
@@ -164,32 +147,19 @@ std::optional<StepMetrics> Trainer::step() {
 }
 
 std::optional<StepMetrics> Trainer::take_step() {
+  prepare_places();
   const MemoryStep memory(context_.device());
   may_resume_ = false;
-  if (std::exchange(rewinds_, false)) batches_.reset();
+  if (std::exchange(rewinds_, false)) drop_batches();
   const auto begin = std::chrono::steady_clock::now();
   if (recorder_) recorder_->begin_step(position_.steps + 1);
   const Traffic before = traffic();
-  const std::int64_t accumulated = options_.gradient_accumulation_steps;
   task_->module().train();
   const double waited_before = batches_ ? batches_->waited_seconds() : 0;
   tasks::DataPosition data = position_.data;
-  MicroBatch mine;
   loss_fault_.clear();
-  WeighedBatches weighed;
-  if (task_->weighs_batches()) weighed = take_weighed_batches(data);
-  for (std::int64_t micro = 0; micro < accumulated; ++micro) {
-    std::optional<ShardedModel::NoSync> local_only;
-    const bool last = micro + 1 == accumulated;
-    if (options_.sharding.defer_replica_sums) sharded_->set_requires_all_reduce(last);
-    if (!options_.sync_each_batch && !last) local_only.emplace(*sharded_);
-    const MicroBatch one = forward_backward(data, weighed);
-    mine.add(one);
-    if (!last && (micro + 1) % batches_per_check_ == 0 && agree_to_stop()) {
-      abandon_step();
-      return std::nullopt;
-    }
-  }
+  const std::optional<MicroBatch> mine = take_batches(data);
+  if (!mine) return std::nullopt;
   StepMetrics metrics;
   if (scaler_) metrics.loss_scale = scaler_->factor();
   const double norm =
@@ -201,7 +171,7 @@ std::optional<StepMetrics> Trainer::take_step() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
   };
   metrics.step_s = seconds_since(begin);
-  const MicroBatch all = agree(metrics, mine);
+  const MicroBatch all = agree(metrics, *mine);
   const bool usable = may_update(metrics, norm);
   optimizer_->set_learning_rate(metrics.lr);
   {
@@ -217,10 +187,11 @@ std::optional<StepMetrics> Trainer::take_step() {
   // it.
   if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve(options_.checkpoint.save.names);
 
+  const std::int64_t samples = micro_batches() * shares_->all();
   position_.steps += 1;
   position_.data = std::move(data);
-  const std::int64_t samples = accumulated * options_.batch_size * context_.world_size();
   metrics.step = position_.steps;
+  rebalance(metrics);
   const Traffic after = traffic();
   metrics.comm_bytes = static_cast<std::int64_t>(after.bytes - before.bytes);
   metrics.exposed_comm_s = after.exposed_seconds - before.exposed_seconds;
@@ -344,10 +315,11 @@ StepStatistics Trainer::step_memory() const {
 
 Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine) {
   const RunSignals signals = options_.signals ? options_.signals() : RunSignals{};
-  const StepReport report_of_mine{
-      mine.loss,      mine.tokens,         peak_bytes(),
-      cached_bytes(), metrics.data_wait_s, metrics.step_s,
-      signals.stop,   signals.saves,       saver_ && saver_->failed() ? 1 : 0};
+  const StepReport report_of_mine{mine.loss,           mine.tokens,
+                                  peak_bytes(),        cached_bytes(),
+                                  metrics.data_wait_s, metrics.step_s,
+                                  mine.compute_s,      signals.stop,
+                                  signals.saves,       saver_ && saver_->failed() ? 1 : 0};
   std::string bytes(sizeof report_of_mine + mine.metrics.size() * sizeof(double), '\0');
   std::memcpy(bytes.data(), &report_of_mine, sizeof report_of_mine);
   if (!mine.metrics.empty()) {
@@ -359,6 +331,7 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
   save_requests_before_ = save_requests_;
   bool save_failed = false;
   double slowest = 0;
+  std::vector<RankShares::Work> works;
   const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
   const ComputeScope exchange(recorder_.get(), SpanKind::exchange);
   for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
@@ -376,9 +349,15 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
     metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
     metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s);
     slowest = std::max(slowest, report.step_s);
+    works.push_back({report.tokens, report.compute_s});
     interruption_ = std::max(interruption_, report.interruption);
     save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
     save_failed = save_failed || report.save_failed != 0;
+  }
+  if (shares_->are_asked()) {
+    shares_->add(works);
+    metrics.imbalance = imbalance_of(works);
+    metrics.rank_samples = shares_->samples();
   }
   if (save_failed) {
     keep_last_step();
@@ -391,7 +370,7 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
   }
   // A plan has no time of its own, and looks after each micro-batch.
   if (!context_.device().is_planned() && slowest > 0) {
-    const auto accumulated = static_cast<double>(options_.gradient_accumulation_steps);
+    const auto accumulated = static_cast<double>(micro_batches());
     batches_per_check_ =
         static_cast<std::int64_t>(std::clamp(stop_delay * accumulated / slowest, 1.0, accumulated));
   }
@@ -410,9 +389,14 @@ tasks::Evaluation Trainer::evaluate() {
       if (agree_to_stop()) throw EvaluationStopped{};
     });
     try {
+      optimizer_->begin_evaluation();
       found = task_->evaluate(context_, options_.batch_size);
     } catch (const EvaluationStopped&) {  // on every rank
+    } catch (...) {
+      optimizer_->end_evaluation();  // an evaluation that failed may be repeated
+      throw;
     }
+    optimizer_->end_evaluation();
     return found;
   });
 }

@@ -41,6 +41,7 @@
 #include "tasks/task.h"
 #include "trainer/events.h"
 #include "trainer/options.h"
+#include "trainer/rank_shares.h"
 #include "trainer/run_guard.h"
 #include "trainer/spikes.h"
 #include "trainer/step_metrics.h"
@@ -75,7 +76,8 @@ class Trainer {
   // at the first save.
   RunEvents prepare_folder();
 
-  // Collective. One optimizer step over gradient_accumulation_steps micro-batches. For a step that
+  // Collective. One optimizer step over gradient_accumulation_steps micro-batches, also after
+  // TrainerOptions::steps: the loop of the program ends the run. For a step that
   // must not be used, TrainerOptions::spikes decides: an Error(numeric) that leaves the parameters
   // unchanged, or metrics with a `spike`. After a roll-back, position() is that of the checkpoint,
   // but for the data, which goes on; without a checkpoint of this run the step is skipped instead.
@@ -110,6 +112,8 @@ class Trainer {
     return !options_.checkpoint.dir.empty() && options_.checkpoint.every > 0;
   }
   [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
+  // How the ranks divide a micro-batch now.
+  [[nodiscard]] const RankShares& shares() const { return shares_.value(); }
   // The largest signal number that a rank noted until the end of the last step, or until the step
   // or an evaluation was abandoned (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
@@ -169,12 +173,18 @@ class Trainer {
     double loss = 0;
     std::int64_t tokens = 0;
     std::vector<double> metrics = {};  // Task::metrics(), as `loss`
+    double compute_s = 0;              // without waits for other ranks and for data
 
     void add(const MicroBatch& other);
   };
   [[nodiscard]] LoadOptions load_options() const;
   RunEvents find_begin();
   std::optional<StepMetrics> take_step();
+  // Gives the memory new places before a step whose batches or number of batches are other ones.
+  void prepare_places();
+  [[nodiscard]] std::int64_t micro_batches() const;  // of the next step
+  // The forwards and backwards of a step. Returns nothing if a signal ends it.
+  std::optional<MicroBatch> take_batches(tasks::DataPosition& data);
   // The micro-batches of a step of a task that weighs them.
   struct WeighedBatches {
     std::deque<tasks::PreparedQueue::Taken> taken;
@@ -184,6 +194,14 @@ class Trainer {
   WeighedBatches take_weighed_batches(tasks::DataPosition data);
   // Returns the part of the micro-batch in the rank's loss, and its tokens.
   MicroBatch forward_backward(tasks::DataPosition& data, WeighedBatches& weighed);
+  // The factor of a batch's mean loss in the rank's.
+  [[nodiscard]] double part_of(const tasks::Prepared& batch, const WeighedBatches& weighed) const;
+  // The time for which the rank has waited for others in collectives, and for data, so far.
+  [[nodiscard]] double waited_seconds() const;
+  // Later batches are prepared anew.
+  void drop_batches();
+  // After a step: other parts of the batches, if the ranks' times ask for it.
+  void rebalance(StepMetrics& metrics);
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Collective. The losses of the batches from a position on, in evaluation mode, for what hooks
   // see.
@@ -229,9 +247,11 @@ class Trainer {
   int rollbacks_ = 0;               // to rolled_back_to_
   std::string rolled_back_to_;
   optim::Schedule schedule_;
+  std::optional<RankShares> shares_;
   std::optional<tasks::BatchOrder> order_;
   std::optional<tasks::PreparedQueue> batches_;  // from the first step on
-  bool rewinds_ = false;  // a step was abandoned: the next one takes its batches again
+  bool rewinds_ = false;             // a step was abandoned: the next one takes its batches again
+  std::int64_t placed_batches_ = 0;  // micro-batches of the last step, for which memory has places
   // Micro-batches between two looks for a signal to stop, the same on all ranks: a look makes the
   // ranks wait for one another, so that there are as few as the last step's time allows.
   std::int64_t batches_per_check_ = 1;

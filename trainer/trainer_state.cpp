@@ -196,6 +196,7 @@ events::Resumed Trainer::take_position(const Scalars& scalars, const std::string
   resumed_from_ = newest_step_ = folder;
   take_data_position(scalars, folder);
   take_state(scalars);
+  shares_->restore(scalars, folder);
   return {folder, position_.steps};
 }
 
@@ -250,7 +251,8 @@ events::Resumed Trainer::start_data_anew(const std::string& folder, std::int64_t
   position_.steps = steps;
   resumed_from_ = folder;
   position_.data = order_->begin();
-  position_.data.batches = steps * options_.gradient_accumulation_steps;
+  position_.data.batches =
+      options_.accumulation_ramp.sum(steps, options_.gradient_accumulation_steps);
   return {folder, steps, false};
 }
 
@@ -265,6 +267,7 @@ SaveOptions Trainer::save_options(const std::optional<tasks::Evaluation>& found)
   remember_order(options_.data, options.scalars);
   task_->remember_data(options.scalars);
   spikes_.save(options.scalars);
+  shares_->save(options.scalars);
   if (scaler_) {
     const LossScaler::State& state = scaler_->state();
     options.scalars.set("loss_scale/factor", state.factor)
@@ -385,10 +388,10 @@ RunEvents Trainer::export_weights() {
   const CheckpointOptions& wanted = options_.checkpoint;
   guard_.require("export_weights()", RunGuard::Needs::last_step);
   if (wanted.export_folder.empty()) return {};
-  const checkpoint::State state =
-      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::save);
+  const std::vector<checkpoint::LogicalTensor> model =
+      checkpoint::model_of(*sharded_, optimizer_.get(), checkpoint::Direction::save);
   const std::vector<std::string> notes =
-      checkpoint::export_model(context_.communicator(), wanted.export_folder, state.model,
+      checkpoint::export_model(context_.communicator(), wanted.export_folder, model,
                                {.dtype = wanted.save.model_dtype,
                                 .max_file_size = wanted.save.max_file_size,
                                 .files = files_beside_weights(),

@@ -64,7 +64,7 @@ void take(int number) {
   if (!notes_signals) return end_by(number);
   const char* const consequence = noted_consequence;
   const auto now = std::chrono::steady_clock::now();
-  if (noted_signal == 0) {
+  if (noted_signal == 0 || noted_signal == SIGPIPE) {
     noted_at = now;
     noted_signal = number;
     if (consequence != nullptr) report_signal("", number, consequence);
@@ -129,6 +129,11 @@ InterruptionWatch::~InterruptionWatch() {
 
 int InterruptionWatch::signal() {
   return noted_signal;
+}
+
+void InterruptionWatch::note_lost_reader() {
+  int none = 0;
+  noted_signal.compare_exchange_strong(none, SIGPIPE);
 }
 
 int requested_saves() {

@@ -42,6 +42,9 @@ class InterruptionWatch {
 
   // The signal that came, or 0.
   [[nodiscard]] static int signal();
+  // A reader of the run's output has ended: signal() becomes SIGPIPE, unless a signal came before,
+  // and until one comes.
+  static void note_lost_reader();
 };
 
 // The number of SIGUSR1 signals since the SignalThread began: a batch system's warning (Slurm's

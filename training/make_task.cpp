@@ -17,6 +17,7 @@
 #include "tasks/next_token.h"
 #include "tasks/sentence_pairs.h"
 #include "tokenizers/load.h"
+#include "training/recipe/fine_tuning.h"
 #include "training/recipe/schema.h"
 
 namespace tessera::training {
@@ -88,10 +89,19 @@ void adapt(const Recipe& recipe, models::Model& model) {
     at_key(recipe, "model.adapter",
            [&] { models::add_lora_of(*folder, model, storage, recipe.sharding.keep_fp32); });
   } else {
-    at_key(recipe, "model.lora.target_modules", [&] {
-      models::add_lora(model, lora_options(recipe), storage, recipe.sharding.keep_fp32);
-    });
+    const nn::LoraOptions options = lora_options(recipe);
+    at_key(recipe, "model.lora.modules_to_save",
+           [&] { models::check_modules_to_save(model, options); });
+    at_key(recipe, "model.lora.target_modules",
+           [&] { models::add_lora(model, options, storage, recipe.sharding.keep_fp32); });
   }
+  const std::optional<QuantizedFormat> format = quantized_base(recipe);
+  if (!format) return;
+  at_key(recipe, "model.quantize_base", [&] {
+    TESSERA_CHECK(!models::has_experts(model), ErrorCode::configuration,
+                  "the matrices of experts are not quantised");
+    quantize_frozen(model, *format);
+  });
 }
 
 tasks::TextData text_data(const DataSetRecipe& set) {
@@ -209,6 +219,7 @@ std::unique_ptr<tasks::ModelTask> next_token_task(const Recipe& recipe, bool pla
   set_options(recipe, planned, options);
   options.tokenizer_is_given = recipe.data.tokenizer.has_value();
   options.teaching = teaching_options(recipe, std::move(teacher));
+  options.seq_len_ramp = recipe.data.seq_len_ramp;
   return tasks::make_next_token_task(options);
 }
 

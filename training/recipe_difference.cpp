@@ -19,6 +19,7 @@
 #include "models/registry/registry.h"
 #include "models/sentence_encoder/sentence_encoder.h"
 #include "trainer/pruning/options.h"
+#include "training/recipe/fine_tuning.h"
 
 namespace tessera::training {
 namespace {
@@ -102,6 +103,15 @@ void compare_adapters(const SavedRecipe& saved, const Recipe& recipe, const Json
   const auto of_folder = [](const Json& json) {
     return !value_at(json, "model.adapter").is_null();
   };
+  // Steps of earlier versions do not have the key. Without it, the format of a run over an
+  // adapter's folder is that of the folder, and only the step's scalars have it.
+  const std::string base = "model.quantize_base";
+  const Json chosen = value_at(saved.recipe, base);
+  if (!chosen.is_null() || !of_folder(saved.recipe)) {
+    const std::optional<QuantizedFormat> format = quantized_base(recipe);
+    comparison.compare(base, chosen.is_null() ? Json("none") : chosen,
+                       format ? Json(name_of(*format)) : Json("none"));
+  }
   // The settings from an adapter's folder are not in the recipe.
   if (of_folder(saved.recipe) || recipe.model.adapter) return;
   const std::string targets = "model.lora.target_modules";
@@ -110,7 +120,9 @@ void compare_adapters(const SavedRecipe& saved, const Recipe& recipe, const Json
   const nn::LoraOptions defaults;
   const std::pair<std::string, Json> keys[] = {{"model.lora.r", defaults.rank},
                                                {"model.lora.alpha", defaults.alpha},
-                                               {"model.lora.use_rslora", defaults.rslora}};
+                                               {"model.lora.use_rslora", defaults.rslora},
+                                               {"model.lora.rank_pattern", nullptr},
+                                               {"model.lora.alpha_pattern", nullptr}};
   for (const auto& [key, fallback] : keys) {
     const auto or_default = [&key = key, &fallback = fallback](const Json& json) {
       const Json value = value_at(json, key);
@@ -118,12 +130,26 @@ void compare_adapters(const SavedRecipe& saved, const Recipe& recipe, const Json
     };
     comparison.compare(key, or_default(saved.recipe), or_default(own));
   }
+  const std::string whole = "model.lora.modules_to_save";
+  const auto as_set = [&](const Json& json) {
+    const Json list = value_at(json, whole);
+    std::set<Json> names;
+    if (list.is_array()) names.insert(list.begin(), list.end());
+    return Json(names);
+  };
+  comparison.compare(whole, as_set(saved.recipe), as_set(own));
+}
+
+bool is_adamw(const Json& optimizer) {
+  return optimizer == "adamw" || optimizer == "adamw8bit";
 }
 
 void compare_optimizers(const SavedRecipe& saved, const Json& own, Comparison& comparison) {
   for (const char* key : {"train.task", "train.optimizer"}) {
-    const Json there = value_at(saved.recipe, key);
-    if (!there.is_null()) comparison.compare(key, there, value_at(own, key));
+    const Json there = value_at(saved.recipe, key), here = value_at(own, key);
+    // Moments of 8 bits and others: the load says how to convert them, if they were not.
+    if (is_adamw(there) && is_adamw(here)) continue;
+    if (!there.is_null()) comparison.compare(key, there, here);
   }
   if (value_at(own, "train.optimizer") != "sgd") return;
   // Another momentum is another rate; without momentum the optimizer has no state.
@@ -204,9 +230,14 @@ std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, con
   return comparison.differences;
 }
 
-std::vector<RecipeDifference> pruning_changes(const SavedRecipe& saved, const Recipe& recipe) {
-  const Json there = pruning_of(saved.recipe), here = pruning_of(to_json(recipe));
+std::vector<RecipeDifference> allowed_changes(const SavedRecipe& saved, const Recipe& recipe) {
+  const Json own = to_json(recipe);
+  const Json there = pruning_of(saved.recipe), here = pruning_of(own);
   Comparison comparison;
+  if (trains_adapters(recipe) && saved.recipe.is_object()) {
+    const std::string base = "model.pretrained";
+    comparison.compare(base, value_at(saved.recipe, base), value_at(own, base));
+  }
   if (!here.is_null()) {
     const auto ends = [&](const Json& pruning) { return saved.steps >= pruning["end"]; };
     const bool has_all = !there.is_null() && ends(there) && there["sparsity"] == here["sparsity"];

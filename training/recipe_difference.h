@@ -41,10 +41,12 @@ SavedRecipe parse_step_description(const std::string& description);
 std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, const Recipe& recipe,
                                                    const nlohmann::json& config);
 
-// The keys of train.prune that differ, after decisive_differences() has found nothing: the run
-// chooses its next weights by its own. Throws Error(configuration) if it would choose none any
-// more, though the step lacks zeros that the recipe asks for.
-std::vector<RecipeDifference> pruning_changes(const SavedRecipe& saved, const Recipe& recipe);
+// Other keys that differ and that a user should know of, after decisive_differences() has found
+// nothing: those of train.prune, because the run chooses its next weights by its own, and the
+// folder of the base under an adapter, which may have moved or may hold other weights. Throws
+// Error(configuration) if the run would choose no weights any more, though the step lacks zeros
+// that the recipe asks for.
+std::vector<RecipeDifference> allowed_changes(const SavedRecipe& saved, const Recipe& recipe);
 
 // "key value, no key" of the step, and of this run.
 std::pair<std::string, std::string> texts_of(const std::vector<RecipeDifference>& differences);

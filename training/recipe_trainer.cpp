@@ -1,9 +1,12 @@
 // From the keys of a recipe to the options of a run.
 #include "training/recipe_trainer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
@@ -15,12 +18,14 @@
 #include "engine/nn/output_head.h"
 #include "engine/random.h"
 #include "models/load/adapter.h"
+#include "models/load/quantized.h"
 #include "models/mixture_of_experts.h"
 #include "models/weights_bound.h"
 #include "training/interruption.h"
 #include "training/make_task.h"
 #include "training/pretrained_folder.h"
 #include "training/recipe/fine_tuning.h"
+#include "training/recipe/optimizers.h"
 #include "training/recipe_difference.h"
 #include "training/reference.h"
 #include "training/sharding_options.h"
@@ -50,53 +55,6 @@ void freeze_ignored(const Recipe& recipe, nn::Module& module, const ShardingOpti
                   where(recipe, "sharding.ignored_modules"), parameter.name);
   }
   for (const auto& [name, part] : ignored.outermost()) freeze(*part);
-}
-
-std::vector<optim::ParameterGroup> parameter_groups(const TrainRecipe& train) {
-  std::vector<optim::ParameterGroup> groups;
-  for (const ParameterGroupRecipe& group : train.parameter_groups) {
-    const double scale = group.lr ? *group.lr / train.lr : 1.0;
-    groups.push_back(
-        {.pattern = group.pattern, .lr_scale = scale, .weight_decay = group.weight_decay});
-  }
-  return groups;
-}
-
-decltype(TrainerOptions::optimizer) optimizer_options(const TrainRecipe& train,
-                                                      nn::Module& module) {
-  if (train.optimizer == OptimizerKind::muon) {
-    optim::MuonOptions options = muon_options(train);
-    options.matrices = optim::hidden_matrices(module);
-    options.decay = optim::decay_matrices;
-    options.groups = parameter_groups(train);
-    return options;
-  }
-  if (train.optimizer == OptimizerKind::sgd) {
-    return optim::SgdOptions{.lr = train.lr,
-                             .momentum = train.momentum,
-                             .weight_decay = train.weight_decay,
-                             .decay = optim::decay_matrices,
-                             .groups = parameter_groups(train)};
-  }
-  if (train.optimizer == OptimizerKind::lion) {
-    const optim::LionOptions usual;
-    const auto [beta1, beta2] = train.betas.value_or(std::array{usual.beta1, usual.beta2});
-    return optim::LionOptions{.lr = train.lr,
-                              .beta1 = beta1,
-                              .beta2 = beta2,
-                              .weight_decay = train.weight_decay,
-                              .decay = optim::decay_matrices,
-                              .groups = parameter_groups(train)};
-  }
-  const optim::AdamWOptions usual;
-  const auto [beta1, beta2] = train.betas.value_or(std::array{usual.beta1, usual.beta2});
-  return optim::AdamWOptions{.lr = train.lr,
-                             .beta1 = beta1,
-                             .beta2 = beta2,
-                             .eps = train.eps,
-                             .weight_decay = train.weight_decay,
-                             .decay = optim::decay_matrices,
-                             .groups = parameter_groups(train)};
 }
 
 optim::Schedule make_schedule(const TrainRecipe& train) {
@@ -148,12 +106,42 @@ struct RecipeRun {
 };
 using SharedRun = std::shared_ptr<const RecipeRun>;
 
+// It would leave the experts' matrices to AdamW, and take the stack of their biases for a matrix.
+void check_muon(const RecipeRun& run) {
+  if (run.recipe.train.optimizer != OptimizerKind::muon) return;
+  TESSERA_CHECK(!models::trains_stacked_experts(run.task->module()), ErrorCode::configuration,
+                "{}: train.optimizer: muon does not orthogonalise the matrices of this model's "
+                "experts, which lie in one tensor; use adamw",
+                where(run.recipe, "train.optimizer"));
+}
+
+// On a GPU `host` offloads, and on the CPU it changes nothing: the recipe alone does not say.
+void check_offload(const RecipeRun& run) {
+  const OptimizerRow& row = row_of(run.recipe.train.optimizer);
+  const OffloadOptions offload = offload_options(run.recipe).on(run.context.device().stands_for());
+  check_key(row.offloads || !offload.uses_host(), run.recipe, "train.optimizer",
+            "{} keeps parameters, gradients and moments on the GPU; leave sharding.offload out, or "
+            "take adamw",
+            row.name);
+}
+
 std::optional<nn::LoraOptions> adapter_of(const Recipe& recipe) {
   if (const auto& folder = recipe.model.adapter) {
     return models::lora_options(checkpoint::read_peft_config(*folder));
   }
   if (trains_adapters(recipe)) return lora_options(recipe);
   return std::nullopt;
+}
+
+// Adapters can be switched off for the answers of the model under them; modules that are trained
+// whole cannot.
+void check_reference(const RecipeRun& run) {
+  const Recipe& recipe = run.recipe;
+  if (recipe.train.task != TaskKind::dpo || has_reference(recipe)) return;
+  check_key(!run.adapter || run.adapter->modules_to_save.empty(), recipe, "train.dpo.reference",
+            "is missing: without it the reference is the trained model without its adapters, and "
+            "the adapter's modules_to_save are trained whole; set train.dpo.reference to the "
+            "folder of model.pretrained, of which the run then keeps a second copy");
 }
 
 InitialWeights initial_weights(const SharedRun& run) {
@@ -163,7 +151,12 @@ InitialWeights initial_weights(const SharedRun& run) {
     weights.from.push_back({*model.pretrained});
     weights.load = [run](std::vector<checkpoint::LogicalTensor>& tensors) {
       const ModelRecipe& wanted = run->recipe.model;
-      std::vector<checkpoint::LogicalTensor> base = models::base_tensors(tensors);
+      // Modules that are trained whole begin with the base's weights, or an adapter's folder has
+      // them.
+      std::vector<checkpoint::LogicalTensor> base = models::base_tensors(
+          run->task->model(),
+          wanted.adapter ? run->adapter->modules_to_save : std::vector<std::string>(), tensors);
+      models::take_codes(run->task->model(), base);
       run->task->load_weights(*wanted.pretrained, base);
       if (wanted.adapter) models::load_lora(*wanted.adapter, run->task->model(), tensors);
     };
@@ -178,9 +171,11 @@ InitialWeights initial_weights(const SharedRun& run) {
 void save_adapter(const RecipeRun& run, CheckpointOptions& options) {
   SaveOptions& save = options.save;
   // The weights of an encoder's modules are small, and Sentence Transformers looks for them there.
-  save.names = [folders = run.task->tensor_folders()](const std::string& name, bool trained) {
+  save.names = [folders = run.task->tensor_folders(),
+                names = checkpoint::peft_names(run.adapter->modules_to_save)](
+                   const std::string& name, bool trained) {
     const bool of_folder = folders.contains(name.substr(0, name.find('.')));
-    return of_folder ? name : checkpoint::peft_name_of(name, trained);
+    return of_folder ? name : names(name, trained);
   };
   if (!run.recipe.model.pretrained) return;  // the run saves nothing
   save.model_file = "adapter_model";
@@ -188,6 +183,9 @@ void save_adapter(const RecipeRun& run, CheckpointOptions& options) {
   options.left_out.insert("config.json");    // else transformers loads a whole model
   save.tensor_folders.insert("classifier");  // it is trained beside the adapters
   save.scalars.set("adapter/scaling", run.adapter->scaling());
+  if (const auto format = quantized_base(run.recipe)) {
+    save.scalars.set(checkpoint::base_format_scalar, name_of(*format));
+  }
   const std::string base = std::filesystem::absolute(*run.recipe.model.pretrained).string();
   save.files[checkpoint::peft_config_file] =
       to_text(models::peft_config(run.task->model(), *run.adapter, base));
@@ -238,7 +236,7 @@ CheckedStep check_step(const RecipeRun& run, const ShardedModel& model, const st
                                              run.task->model().config(run.recipe.checkpoint.dtype)),
                         saved.step);
   CheckedStep checked;
-  if (const auto differences = pruning_changes(saved, run.recipe); !differences.empty()) {
+  if (const auto differences = allowed_changes(saved, run.recipe); !differences.empty()) {
     const auto [there, here] = texts_of(differences);
     checked.changed = {saved.step, there, here};
   }
@@ -249,6 +247,19 @@ CheckedStep check_step(const RecipeRun& run, const ShardedModel& model, const st
   return checked;
 }
 
+// The layers with another rank or factor, in PEFT's names.
+std::string patterns_of(const checkpoint::PeftConfig& config) {
+  const auto text = [](const auto& pattern) {
+    nlohmann::json values = nlohmann::json::object();  // sorted
+    for (const auto& [layers, value] : pattern) values[layers] = value;
+    return values.dump();
+  };
+  return fmt::format("rank_pattern {} and alpha_pattern {}", text(config.rank_pattern),
+                     text(config.alpha_pattern));
+}
+
+// Compares the adapter's properties that change its results. The recipe's keys do not show them,
+// because model.adapter names only a folder.
 void check_adapter(const RecipeRun& run, const Scalars& scalars, const std::string& folder) {
   if (!run.adapter) return;
   const auto scaling = scalars.get<double>("adapter/scaling");
@@ -257,6 +268,34 @@ void check_adapter(const RecipeRun& run, const Scalars& scalars, const std::stri
                 "{}: the adapter there is multiplied by {}, and this one's alpha, r and use_rslora "
                 "make {}; go on with the same",
                 folder, scaling, own);
+  const auto saved_base = scalars.get<std::string>(checkpoint::base_format_scalar, "");
+  const auto format = quantized_base(run.recipe);
+  const std::string own_base(format ? name_of(*format) : "");
+  const auto base_text = [](const std::string& base) { return base.empty() ? "none" : base; };
+  TESSERA_CHECK(saved_base == own_base, ErrorCode::configuration,
+                "{}: was trained with model.quantize_base {}, and this run has {}; set "
+                "model.quantize_base: {}",
+                folder, base_text(saved_base), base_text(own_base), base_text(saved_base));
+  if (!checkpoint::is_peft_folder(folder)) return;
+  const std::string patterns = patterns_of(checkpoint::read_peft_config(folder));
+  const std::string own_patterns =
+      patterns_of(models::peft_config(run.task->model(), *run.adapter, ""));
+  TESSERA_CHECK(patterns == own_patterns, ErrorCode::configuration,
+                "{}: the adapter there has {}, and this one has {}; go on with the same", folder,
+                patterns, own_patterns);
+}
+
+optim::OptimizerChoice optimizer_options(const TrainRecipe& train, nn::Module& module) {
+  optim::OptimizerChoice choice = row_of(train.optimizer).options(train);
+  std::visit(
+      [&](auto& options) {
+        if constexpr (requires { options.decay; }) options.decay = optim::decay_matrices;
+        if constexpr (requires { options.matrices; }) {
+          options.matrices = optim::hidden_matrices(module);
+        }
+      },
+      choice);
+  return choice;
 }
 
 TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
@@ -267,12 +306,16 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
   options.steps = train.steps;
   options.batch_size = batch_size;
   options.gradient_accumulation_steps = train.gradient_accumulation_steps;
+  options.accumulation_ramp = train.accumulation_ramp;
+  options.rank_weights = recipe.data.rank_weights;
   options.sync_each_batch = train.sync_each_batch;
   options.max_grad_norm = train.max_grad_norm;
   options.sharding = std::move(sharding);
   options.loss_scale = loss_scale_options(recipe);
   options.spikes = {train.on_spike, train.spike_sigma, train.spike_window};
   options.pruning = pruning_options(recipe, run->task->module());
+  check_muon(*run);
+  check_offload(*run);
   options.optimizer = optimizer_options(train, run->task->module());
   options.schedule = make_schedule(train);
   options.data = {.mix = recipe.data.mix,
@@ -292,7 +335,8 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
                    .given = recipe.given,
                    .learning_rate = "train.lr",
                    .initial_weights = "model.pretrained",
-                   .export_folder = "checkpoint.export"};
+                   .export_folder = "checkpoint.export",
+                   .rank_weights = "data.rank_weights"};
   options.are_checked = true;
   return options;
 }
@@ -303,6 +347,8 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   const auto run =
       std::make_shared<RecipeRun>(RecipeRun{with_model_folder(recipe, context), context});
   const std::int64_t batch_size = batch_size_per_rank(run->recipe, context.world_size());
+  run->adapter = adapter_of(run->recipe);
+  check_reference(*run);
   // Before the seed is set: initial values do not depend on a teacher.
   Teachers teachers;
   std::shared_ptr<LanguageTeacher> of_logits;
@@ -326,7 +372,6 @@ Trainer make_trainer(const Recipe& recipe, const Context& context) {
   if (of_logits) of_logits->require_fit(run->recipe, task->model());
   if (reference) reference->require_fit(run->recipe, task->model());
   run->task = task.get();
-  run->adapter = adapter_of(run->recipe);
   ShardingOptions sharding = sharding_options(run->recipe, context, task->model().layer_class());
   freeze_ignored(run->recipe, task->module(), sharding);
   return {std::move(task), context, trainer_options(run, batch_size, std::move(sharding))};

@@ -13,6 +13,7 @@
 #include "engine/nn/lora.h"
 #include "models/config/config_file.h"
 #include "models/load/adapter.h"
+#include "models/load/quantized.h"
 #include "models/load/weights.h"
 #include "models/registry/registry.h"
 #include "models/weights_bound.h"
@@ -77,7 +78,8 @@ FrozenModel::FrozenModel(const Recipe& recipe, const Context& context, const Pla
 void FrozenModel::load(const Context& context) {
   const checkpoint::State whole =
       checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  models::load_weights(folder_, context.communicator(), *model_, models::base_tensors(whole.model));
+  models::load_weights(folder_, context.communicator(), *model_,
+                       models::tensors_under(adapter_, *model_, whole.model));
   if (!adapter_.empty()) models::load_lora(adapter_, *model_, whole.model);
 }
 
@@ -132,7 +134,9 @@ EncoderTeacher::EncoderTeacher(const Recipe& recipe, const Context& context)
   const std::string name =
       tokenizers::is_tokenizer_folder(folder) ? folder : tokenizer_name(recipe);
   tokens_ = {tokenizers::load_tokenizer(name), encoder().max_seq_length(),
-             encoder().do_lower_case()};
+             encoder().do_lower_case(),
+             recipe.train.teacher_states.empty() ? encoder().prompt() : std::string()};
+  encoder().check_prompt(tokens_.prompt);
   if (context.device().is_planned()) return;
   check_vocabulary(fmt::format("{}: {}", where(recipe, teacher_key), teacher_key),
                    std::string(tokens_.tokenizer->name()), tokens_.tokenizer->vocabulary_size(),
@@ -155,7 +159,7 @@ const models::SentenceEncoder& EncoderTeacher::encoder() const {
 
 Tensor EncoderTeacher::embeddings(const models::TokenBatch& tokens) {
   const NoGradGuard no_grad;
-  return encoder().forward(tokens);
+  return encoder().embeddings(tokens);
 }
 
 }  // namespace tessera::training

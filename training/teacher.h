@@ -73,7 +73,9 @@ class LanguageTeacher final : public tasks::Teacher {
 };
 
 // A sentence encoder whose embeddings the trained one learns. Its tokenizer and the length of its
-// texts are those of its folder; without a tokenizer there, data.tokenizer is its own.
+// texts are those of its folder; without a tokenizer there, data.tokenizer is its own. Its folder's
+// prompt and width of embeddings hold, as in Sentence Transformers' encode(); with
+// train.teacher_states, which compares the same tokens, the prompt does not.
 class EncoderTeacher final : public tasks::SentenceTeacher {
  public:
   EncoderTeacher(const Recipe& recipe, const Context& context);
@@ -84,7 +86,7 @@ class EncoderTeacher final : public tasks::SentenceTeacher {
 
   [[nodiscard]] Tensor embeddings(const models::TokenBatch& tokens) override;
   [[nodiscard]] nn::Module& module() override { return frozen_.model(); }
-  [[nodiscard]] std::int64_t dimension() const override { return encoder().dimension(); }
+  [[nodiscard]] std::int64_t dimension() const override { return encoder().embedding_width(); }
   [[nodiscard]] const tasks::TextTokens& tokens() const override { return tokens_; }
   [[nodiscard]] CommunicationStatistics communication() const override {
     return frozen_.communication();

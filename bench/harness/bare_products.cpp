@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "kernels/cpu/description.h"
 #include "kernels/cpu/matmul/onednn_versions.h"
 
 namespace tessera::bench {
@@ -19,18 +20,8 @@ void run_sgemm(const kernels::Matmul& p) {
 
 }  // namespace
 
-bool has_bare_products(DType dtype) {
-  using dnnl::memory;
-  if (dtype == float32) return true;
-  const memory::desc matrix({1, 8, 8}, memory::data_type::bf16, memory::dims{64, 8, 1});
-  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  constexpr bool may_be_empty = true;
-  return static_cast<bool>(kernels::cpu::onednn::describe_matmul(engine, matrix, matrix, nullptr,
-                                                                 matrix, {}, may_be_empty));
-}
-
 DType bare_dtype(DType dtype) {
-  return has_bare_products(dtype) ? dtype : float32;
+  return dtype == bfloat16 && !kernels::cpu::describe().bf16_products ? float32 : dtype;
 }
 
 BareProduct bare_product(const kernels::Matmul& p, BareLayout layout) {

@@ -8,10 +8,8 @@
 
 namespace tessera::bench {
 
-// True if oneDNN has products of this dtype on this processor; not all processors have bfloat16.
-bool has_bare_products(DType dtype);
-
-// The dtype to compare products of `dtype` with: itself, or float32 if oneDNN does not have it.
+// The dtype to compare products of `dtype` (float32 or bfloat16) with: itself, or float32 if this
+// processor multiplies bfloat16 no faster, or not at all.
 DType bare_dtype(DType dtype);
 
 // How oneDNN reads b: in place, or from a copy in the layout of its fastest kernel. Every call
@@ -25,7 +23,7 @@ struct BareProduct {
 
 // The product that `p` describes, on the calling thread: dnnl_sgemm in float32 (one call for each
 // matrix of a batch, b in place), the matmul primitive in bfloat16. The memory must outlive the
-// result. has_bare_products(p.dtype) must hold.
+// result. bare_dtype(p.dtype) must be p.dtype.
 BareProduct bare_product(const kernels::Matmul& p, BareLayout layout = BareLayout::in_place);
 
 }  // namespace tessera::bench

@@ -125,6 +125,11 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
   row.variant = variant_of(row, grid);
   try {
     training::validate(row.recipe, world_size);
+    TESSERA_CHECK(
+        row.recipe.train.accumulation_ramp.empty() && row.recipe.data.seq_len_ramp.empty(),
+        ErrorCode::configuration,
+        "all steps of a benchmark are alike; set train.accumulation_ramp and data.seq_len_ramp to "
+        "null");
   } catch (const Error& error) {
     row.refused = error;
   }

@@ -16,6 +16,7 @@
 #include "engine/device/backend.h"
 #include "engine/device/queue.h"
 #include "engine/nn/layers.h"
+#include "engine/ops/products/quantized.h"
 #include "engine/tensor.h"
 #include "kernels/cpu/description.h"
 #include "sharding/plan/plan.h"
@@ -53,9 +54,9 @@ void take_matrices(nn::Module& module, bool language_model, ModelWork& work) {
     if (!language_model && name.find("layer.") == std::string::npos) continue;
     head = head || name.ends_with("lm_head");
     const bool out_in = linear->layout() == WeightLayout::out_in;
-    work.matrices.push_back({linear->weight().size(out_in ? 0 : 1),
-                             linear->weight().size(out_in ? 1 : 0),
-                             linear->weight().requires_grad()});
+    const Shape& shape = linear->weight_shape();
+    work.matrices.push_back(
+        {shape[out_in ? 0 : 1], shape[out_in ? 1 : 0], linear->stored_weight().requires_grad()});
     if (!linear->has_lora()) continue;
     for (const nn::LoraFactor& factor : {linear->lora_a(), linear->lora_b()}) {
       work.matrices.push_back({factor->weight().size(0), factor->weight().size(1)});
@@ -235,7 +236,8 @@ ModelWork model_work(const training::Recipe& recipe) {
     const std::unique_ptr<tasks::Task> task = training::make_task(recipe, true);
     take_matrices(task->module(), language_model, work);
     for (const nn::NamedParameter& parameter : task->module().named_parameters()) {
-      work.parameters += static_cast<std::uint64_t>(parameter.shape.elements());
+      work.parameters +=
+          static_cast<std::uint64_t>(parameter_elements(parameter.shape, parameter.tensor.dtype()));
     }
     planning.end_step();
   });

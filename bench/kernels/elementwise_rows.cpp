@@ -53,6 +53,26 @@ void rows_of_cast(Rows& to) {
   }
 }
 
+void rows_of_dequantize(Rows& to) {
+  for (const QuantizedFormat format : {QuantizedFormat::nf4, QuantizedFormat::int8}) {
+    add_both(to, std::string(name_of(format)), [format](Memory& memory, DType dtype) {
+      const std::int64_t bytes = quantized_bytes(format, stream_rows, stream_width);
+      const Dequantize call{.format = format,
+                            .weight = memory.zeros(bytes),
+                            .out = memory.random(stream_count, dtype),
+                            .rows = stream_rows,
+                            .columns = stream_width,
+                            .first_row = 0,
+                            .row_count = stream_rows,
+                            .first_column = 0,
+                            .column_count = stream_width,
+                            .dtype = dtype};
+      return Work{[=] { cpu::dequantize(call); },
+                  static_cast<double>(bytes) + stream_bytes(stream_count, dtype)};
+    });
+  }
+}
+
 void rows_of_unary(Rows& to) {
   const std::pair<const char*, UnaryOp> functions[] = {
       {"relu", UnaryOp::relu}, {"exp", UnaryOp::exp}, {"tanh", UnaryOp::tanh}};

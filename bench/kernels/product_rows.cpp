@@ -100,6 +100,7 @@ struct AttentionRow {
   float dropout = 0;
   std::int64_t positions = length;
   std::int64_t window = 0;
+  bool biased = false;  // by one matrix for each head
 
   [[nodiscard]] std::int64_t samples() const { return batch * length / positions; }
   // The operations of one product of the scores that are not masked.
@@ -110,12 +111,15 @@ struct AttentionRow {
                     : static_cast<double>(window) * (rows - static_cast<double>(window) * 0.5);
     return 2.0 * static_cast<double>(samples() * heads * head_dim) * seen;
   }
+  [[nodiscard]] double bias_bytes() const {
+    return biased ? stored(heads * positions * positions, float32) : 0;
+  }
 };
 
 struct AttentionMemory {
   AttentionShape shape;
   std::uint8_t *qkv, *gradient;
-  void *out, *dout, *log_sum_exp;
+  void *out, *dout, *log_sum_exp, *bias_gradient;
 
   AttentionMemory(DType dtype, const AttentionRow& row, Memory& memory)
       : shape{.batch = row.samples(),
@@ -135,12 +139,17 @@ struct AttentionMemory {
               .key = {1, 2},
               .first_sample = 0,
               .dtype = dtype,
-              .window = row.window},
+              .window = row.window,
+              .bias = row.biased ? memory.random(heads * row.positions * row.positions, float32)
+                                 : nullptr,
+              .bias_head_stride = row.biased ? row.positions * row.positions : 0},
         qkv(static_cast<std::uint8_t*>(memory.random(batch * length * 3 * model, dtype))),
         gradient(static_cast<std::uint8_t*>(memory.random(batch * length * 3 * model, dtype))),
         out(memory.random(batch * length * model, dtype)),
         dout(memory.random(batch * length * model, dtype)),
-        log_sum_exp(memory.random(batch * heads * length, float32)) {}
+        log_sum_exp(memory.random(batch * heads * length, float32)),
+        bias_gradient(row.biased ? memory.zeros(heads * row.positions * row.positions * 4)
+                                 : nullptr) {}
 
   [[nodiscard]] std::size_t part(std::size_t i) const {
     return i * static_cast<std::size_t>(model) * size_of(shape.dtype);
@@ -163,7 +172,8 @@ struct AttentionMemory {
             .log_sum_exp = log_sum_exp,
             .dq = gradient + part(0),
             .dk = gradient + part(1),
-            .dv = gradient + part(2)};
+            .dv = gradient + part(2),
+            .bias_gradient = bias_gradient};
   }
 };
 
@@ -172,6 +182,7 @@ struct AttentionMemory {
 constexpr AttentionRow attention_rows[] = {
     {.name = "causal"},
     {.name = "causal_dropout", .dropout = 0.1f},
+    {.name = "causal_bias", .biased = true},
     {.name = "causal_2048", .positions = 2048},
     {.name = "window_256_of_2048", .positions = 2048, .window = 256},
     {.name = "window_64_of_2048", .positions = 2048, .window = 64}};
@@ -280,7 +291,7 @@ void rows_of_attention_forward(Rows& to) {
   add_attention(to, [](Memory& memory, DType dtype, const AttentionRow& row) {
     const AttentionForward call = AttentionMemory(dtype, row, memory).forward();
     Work work{.run = [=] { cpu::attention_forward(call); },
-              .bytes = 4 * stored(batch * length * model, dtype),
+              .bytes = 4 * stored(batch * length * model, dtype) + row.bias_bytes(),
               .flops = 2 * row.flops(),
               .products = dtype};
     if (row.positions != length) return work;
@@ -296,14 +307,16 @@ void rows_of_attention_backward(Rows& to) {
     const AttentionMemory attention(dtype, row, memory);
     cpu::attention_forward(attention.forward());
     const AttentionBackward call = attention.backward();
+    const bool biased = row.biased;
     Work work{.run = [=] { cpu::attention_backward(call); },
-              .bytes = 8 * stored(batch * length * model, dtype),
-              .flops = 5 * row.flops(),
+              .bytes = 8 * stored(batch * length * model, dtype) + 3 * row.bias_bytes(),
+              .flops = (biased ? 7 : 5) * row.flops(),
               .products = dtype};
     if (row.positions != length) return work;
     const auto& bare = memory.keep(HeadProducts(dtype, memory));
-    work.onednn = [&bare] {
+    work.onednn = [&bare, biased] {
       bare.score(), bare.score(), bare.value(), bare.transposed(), bare.transposed();
+      if (biased) bare.score(), bare.score();
     };
     work.onednn_share = 0.5;
     return work;

@@ -10,6 +10,7 @@
 
 #include "base/low_precision.h"
 #include "bench/harness/bare_products.h"
+#include "engine/tensor.h"
 
 namespace tessera::bench {
 namespace {
@@ -143,7 +144,8 @@ void* Memory::random(std::int64_t count, DType dtype) {
 }
 
 void* Memory::zeros(std::int64_t bytes) {
-  return keep(std::vector<std::byte>(static_cast<std::size_t>(bytes))).data();
+  // Aligned as the engine's tensors are.
+  return keep(Tensor::zeros({bytes}, uint8)).data();
 }
 
 std::int32_t* Memory::ids(std::int64_t count, std::int64_t end) {

@@ -137,6 +137,41 @@ void rows_of_scatter_add(Rows& to) {
   });
 }
 
+namespace {
+
+// 3x3 windows of 64 channels of 8 samples, and the patches of a vision transformer.
+const std::pair<const char*, WindowShape> window_shapes[] = {
+    {"3x3", {8 * 64, {32, 32}, {3, 3}, {1, 1}, {1, 1}, {1, 1}, {32, 32}}},
+    {"patches", {16 * 3, {224, 224}, {16, 16}, {16, 16}, {0, 0}, {1, 1}, {14, 14}}}};
+
+}  // namespace
+
+void rows_of_unfold(Rows& to) {
+  for (const auto& [name, shape] : window_shapes) {
+    add_dtypes(to, name, [s = shape](Memory& memory, DType dtype) {
+      const void* x = memory.random(s.elements(), dtype);
+      void* columns = memory.random(s.columns(), dtype);
+      return Work{[=] {
+                    cpu::unfold({s, x, columns, dtype});
+                  },
+                  tensor_bytes(s.elements() + s.columns(), dtype)};
+    });
+  }
+}
+
+void rows_of_fold(Rows& to) {
+  for (const auto& [name, shape] : window_shapes) {
+    add_dtypes(to, name, [s = shape](Memory& memory, DType dtype) {
+      const void* columns = memory.random(s.columns(), dtype);
+      void* out = memory.random(s.elements(), dtype);
+      return Work{[=] {
+                    cpu::fold({s, columns, out, dtype});
+                  },
+                  tensor_bytes(s.elements() + s.columns(), dtype)};
+    });
+  }
+}
+
 void rows_of_sort_order(Rows& to) {
   add_dtypes(to, "", [](Memory& memory, DType dtype) {
     constexpr std::int64_t rows = 64, length = 4096;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""DeepSpeed as a peer of `tessera bench`: the recipe's GPT-2, Llama, Mistral or Qwen2 under ZeRO.
+"""DeepSpeed as a peer of `tessera bench`: the language models of pytorch.py under ZeRO.
 
 Modes: zero0 (its data parallelism), zero1, zero2, zero3, over gloo (CPUs, DS_ACCELERATOR=cpu) or NCCL. Settings are those of
 DeepSpeed's documentation: overlap_comm and contiguous_gradients, stage 3 with its defaults, clipping and accumulation by

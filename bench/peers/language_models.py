@@ -1,4 +1,4 @@
-"""GPT-2 and Llama (Mistral, Qwen2) in plain PyTorch, with Hugging Face's names, for the peers that train them.
+"""GPT-2 and Llama (Mistral, Qwen2, Qwen3 and its mixture of experts) in plain PyTorch, with Hugging Face's names, for the peers that train them.
 
 Attention is scaled_dot_product_attention, projections are nn.Linear, the loss is cross entropy of fp32 logits: as a PyTorch
 user would write it. The sizes are the keys of Hugging Face's config.json, which are the recipe's.
@@ -117,18 +117,22 @@ class LlamaAttention(nn.Module):
         self.k_proj = nn.Linear(width, self.key_heads * self.size, bias=biased)
         self.v_proj = nn.Linear(width, self.key_heads * self.size, bias=biased)
         self.o_proj = nn.Linear(self.heads * self.size, width, bias=bool(config.get("attention_bias")))
+        self.q_norm = self.k_norm = nn.Identity()
+        if config["model_type"].startswith("qwen3"):
+            epsilon = config.get("rms_norm_eps", 1e-6)
+            self.q_norm, self.k_norm = nn.RMSNorm(self.size, epsilon), nn.RMSNorm(self.size, epsilon)
         self.drop = config.get("attention_dropout", 0.0)
 
     def forward(self, x, cosine, sine):
-        def heads(projected, count):
-            return projected.view(*x.shape[:2], count, self.size).transpose(1, 2)
+        def heads(projected, count, norm=nn.Identity()):
+            return norm(projected.view(*x.shape[:2], count, self.size)).transpose(1, 2)
 
         def rotate(part):
             first, second = part.chunk(2, dim=-1)
             return part * cosine + torch.cat((-second, first), dim=-1) * sine
 
-        query = rotate(heads(self.q_proj(x), self.heads))
-        key, value = rotate(heads(self.k_proj(x), self.key_heads)), heads(self.v_proj(x), self.key_heads)
+        query = rotate(heads(self.q_proj(x), self.heads, self.q_norm))
+        key, value = rotate(heads(self.k_proj(x), self.key_heads, self.k_norm)), heads(self.v_proj(x), self.key_heads)
         mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, dropout_p=self.drop if self.training else 0.0,
             enable_gqa=self.key_heads != self.heads)
@@ -136,9 +140,9 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMlp(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, inner):
         super().__init__()
-        width, inner, biased = config["hidden_size"], config["intermediate_size"], bool(config.get("mlp_bias"))
+        width, biased = config["hidden_size"], bool(config.get("mlp_bias"))
         self.gate_proj, self.up_proj = nn.Linear(width, inner, bias=biased), nn.Linear(width, inner, bias=biased)
         self.down_proj = nn.Linear(inner, width, bias=biased)
 
@@ -146,12 +150,34 @@ class LlamaMlp(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Experts(nn.Module):
+    """A mixture of experts; one that no token has chosen computes nothing and has gradients of zero, as FSDP needs."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate = nn.Linear(config["hidden_size"], config["num_experts"], bias=False)
+        self.experts = nn.ModuleList(LlamaMlp(config, config["moe_intermediate_size"]) for _ in range(config["num_experts"]))
+        self.chosen, self.scales = config.get("num_experts_per_tok", 8), config.get("norm_topk_prob", False)
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        weights, chosen = functional.softmax(self.gate(rows).float(), dim=-1).topk(self.chosen, dim=-1)
+        if self.scales:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        mixed = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            row, place = (chosen == number).nonzero(as_tuple=True)
+            mixed = mixed.index_add(0, row, (expert(rows[row]) * weights[row, place, None]).to(mixed.dtype))
+        return mixed.view_as(x)
+
+
 class LlamaBlock(nn.Module):
     def __init__(self, config):
         super().__init__()
         width, epsilon = config["hidden_size"], config.get("rms_norm_eps", 1e-6)
         self.input_layernorm, self.self_attn = nn.RMSNorm(width, epsilon), LlamaAttention(config)
-        self.post_attention_layernorm, self.mlp = nn.RMSNorm(width, epsilon), LlamaMlp(config)
+        self.post_attention_layernorm = nn.RMSNorm(width, epsilon)
+        self.mlp = Experts(config) if config["model_type"] == "qwen3_moe" else LlamaMlp(config, config["intermediate_size"])
 
     def forward(self, x, cosine, sine):
         x = x + self.self_attn(self.input_layernorm(x), cosine, sine)

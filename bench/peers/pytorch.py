@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch as a peer of `tessera bench`: the recipe's GPT-2, Llama, Mistral or Qwen2 on the same weights and batches.
+"""PyTorch as a peer of `tessera bench`: the recipe's GPT-2, Llama, Mistral, Qwen2 or Qwen3 (with experts
+too) on the same weights and batches.
 
 Modes: none (one rank), dp (nn.DataParallel, on GPUs only), ddp, fsdp1 (FULL_SHARD), fsdp1-grad-op (SHARD_GRAD_OP), fsdp2
 (fully_shard), fsdp2-keep (reshard_after_forward=False); over gloo or NCCL, eager or with torch.compile of each layer.
@@ -16,7 +17,8 @@ import torch_training
 
 common.leave_script_folder()
 SCRIPT = os.path.abspath(__file__)
-LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2")
+LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+OF_EXPERTS = {"output_router_logits": (False,), "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -62,6 +64,9 @@ class Pytorch:
         scaling = (config.get("rope_scaling") or {}).get("rope_type") or "default"
         if scaling not in ROPE_TYPES:
             raise common.Refused(f"the rotary scaling {scaling} is none of {', '.join(ROPE_TYPES)}")
+        for key, values in OF_EXPERTS.items() if kind == "qwen3_moe" else ():
+            if key in config and config[key] not in values:
+                raise common.Refused(f"{key} {config[key]}: each layer of this peer has experts, and no further loss")
         torch_training.check_modes(job)
 
     @staticmethod

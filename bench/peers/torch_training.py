@@ -9,16 +9,17 @@ its buckets.
 """
 import contextlib
 
+from common import Refused
+
 MODES = ("none", "dp", "ddp", "fsdp1", "fsdp1-grad-op", "fsdp2", "fsdp2-keep")
 
 
 def check_modes(job):
     """Refuses modes that no machine, or this machine, cannot run."""
-    from common import Refused
-
     if job.mode != "dp":
         return
     import torch
+
     gpus = torch.cuda.device_count() if job.device != "cpu" else 0
     if gpus == 0:
         raise Refused("nn.DataParallel splits a batch over GPUs, and here it would run on the CPU; ddp does on CPUs")
@@ -116,7 +117,9 @@ def make_optimizer(named, matrices, job):
     groups = [{"params": group, "weight_decay": rate} for group, rate in zip(groups, (decay, 0.0), strict=True) if group]
     kind = train.get("optimizer", "adamw")
     if kind not in ("adamw", "sgd"):
-        raise Refused(f"torch has no {kind}")
+        raise Refused(f"this peer trains with adamw or sgd, and not with {kind}")
+    if (train.get("adamw") or {}).get("state_dtype") not in (None, "fp32"):
+        raise Refused("torch's AdamW has no bf16 moments beside fp32 parameters")
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=job.learning_rate(0), momentum=train.get("momentum", 0.0))
     return torch.optim.AdamW(groups, lr=job.learning_rate(0), betas=tuple(train.get("betas") or (0.9, 0.999)),

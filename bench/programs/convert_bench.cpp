@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "base/host_memory.h"
+#include "bench/programs/median.h"
 #include "bench/programs/options.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/io/file.h"
@@ -113,11 +114,6 @@ double fastest(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 struct Row {
   std::string name;
   std::function<void(const fs::path&)> work;
@@ -173,11 +169,11 @@ int main(int argc, char** argv) {
              bytes / 1'000'000, repeats);
   const Row& copy = rows.front();
   for (const Row& row : rows) {
-    const double seconds = median(row.seconds);
+    const double seconds = bench::median(row.seconds);
     fmt::print(
         "{:32} {:8.0f} MB/s  {:5.2f} of the durable copy, {:5.2f} the fastest of each  peak {:4} "
         "MB\n",
-        row.name, static_cast<double>(bytes) / 1e6 / seconds, median(copy.seconds) / seconds,
+        row.name, static_cast<double>(bytes) / 1e6 / seconds, bench::median(copy.seconds) / seconds,
         fastest(copy.seconds) / fastest(row.seconds), row.peak_bytes / 1'000'000);
   }
   checkpoint::remove_tree(folder);

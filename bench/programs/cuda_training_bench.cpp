@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bench/programs/median.h"
 #include "bench/programs/options.h"
 #include "engine/device/backend.h"
 #include "engine/device/memory.h"
@@ -138,11 +139,6 @@ Tensor tokens_of(const Options& options, int rank, std::int64_t pass) {
   return Tensor::from(ids, {options.batch, options.length}).to(options.device);
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // `attention`: operations per layer, element of its width and token of the sequence.
 double flops_of_a_token(const Options& options, const ShardedModel& model, double attention) {
   double parameters = 0;
@@ -229,7 +225,7 @@ Result train(const Options& options, Strategy strategy) {
         if (!context.is_main()) return;
         result.loss = run.loss;
         result.norm = run.norm;
-        result.seconds = median(run.seconds);
+        result.seconds = bench::median(run.seconds);
         result.tokens_per_second =
             static_cast<double>(options.ranks * options.passes * options.batch * options.length) /
             result.seconds;

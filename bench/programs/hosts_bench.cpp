@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "bench/programs/median.h"
 #include "bench/programs/options.h"
 #include "comm/control/wire.h"
 #include "comm/nodes/tcp/own_address.h"
@@ -81,11 +82,6 @@ double timed(const Ranks& ranks, const std::function<void()>& work) {
   return slowest;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 void measure(std::size_t bytes, int rounds) {
   const World world = world_from_environment();
   set_compute_threads(1);
@@ -119,7 +115,7 @@ void measure(std::size_t bytes, int rounds) {
   // All three give a node this much data from the other.
   const double crossing = static_cast<double>(share) * world.local_size;
   const auto rate = [&](const std::vector<double>& seconds) {
-    return crossing / median(seconds) / 1e9;
+    return crossing / bench::median(seconds) / 1e9;
   };
   fmt::print(
       "{{\"ranks\": {}, \"bytes\": {}, \"raw_tcp_GB_s\": {:.3f}, \"all_gather_GB_s\": {:.3f}, "

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "bench/programs/median.h"
 #include "bench/programs/options.h"
 #include "engine/device/memory.h"
 #include "engine/optim/optimizer.h"
@@ -36,11 +37,6 @@ double seconds_of(const std::function<void()>& run) {
   const auto begin = std::chrono::steady_clock::now();
   run();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // One parameter whose state is in files.
@@ -140,10 +136,10 @@ nlohmann::json compare_with_disk(const std::string& folder, std::int64_t count, 
   }
   const double moved = 28.0 * static_cast<double>(count);
   return {{"direct", state.is_direct()},
-          {"step_gb_per_s", moved / median(step) / 1e9},
-          {"disk_gb_per_s", moved / median(disk) / 1e9},
-          {"step_of_disk", median(disk) / median(step)},
-          {"norm_of_reads", median(reads) / median(norm)}};
+          {"step_gb_per_s", moved / bench::median(step) / 1e9},
+          {"disk_gb_per_s", moved / bench::median(disk) / 1e9},
+          {"step_of_disk", bench::median(disk) / bench::median(step)},
+          {"norm_of_reads", bench::median(reads) / bench::median(norm)}};
 }
 
 nlohmann::json compare_with_memory(int rounds) {
@@ -188,8 +184,8 @@ nlohmann::json compare_with_memory(int rounds) {
     update.push_back(a);
     copies.push_back(b);
   }
-  const double adamw_rate = 28.0 * count / median(update) / 1e9;
-  const double copy_rate = 8.0 * count / median(copies) / 1e9;
+  const double adamw_rate = 28.0 * count / bench::median(update) / 1e9;
+  const double copy_rate = 8.0 * count / bench::median(copies) / 1e9;
   return {{"threads", compute_threads()},
           {"adamw_gb_per_s", adamw_rate},
           {"memcpy_gb_per_s", copy_rate},

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bench/programs/median.h"
 #include "bench/programs/options.h"
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"
@@ -177,11 +178,6 @@ struct Result {
   double step = 0, computation = 0, communication = 0, exposed = 0;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 Result measure(const Asked& asked) {
   Result result;
   launch(asked.ranks, [&](Context& context) {
@@ -212,7 +208,7 @@ Result measure(const Asked& asked) {
     std::vector<double> steps;
     for (int i = 0; i < asked.rounds; ++i) steps.push_back(step());
     if (!context.is_main()) return;
-    result.step = median(steps);
+    result.step = bench::median(steps);
     result.computation = computation;
     result.communication = static_cast<double>(bytes) * delay->seconds_per_byte;
     result.exposed = (model.communication().exposed_seconds - stalled) / asked.rounds;

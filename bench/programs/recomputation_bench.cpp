@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "bench/programs/median.h"
 #include "bench/programs/options.h"
 #include "engine/device/memory.h"
 #include "engine/random.h"
@@ -34,11 +35,6 @@ double processor_seconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // One way to train the model, measured step by step.
@@ -116,11 +112,11 @@ nlohmann::json measure(std::int64_t length, int rounds) {
     forwards.push_back(bench.forward_seconds());
     for (Way& way : ways) bench.step(way);
   }
-  const double plain = median(ways[0].seconds), forward = median(forwards);
+  const double plain = bench::median(ways[0].seconds), forward = bench::median(forwards);
   nlohmann::json rows = nlohmann::json::array();
   constexpr double mib = 1024.0 * 1024.0;
   for (const Way& way : ways) {
-    const double seconds = median(way.seconds);
+    const double seconds = bench::median(way.seconds);
     rows.push_back({{"recomputation", way.name},
                     {"step_ms", seconds * 1e3},
                     {"ratio", seconds / plain},

@@ -19,6 +19,7 @@
 
 #include "base/parallel.h"
 #include "bench/harness/bare_products.h"
+#include "bench/programs/median.h"
 #include "bench/programs/options.h"
 #include "engine/device/memory.h"
 #include "engine/device/memory_step.h"
@@ -67,11 +68,6 @@ struct Times {
     processor.push_back(processor_seconds() - p);
   }
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // The products of one step. Each has its own memory, as in the step.
 class Products {
@@ -189,16 +185,16 @@ nlohmann::json measure(DType dtype, int rounds) {
       products.run(linear, attention);
     }
     const auto both = [&](auto part) {
-      const double floor = median(part(linear)) + 0.5 * median(part(attention));
-      return nlohmann::json{{"step_ms", median(part(step)) * 1e3},
+      const double floor = bench::median(part(linear)) + 0.5 * bench::median(part(attention));
+      return nlohmann::json{{"step_ms", bench::median(part(step)) * 1e3},
                             {"products_ms", floor * 1e3},
-                            {"attention_products_ms", 0.5e3 * median(part(attention))},
-                            {"ratio", median(part(step)) / floor},
+                            {"attention_products_ms", 0.5e3 * bench::median(part(attention))},
+                            {"ratio", bench::median(part(step)) / floor},
                             {"products_gflops", products.flops() / floor / 1e9}};
     };
     result = {{"dtype", name_of(dtype)},
               {"products_dtype", name_of(products_dtype)},
-              {"page_faults", median(step.faults)},
+              {"page_faults", bench::median(step.faults)},
               {"wall", both([](const Times& t) { return t.wall; })},
               {"processor", both([](const Times& t) { return t.processor; })}};
   });

@@ -24,6 +24,7 @@
 #include "checkpoint/io/file.h"
 #include "checkpoint/load/peft.h"
 #include "checkpoint/narrow/narrowed_source.h"
+#include "checkpoint/narrow/quantized_base.h"
 #include "checkpoint/steps/lineage.h"
 #include "checkpoint/steps/manifest.h"
 
@@ -201,6 +202,9 @@ void check_options(const formats::Format& to, const ConvertOptions& options) {
   TESSERA_CHECK(!options.int8 || to.name == std::string_view("hf"), ErrorCode::usage,
                 "--dtype int8: {} has no weights of 8-bit integers with scales; use --to hf{}",
                 to.name, to.encodings == nullptr ? "" : ", or --type q8_0");
+  TESSERA_CHECK(!options.moments || (!options.weights_only && !to.weights_alone), ErrorCode::usage,
+                "--moments: {} leaves the optimizer's state out",
+                options.weights_only ? "--weights-only" : to.name);
   TESSERA_CHECK(options.average.empty() || !options.merge, ErrorCode::usage,
                 "--average: cannot be combined with --merge; merge each adapter first");
 }
@@ -232,10 +236,14 @@ class Inputs {
     auto source = format_->open(path());
     if (!adapter_.empty()) {
       const std::map<std::string, bool> layers = layers_of(*source, options);
+      if (const auto format = quantized_base_of(adapter_.string())) {
+        source = open_numbers_of_codes(std::move(source), *format, layers);
+      }
       source = open_merged(adapter_, std::move(source), layers);
     }
     if (paths_.size() > 1) source = open_mean(std::move(source), to, options);
     if (narrows_) source = open_narrow(std::move(source), options.narrow);
+    if (options.moments) source = open_with_moments(std::move(source), *options.moments);
     if (!options.int8) return source;
     const std::map<std::string, bool> layers = layers_of(*source, options);
     if (bytes_ == 0) bytes_ = bytes_of_weights(*source);

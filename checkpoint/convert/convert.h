@@ -13,6 +13,7 @@
 #include "base/dtype.h"
 #include "checkpoint/formats/format.h"
 #include "checkpoint/narrow/layer_tensors.h"
+#include "checkpoint/narrow/moments_source.h"
 
 namespace tessera::checkpoint {
 
@@ -57,6 +58,8 @@ struct ConvertOptions {
   std::function<bool()> stop = {};  // asked often; true ends it with Error(runtime)
   // Linear layers' weights become 8-bit integers (int8_source.h), which need `lies_in_out`. For hf.
   bool int8 = false;
+  // The moments of AdamW become 8-bit codes or fp32 numbers (narrow/moments_source.h).
+  std::optional<Moments> moments = {};
 };
 
 struct ConvertedTensor {

@@ -1,7 +1,7 @@
 // Finds the tensor that each adapter is for, and multiplies the factors during reads.
 #include "checkpoint/convert/merged_source.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,9 +10,12 @@
 #include <optional>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/error.h"
+#include "checkpoint/convert/plan.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/load/peft.h"
+#include "checkpoint/narrow/quantized_base.h"
 #include "kernels/registry.h"
 
 namespace tessera::checkpoint {
@@ -31,6 +34,8 @@ constexpr std::string_view factor_a = ".lora_A.weight";
 struct FactorPair {
   std::optional<PeftTensor> a, b;
   bool in_out = false;  // the weight is stored as [in, out]
+  std::int64_t rank = 0;
+  float scaling = 0;
 };
 
 bool ends_after_dot(std::string_view name, std::string_view end) {
@@ -46,10 +51,15 @@ class MergedSource final : public formats::Source {
         folder_(adapter.string()),
         config_(read_peft_config(folder_)),
         opened_(open_peft(folder_)),
-        base_(std::move(base)) {
+        base_(std::move(base)),
+        codes_(dynamic_cast<NumbersOfCodes*>(base_.get())) {
     keep_weights();
     std::map<std::string, FactorPair> layers;
-    for (PeftTensor& tensor : list_peft_tensors(opened_)) {
+    for (PeftTensor& tensor : list_peft_tensors(opened_, config_.modules_to_save)) {
+      if (!tensor.is_factor) {
+        add_saved(tensor);
+        continue;
+      }
       const std::string layer = tensor.name.substr(
           peft_prefix.size(), tensor.name.size() - peft_prefix.size() - factor_a.size());
       FactorPair& pair = layers[layer];
@@ -57,7 +67,11 @@ class MergedSource final : public formats::Source {
     }
     for (auto& [layer, pair] : layers) add_layer(layer, std::move(pair));
     contents_.notes.push_back(
-        fmt::format("{} adapters of rank {} merged from {}", layers.size(), config_.rank, folder_));
+        fmt::format("{} adapters of {} merged from {}", of_tensor_.size(), ranks(), folder_));
+    if (!saved_.empty()) {
+      contents_.notes.push_back(fmt::format("{} of modules_to_save replaced those of the base",
+                                            counted(saved_.size(), "tensor")));
+    }
     if (std::error_code error; std::filesystem::is_directory(adapter / "classifier", error)) {
       contents_.notes.push_back(fmt::format(
           "the classifier that was trained with them is not part of the model and stays in {}",
@@ -68,21 +82,26 @@ class MergedSource final : public formats::Source {
   [[nodiscard]] const Contents& contents() const override { return contents_; }
 
   void read(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* data) override {
-    base_->read(index_in_base_[tensor], first, count, data);
+    if (const auto saved = saved_.find(tensor); saved != saved_.end()) {
+      return read_saved(saved->second, *contents_.tensors[tensor].stored->dtype, first, count,
+                        data);
+    }
+    const std::size_t in_base = index_in_base_[tensor];
     const auto found = of_tensor_.find(tensor);
-    if (found == of_tensor_.end()) return;
+    if (found == of_tensor_.end()) return base_->read(in_base, first, count, data);
     load_factors(found->first, found->second);
     const DType stored = *contents_.tensors[tensor].stored->dtype;
     std::vector<float> values(static_cast<std::size_t>(std::min(count, merge_slice)));
     for (std::int64_t done = 0; done < count; done += merge_slice) {
       const std::int64_t n = std::min(merge_slice, count - done);
       std::byte* const place = data + static_cast<std::size_t>(done) * size_of(stored);
-      auto* const fp32 = reinterpret_cast<std::byte*>(values.data());
-      kernels::cpu::cast(
-          {.in = place, .out = fp32, .n = n, .in_dtype = stored, .out_dtype = float32});
+      read_base(in_base, first + done, n, stored, place, values.data());
       add_product(first + done, n, values.data());
-      kernels::cpu::cast(
-          {.in = fp32, .out = place, .n = n, .in_dtype = float32, .out_dtype = stored});
+      kernels::cpu::cast({.in = reinterpret_cast<std::byte*>(values.data()),
+                          .out = place,
+                          .n = n,
+                          .in_dtype = float32,
+                          .out_dtype = stored});
     }
   }
 
@@ -91,6 +110,20 @@ class MergedSource final : public formats::Source {
   }
 
  private:
+  // As fp32. The numbers of codes are not rounded to the stored dtype before the product is added.
+  void read_base(std::size_t tensor, std::int64_t first, std::int64_t n, DType stored,
+                 std::byte* raw, float* values) {
+    if (codes_ != nullptr && codes_->is_of_codes(tensor)) {
+      return codes_->read_numbers(tensor, first, n, values);
+    }
+    base_->read(tensor, first, n, raw);
+    kernels::cpu::cast({.in = raw,
+                        .out = reinterpret_cast<std::byte*>(values),
+                        .n = n,
+                        .in_dtype = stored,
+                        .out_dtype = float32});
+  }
+
   // Keeps the model's part of the base: moments and position belong to the base's own training.
   void keep_weights() {
     const Contents& all = base_->contents();
@@ -105,9 +138,18 @@ class MergedSource final : public formats::Source {
     }
   }
 
-  // Finds the weight by its own name, or by one with or without a prefix: a model without its head.
-  [[nodiscard]] std::size_t find_weight(const std::string& layer) const {
-    const std::string wanted = layer + ".weight";
+  // "rank 8", or "ranks 4 to 8" with a pattern of ranks.
+  [[nodiscard]] std::string ranks() const {
+    const auto [least, most] = std::minmax_element(
+        of_tensor_.begin(), of_tensor_.end(),
+        [](const auto& a, const auto& b) { return a.second.rank < b.second.rank; });
+    if (least == of_tensor_.end()) return fmt::format("rank {}", config_.rank);
+    const std::int64_t low = least->second.rank, high = most->second.rank;
+    return low == high ? fmt::format("rank {}", low) : fmt::format("ranks {} to {}", low, high);
+  }
+
+  // Finds a tensor by its own name, or by one with or without a prefix: a model without its head.
+  [[nodiscard]] std::size_t find_tensor(const std::string& wanted) const {
     std::vector<std::size_t> similar;
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       const std::string& name = contents_.tensors[i].name;
@@ -115,8 +157,8 @@ class MergedSource final : public formats::Source {
       if (ends_after_dot(name, wanted) || ends_after_dot(wanted, name)) similar.push_back(i);
     }
     TESSERA_CHECK(similar.size() == 1, ErrorCode::checkpoint,
-                  "{}: an adapter for '{}', and the base has {} tensors of that name; it was made "
-                  "for another model",
+                  "{}: it is for '{}', and the base has {} tensors of that name; it was made for "
+                  "another model",
                   folder_, wanted, similar.empty() ? "no" : "several");
     return similar.front();
   }
@@ -143,10 +185,14 @@ class MergedSource final : public formats::Source {
                   folder_, layer);
     const auto& a = pair.a->shape;
     const auto& b = pair.b->shape;
-    TESSERA_CHECK(a.size() == 2 && b.size() == 2 && a[0] == config_.rank && b[1] == config_.rank,
-                  ErrorCode::checkpoint, "{}: the factors of '{}' are not of the config's rank {}",
-                  folder_, layer, config_.rank);
-    const std::size_t tensor = find_weight(layer);
+    pair.rank = config_.rank_of(layer);
+    pair.scaling = static_cast<float>(config_.scaling_of(layer));
+    TESSERA_CHECK(
+        a.size() == 2 && b.size() == 2 && a[0] == pair.rank && b[1] == pair.rank,
+        ErrorCode::checkpoint,
+        "{}: the factors of '{}' are not of rank {}, which r and rank_pattern of its {} give it",
+        folder_, layer, pair.rank, peft_config_file);
+    const std::size_t tensor = find_tensor(layer + ".weight");
     const TensorInfo& weight = contents_.tensors[tensor];
     pair.in_out = lies_in_out(weight, a[1], b[0]);
     const std::vector<std::int64_t> wanted =
@@ -158,8 +204,66 @@ class MergedSource final : public formats::Source {
     TESSERA_CHECK(weight.stored->dtype && is_floating(*weight.stored->dtype), ErrorCode::checkpoint,
                   "'{}' is stored as {}, which is not a floating dtype", weight.name,
                   weight.stored->name);
-    TESSERA_CHECK(of_tensor_.emplace(tensor, std::move(pair)).second, ErrorCode::checkpoint,
-                  "{}: two adapters for '{}'", folder_, weight.name);
+    TESSERA_CHECK(!saved_.contains(tensor) && of_tensor_.emplace(tensor, std::move(pair)).second,
+                  ErrorCode::checkpoint, "{}: two adapters for '{}'", folder_, weight.name);
+  }
+
+  // A parameter of a module that was trained beside the adapters takes the place of the base's.
+  void add_saved(const PeftTensor& saved) {
+    const std::string name = saved.name.substr(peft_prefix.size());
+    refuse_tied(name);
+    const std::size_t tensor = find_tensor(name);
+    const TensorInfo& info = contents_.tensors[tensor];
+    const StoredWeight& stored = opened_.tensors.at(saved.name);
+    TESSERA_CHECK(info.shape == saved.shape, ErrorCode::checkpoint,
+                  "{}: '{}' of its modules_to_save has shape [{}], and the base's is [{}]; give "
+                  "the base that it was trained over",
+                  folder_, name, fmt::join(saved.shape, ", "), fmt::join(info.shape, ", "));
+    for (const StoredDType* dtype : {info.stored, stored.entry->stored}) {
+      TESSERA_CHECK(dtype->dtype && is_floating(*dtype->dtype), ErrorCode::checkpoint,
+                    "{}: '{}' of its modules_to_save is stored as {}, which is not a floating "
+                    "dtype",
+                    folder_, name, dtype->name);
+    }
+    TESSERA_CHECK(saved_.emplace(tensor, stored).second, ErrorCode::checkpoint,
+                  "{}: two tensors for '{}'", folder_, info.name);
+  }
+
+  // In a merged model head and table are one tensor or two, and its config.json says which.
+  void refuse_tied(const std::string& name) const {
+    const auto ends_with = [&](const char* end) {
+      return name == end || ends_after_dot(name, end);
+    };
+    if (!ends_with("lm_head.weight") && !ends_with("wte.weight") &&
+        !ends_with("embed_tokens.weight")) {
+      return;
+    }
+    const auto& tensors = contents_.tensors;
+    const bool has_head = std::any_of(tensors.begin(), tensors.end(), [](const TensorInfo& tensor) {
+      return tensor.name == "lm_head.weight" || ends_after_dot(tensor.name, "lm_head.weight");
+    });
+    TESSERA_CHECK(!ties_head(contents_).value_or(!has_head), ErrorCode::configuration,
+                  "{}: '{}' of its modules_to_save is a copy that is not tied, and the base's "
+                  "config.json ties its head to its token table; merge it with PEFT, which unties "
+                  "them, or train it over a base with tie_word_embeddings = false",
+                  folder_, name);
+  }
+
+  static void read_saved(const StoredWeight& saved, DType wanted, std::int64_t first,
+                         std::int64_t count, std::byte* data) {
+    const DType dtype = *saved.entry->stored->dtype;
+    if (dtype == wanted) return saved.read(first, count, data);
+    std::vector<std::byte> raw(static_cast<std::size_t>(std::min(count, merge_slice)) *
+                               size_of(dtype));
+    for (std::int64_t done = 0; done < count; done += merge_slice) {
+      const std::int64_t n = std::min(merge_slice, count - done);
+      saved.read(first + done, n, raw.data());
+      kernels::cpu::cast({.in = raw.data(),
+                          .out = data + static_cast<std::size_t>(done) * size_of(wanted),
+                          .n = n,
+                          .in_dtype = dtype,
+                          .out_dtype = wanted});
+    }
   }
 
   // The factors in the weight's layout: a left factor [rows, rank] and a right one [rank, columns].
@@ -181,9 +285,11 @@ class MergedSource final : public formats::Source {
     };
     const std::int64_t in = pair.a->shape[1];
     const std::int64_t out = pair.b->shape[0];
-    left_ = pair.in_out ? transposed(a, config_.rank, in) : b;
-    right_ = pair.in_out ? transposed(b, out, config_.rank) : a;
+    left_ = pair.in_out ? transposed(a, pair.rank, in) : b;
+    right_ = pair.in_out ? transposed(b, out, pair.rank) : a;
     columns_ = pair.in_out ? out : in;
+    rank_ = pair.rank;
+    scaling_ = pair.scaling;
     loaded_ = tensor;
   }
 
@@ -206,22 +312,21 @@ class MergedSource final : public formats::Source {
 
   // Elements [first, first + n) of the weight: each row's run of columns, factor by factor.
   void add_product(std::int64_t first, std::int64_t n, float* values) {
-    const auto scaling = static_cast<float>(config_.scaling());
     std::vector<float> sums;
     for (std::int64_t done = 0; done < n;) {
       const std::int64_t row = (first + done) / columns_;
       const std::int64_t column = (first + done) % columns_;
       const std::int64_t run = std::min(columns_ - column, n - done);
       sums.assign(static_cast<std::size_t>(run), 0.0f);
-      for (std::int64_t k = 0; k < config_.rank; ++k) {
-        const float factor = left_[static_cast<std::size_t>(row * config_.rank + k)];
+      for (std::int64_t k = 0; k < rank_; ++k) {
+        const float factor = left_[static_cast<std::size_t>(row * rank_ + k)];
         const float* const right = right_.data() + k * columns_ + column;
         for (std::int64_t i = 0; i < run; ++i) {
           sums[static_cast<std::size_t>(i)] += factor * right[i];
         }
       }
       for (std::int64_t i = 0; i < run; ++i) {
-        values[done + i] += scaling * sums[static_cast<std::size_t>(i)];
+        values[done + i] += scaling_ * sums[static_cast<std::size_t>(i)];
       }
       done += run;
     }
@@ -232,12 +337,15 @@ class MergedSource final : public formats::Source {
   PeftConfig config_;
   HuggingFaceFolder opened_;
   std::unique_ptr<formats::Source> base_;
+  NumbersOfCodes* codes_;  // base_, if the adapter was trained over codes
   Contents contents_;
   std::vector<std::size_t> index_in_base_;
   std::map<std::size_t, FactorPair> of_tensor_;
+  std::map<std::size_t, StoredWeight> saved_;
   std::optional<std::size_t> loaded_;  // the tensor whose factors are loaded
   std::vector<float> left_, right_;
-  std::int64_t columns_ = 0;
+  std::int64_t columns_ = 0, rank_ = 0;
+  float scaling_ = 0;
 };
 
 }  // namespace

@@ -27,7 +27,6 @@ using formats::Contents;
 using formats::Part;
 using formats::TensorInfo;
 
-constexpr const char* counts_scalar = "optimizer_step_counts";  // as ts::save has it
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 constexpr std::int64_t compare_bytes = std::int64_t{1} << 20;
 
@@ -44,20 +43,11 @@ std::string model_type_of(const nlohmann::json& config) {
   return given ? config["model_type"].get<std::string>() : std::string();
 }
 
-// True if config.json ties the head to the token table; none if it does not state it.
-std::optional<bool> ties_head(const nlohmann::json& config) {
-  if (!config.is_object()) return std::nullopt;
-  const auto tied = config.find("tie_word_embeddings");
-  if (tied != config.end() && tied->is_boolean()) return tied->get<bool>();
-  if (model_type_of(config) == "gpt2") return true;  // gpt2's default
-  return std::nullopt;
-}
-
 // The prefix of all names but the head's, in a whole model of this type; empty: not known.
 std::string prefix_of(const std::string& model_type) {
   if (model_type == "gpt2") return "transformer.";
-  for (const char* const decoder :
-       {"llama", "mistral", "qwen2", "qwen3", "olmo2", "smollm3", "phi3", "mixtral", "qwen3_moe"}) {
+  for (const char* const decoder : {"llama", "mistral", "qwen2", "qwen3", "olmo2", "smollm3",
+                                    "phi3", "mixtral", "qwen3_moe", "gpt_oss"}) {
     if (model_type == decoder) return "model.";
   }
   return "";
@@ -197,11 +187,19 @@ class Planner {
   template <class Rename>
   void rename_scalars(const Rename& rename) {
     nlohmann::json& scalars = json_of(plan_.contents.scalars);
-    if (const auto counts = scalars.find(counts_scalar);
+    if (const auto counts = scalars.find(step_counts_key);
         counts != scalars.end() && counts->is_object()) {
       nlohmann::json clean = nlohmann::json::object();
       for (const auto& [name, count] : counts->items()) clean[rename(name)] = count;
       *counts = std::move(clean);
+    }
+    if (const auto numbers = scalars.find(numbers_key);
+        numbers != scalars.end() && numbers->is_object()) {
+      for (auto& [of_number, values] : numbers->items()) {
+        nlohmann::json clean = nlohmann::json::object();
+        for (const auto& [name, value] : values.items()) clean[rename(name)] = value;
+        values = std::move(clean);
+      }
     }
     const auto groups = scalars.find(formats::param_groups_key);
     if (groups == scalars.end() || !groups->is_array()) return;
@@ -234,7 +232,7 @@ class Planner {
     const auto head = find("lm_head.weight");
     auto table = find("wte.weight");
     if (!table) table = find("embed_tokens.weight");
-    const std::optional<bool> tied = ties_head(parse_config(given_));
+    const std::optional<bool> tied = ties_head(given_);
     if (head && table && tied.value_or(true)) {
       const std::string head_name = plan_.contents.tensors[*head].name;
       const std::string table_name = plan_.contents.tensors[*table].name;
@@ -354,7 +352,7 @@ class Planner {
       return tensor.part == Part::optimizer;
     });
     nlohmann::json& scalars = json_of(plan_.contents.scalars);
-    if (!trains || scalars.contains(counts_scalar)) return;
+    if (!trains || scalars.contains(step_counts_key)) return;
     if (!scalars.contains("step")) {
       note("the source does not say at which step it was: training cannot go on from the result");
       return;
@@ -363,7 +361,7 @@ class Planner {
     for (const TensorInfo& tensor : tensors) {
       if (tensor.part == Part::model) counts[tensor.name] = scalars["step"];
     }
-    scalars[counts_scalar] = std::move(counts);
+    scalars[step_counts_key] = std::move(counts);
   }
 
   // Sorts by the order of the data in safetensors files, so that they are written front to back.
@@ -397,6 +395,15 @@ class Planner {
 };
 
 }  // namespace
+
+std::optional<bool> ties_head(const Contents& contents) {
+  const nlohmann::json config = parse_config(contents);
+  if (!config.is_object()) return std::nullopt;
+  const auto tied = config.find("tie_word_embeddings");
+  if (tied != config.end() && tied->is_boolean()) return tied->get<bool>();
+  if (model_type_of(config) == "gpt2") return true;  // gpt2's default
+  return std::nullopt;
+}
 
 std::optional<std::string> model_config_text(const Contents& contents) {
   if (const auto text = contents.texts.find("config.json"); text != contents.texts.end()) {

@@ -27,6 +27,9 @@ ConversionPlan plan_conversion(formats::Source& source, const formats::Format& t
 // The text of the model's config.json, where there is one.
 std::optional<std::string> model_config_text(const formats::Contents& contents);
 
+// True if config.json ties the head to the token table; none if it does not state it.
+std::optional<bool> ties_head(const formats::Contents& contents);
+
 std::uint64_t bytes_of(const formats::TensorInfo& tensor);
 
 }  // namespace tessera::checkpoint

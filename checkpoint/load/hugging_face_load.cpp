@@ -9,6 +9,7 @@
 #include "checkpoint/io/failure.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/load/match.h"
+#include "checkpoint/load/quantizing_reader.h"
 #include "checkpoint/load_pieces.h"
 #include "checkpoint/state/transfer.h"
 
@@ -23,6 +24,12 @@ std::string list_names(const std::vector<std::string>& names) {
 
 void read_pieces(const LogicalTensor& tensor, const StoredWeight& weight, Staging& staging) {
   const DType stored = *weight.entry->stored->dtype;
+  if (tensor.quantized) {
+    const auto read = [&](std::int64_t first, std::int64_t count, std::byte* out) {
+      weight.read(first, count, out);
+    };
+    return load_quantized(tensor, stored, read, staging);
+  }
   for (const Piece& piece : tensor.pieces) {
     const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
       weight.read(piece.first + static_cast<std::int64_t>(offset / size_of(stored)),
@@ -38,8 +45,8 @@ void read_pieces(const LogicalTensor& tensor, const StoredWeight& weight, Stagin
 }
 
 // 8-bit integers stay integers for a tensor that holds them.
-StoredWeight as_wanted(const StoredWeight& weight, DType wanted) {
-  if (wanted != uint8 || weight.decoder == nullptr) return weight;
+StoredWeight as_wanted(const StoredWeight& weight, const LogicalTensor& wanted) {
+  if (wanted.dtype != uint8 || wanted.quantized || weight.decoder == nullptr) return weight;
   std::shared_ptr<const WeightDecoder> rows = weight.decoder->as_int8_rows();
   if (rows == nullptr) return weight;
   return {weight.file, &rows->entry(), rows};
@@ -108,13 +115,14 @@ void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tens
       problems.push_back(fmt::format("missing tensor {}", list_names(names)));
       continue;
     }
-    sources.push_back(as_wanted(it->second, tensor.dtype));
+    sources.push_back(as_wanted(it->second, tensor));
     const TensorEntry& entry = *sources.back().entry;
     used.insert(entry.name);
-    if (entry.shape != tensor.shape) {
+    if (entry.shape != stored_shape(tensor)) {
       problems.push_back(fmt::format("tensor '{}' has shape {}, wanted {}", entry.name,
-                                     describe_shape(entry.shape), describe_shape(tensor.shape)));
-    } else if (!entry.stored->dtype || !can_convert(*entry.stored->dtype, tensor.dtype)) {
+                                     describe_shape(entry.shape),
+                                     describe_shape(stored_shape(tensor))));
+    } else if (!entry.stored->dtype || !can_load(*entry.stored->dtype, tensor)) {
       problems.push_back(fmt::format("tensor '{}' is {}, wanted {}", entry.name, entry.stored->name,
                                      name_of(tensor.dtype)));
     }

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "checkpoint/io/failure.h"
-#include "checkpoint/state/transfer.h"
+#include "checkpoint/load/quantizing_reader.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -26,13 +26,47 @@ StoredNames names_taking_part(const Catalogue& stored, const NameFilter& takes_p
 // Adds the problems of a tensor that both sides have.
 void compare(const LogicalTensor& wanted, const StoredTensor& stored, std::string_view section,
              std::vector<std::string>& problems) {
-  if (stored.shape != wanted.shape) {
+  if (stored.shape != stored_shape(wanted)) {
     problems.push_back(fmt::format("{} tensor '{}' has shape {}, wanted {}", section, wanted.name,
-                                   describe_shape(stored.shape), describe_shape(wanted.shape)));
-  } else if (!stored.stored->dtype || !can_convert(*stored.stored->dtype, wanted.dtype)) {
+                                   describe_shape(stored.shape),
+                                   describe_shape(stored_shape(wanted))));
+  } else if (!stored.stored->dtype || !can_load(*stored.stored->dtype, wanted)) {
     problems.push_back(fmt::format("{} tensor '{}' is {}, wanted {}", section, wanted.name,
                                    stored.stored->name, name_of(wanted.dtype)));
   }
+}
+
+constexpr std::string_view moment_numbers = ".exp_avg", moment_codes = ".exp_avg_8bit";
+
+// A run whose AdamW moments have 8 bits and a checkpoint whose moments do not, or the reverse, for
+// all parameters or for those of some sizes. Empty: neither.
+std::string other_moments(const std::vector<LogicalTensor>& wanted, const Catalogue& stored) {
+  const bool wants_codes = std::any_of(wanted.begin(), wanted.end(), [](const auto& tensor) {
+    return tensor.name.ends_with(moment_codes);
+  });
+  const bool has_codes = std::any_of(stored.begin(), stored.end(), [](const auto& tensor) {
+    return tensor.first.ends_with(moment_codes);
+  });
+  for (const LogicalTensor& tensor : wanted) {
+    for (const bool to_codes : {true, false}) {
+      const std::string_view own = to_codes ? moment_codes : moment_numbers;
+      if (!tensor.name.ends_with(own) || stored.contains(tensor.name)) continue;
+      const std::string parameter = tensor.name.substr(0, tensor.name.size() - own.size());
+      if (!stored.contains(parameter + std::string(to_codes ? moment_numbers : moment_codes)))
+        continue;
+      const std::string way = wants_codes && has_codes
+                                  ? "set train.adamw8bit.min_size to that of the checkpoint; "
+                                    "`tessera convert` has 4096"
+                                  : fmt::format(
+                                        "convert the checkpoint by `tessera convert STEP "
+                                        "OUT --to full --moments {}`",
+                                        to_codes ? "8bit" : "fp32");
+      return fmt::format("the moments of '{}' have {} and this run's have {} ({})", parameter,
+                         to_codes ? "16 or 32 bits" : "8 bits", to_codes ? "8 bits" : "32 bits",
+                         way);
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -56,6 +90,12 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
   }
   for (const std::string& name : present) {
     if (!names.contains(name)) result.mismatch.unexpected.push_back(name);
+  }
+  if (strict) {
+    if (std::string moments = other_moments(wanted, stored); !moments.empty()) {
+      problems.push_back(std::move(moments));
+      return result;
+    }
   }
   // Another model, or an adapter instead of a whole model: one line instead of a list of all names.
   // A load that is not strict would load nothing.

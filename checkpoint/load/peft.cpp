@@ -85,13 +85,26 @@ void refuse_what_is_not_built(const PeftReader& reader, const json& config) {
       "is {}, which changes the base's weights; let PEFT convert the adapter to plain LoRA",
       start.dump());
   for (const char* key :
-       {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters",
-        "trainable_token_indices", "lora_bias", "use_qalora", "layer_replication",
-        "alora_invocation_tokens", "arrow_config", "ensure_weight_tying", "use_bdlora",
-        "megatron_config", "kasa_config", "velora_config", "monteclora_config"}) {
+       {"use_dora", "target_parameters", "trainable_token_indices", "lora_bias", "use_qalora",
+        "layer_replication", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying",
+        "use_bdlora", "megatron_config", "kasa_config", "velora_config", "monteclora_config"}) {
     reader.check(!config.contains(key) || is_nothing(config.at(key)), key,
                  "is {}; this part of PEFT is not supported", config.value(key, json()).dump());
   }
+}
+
+std::vector<std::string> read_modules_to_save(const PeftReader& reader) {
+  std::vector<std::string> modules;
+  constexpr const char* key = "modules_to_save";
+  if (!reader.has(key)) return modules;
+  const json& list = reader.at(key);
+  reader.check(list.is_array(), key, "is {}; it must be a list of names", list.dump());
+  for (const json& name : list) {
+    reader.check(name.is_string() && !name.get<std::string>().empty(), key,
+                 "has {}; names must be texts that are not empty", name.dump());
+    modules.push_back(name.get<std::string>());
+  }
+  return modules;
 }
 
 void read_targets(const PeftReader& reader, PeftConfig& out) {
@@ -110,13 +123,41 @@ void read_targets(const PeftReader& reader, PeftConfig& out) {
 }
 
 LoraOptions factor_of(const PeftConfig& config) {
-  return {.rank = config.rank, .alpha = config.alpha, .rslora = config.rslora};
+  return {.rank = config.rank,
+          .alpha = config.alpha,
+          .rslora = config.rslora,
+          .rank_pattern = config.rank_pattern,
+          .alpha_pattern = config.alpha_pattern};
+}
+
+template <class T>
+json pattern_object(const std::vector<std::pair<std::string, T>>& patterns) {
+  json object = json::object();
+  for (const auto& [pattern, value] : patterns) object[pattern] = value;
+  return object;
+}
+
+std::vector<std::pair<std::string, double>> read_patterns(const PeftReader& reader,
+                                                          const char* key) {
+  std::vector<std::pair<std::string, double>> patterns;
+  if (!reader.has(key)) return patterns;
+  const json& object = reader.at(key);
+  reader.check(object.is_object(), key, "is {}; it must map patterns to numbers", object.dump());
+  for (const auto& [pattern, value] : object.items()) {
+    reader.check(value.is_number() && std::isfinite(value.get<double>()), key,
+                 "has {} for \"{}\"; it must be a number", value.dump(), pattern);
+    patterns.emplace_back(pattern, value.get<double>());
+  }
+  return patterns;
 }
 
 }  // namespace
 
-double PeftConfig::scaling() const {
-  return factor_of(*this).scaling();
+std::int64_t PeftConfig::rank_of(const std::string& layer) const {
+  return factor_of(*this).of_layer(layer).rank;
+}
+double PeftConfig::scaling_of(const std::string& layer) const {
+  return factor_of(*this).of_layer(layer).scaling();
 }
 
 bool is_peft_folder(const std::string& folder) {
@@ -130,6 +171,7 @@ std::string to_text(const PeftConfig& config) {
   };
   const json targets =
       config.target_pattern.empty() ? json(config.target_modules) : json(config.target_pattern);
+  const json saved = config.modules_to_save.empty() ? json() : json(config.modules_to_save);
   const json written{{"peft_type", "LORA"},
                      {"auto_mapping", nullptr},
                      {"base_model_name_or_path", text_or_null(config.base)},
@@ -144,11 +186,11 @@ std::string to_text(const PeftConfig& config) {
                      {"fan_in_fan_out", config.fan_in_fan_out},
                      {"bias", "none"},
                      {"init_lora_weights", true},
-                     {"modules_to_save", nullptr},
+                     {"modules_to_save", saved},
                      {"layers_to_transform", nullptr},
                      {"layers_pattern", nullptr},
-                     {"rank_pattern", json::object()},
-                     {"alpha_pattern", json::object()},
+                     {"rank_pattern", pattern_object(config.rank_pattern)},
+                     {"alpha_pattern", pattern_object(config.alpha_pattern)},
                      {"use_dora", false}};
   return written.dump(2) + "\n";
 }
@@ -175,6 +217,14 @@ PeftConfig read_peft_config(const std::string& folder) {
   reader.check(factor_of(out).can_scale(), "lora_alpha", "is {}, which is too large a factor",
                out.alpha);
   read_targets(reader, out);
+  for (const auto& [pattern, value] : read_patterns(reader, "rank_pattern")) {
+    reader.check(value >= 1 && value <= nn::max_lora_rank && value == std::floor(value),
+                 "rank_pattern", "has {} for \"{}\"; it must be a whole number from 1 to {}", value,
+                 pattern, nn::max_lora_rank);
+    out.rank_pattern.emplace_back(pattern, static_cast<std::int64_t>(value));
+  }
+  out.alpha_pattern = read_patterns(reader, "alpha_pattern");
+  out.modules_to_save = read_modules_to_save(reader);
   return out;
 }
 
@@ -189,16 +239,27 @@ HuggingFaceFolder open_peft(const std::string& folder) {
   return opened;
 }
 
-std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened) {
+std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened,
+                                          const std::vector<std::string>& modules_to_save) {
   std::vector<PeftTensor> tensors;
+  bool adapts = false;
   for (const auto& [name, place] : opened.tensors) {
+    const bool prefixed = name.starts_with(peft_prefix);
+    const bool is_factor = prefixed && is_lora_parameter(name);
+    const bool is_saved =
+        prefixed && is_in_module_to_save(name.substr(peft_prefix.size()), modules_to_save);
     TESSERA_CHECK(
-        name.starts_with(peft_prefix) && is_lora_parameter(name), ErrorCode::checkpoint,
-        "{}: tensor '{}' is not an adapter of a linear layer; other adapters are not supported",
-        place.file->path().string(), name);
-    tensors.push_back({name, place.entry->shape});
+        is_factor || is_saved, ErrorCode::checkpoint,
+        "{}: tensor '{}' is not an adapter of a linear layer{}; other adapters are not supported",
+        place.file->path().string(), name,
+        modules_to_save.empty()
+            ? ""
+            : fmt::format(" or of the modules_to_save of {}", peft_config_file));
+    tensors.push_back({name, place.entry->shape, is_factor});
+    adapts = adapts || is_factor;
   }
-  TESSERA_CHECK(!tensors.empty(), ErrorCode::checkpoint, "{}: no tensors in it",
+  TESSERA_CHECK(adapts, ErrorCode::checkpoint,
+                "{}: has no tensors of adapters; it is not a folder that PEFT saved",
                 opened.files.front()->path().string());
   return tensors;
 }
@@ -214,6 +275,14 @@ void load_peft_tensors(const std::string& folder, std::vector<LogicalTensor>& te
 std::string peft_name_of(const std::string& name, bool trained) {
   if (!trained) return {};
   return is_lora_parameter(name) ? std::string(peft_prefix) + name : name;
+}
+
+std::function<std::string(const std::string& name, bool trained)> peft_names(
+    std::vector<std::string> modules_to_save) {
+  return [modules = std::move(modules_to_save)](const std::string& name, bool trained) {
+    if (trained && is_in_module_to_save(name, modules)) return std::string(peft_prefix) + name;
+    return peft_name_of(name, trained);
+  };
 }
 
 }  // namespace tessera::checkpoint

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/state/state.h"
@@ -27,14 +29,26 @@ struct PeftConfig {
   bool fan_in_fan_out = false;  // of GPT-2's layers, whose weights are [in, out]
   std::vector<std::string> target_modules = {};
   std::string target_pattern = {};  // instead of the list
-  std::string base = {};            // the folder or the Hub's name of the model under the adapter
-  std::string task_type = {};       // "CAUSAL_LM", "FEATURE_EXTRACTION", or empty
+  std::vector<std::pair<std::string, std::int64_t>> rank_pattern = {};
+  std::vector<std::pair<std::string, double>> alpha_pattern = {};
+  std::vector<std::string> modules_to_save = {};  // LoraOptions has their meaning
+  std::string base = {};       // the folder or the Hub's name of the model under the adapter
+  std::string task_type = {};  // "CAUSAL_LM", "FEATURE_EXTRACTION", or empty
 
-  [[nodiscard]] double scaling() const;
+  // The rank and the factor of the adapter on a layer, which has this name in the file.
+  [[nodiscard]] std::int64_t rank_of(const std::string& layer) const;
+  [[nodiscard]] double scaling_of(const std::string& layer) const;
 };
 
 // True if the folder has an adapter_config.json.
 bool is_peft_folder(const std::string& folder);
+
+// In the scalars of a step of adapters: the format of the frozen weights under them (QLoRA), if
+// these were quantised.
+inline constexpr const char* base_format_scalar = "adapter/base_format";
+// The format of the adapter's base, from the adapter folder of a step. Empty if the base is not
+// quantized, and for a folder that PEFT wrote: its config has no such key.
+std::optional<QuantizedFormat> quantized_base_of(const std::string& folder);
 
 // The config's text. Error(configuration) that names file and key for anything but LoRA on linear
 // layers.
@@ -46,9 +60,12 @@ HuggingFaceFolder open_peft(const std::string& folder);
 struct PeftTensor {
   std::string name;
   std::vector<std::int64_t> shape;
+  bool is_factor = true;  // of an adapter, not a parameter of a module that is saved whole
 };
-// Error(checkpoint) for a tensor that does not belong to an adapter.
-std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened);
+// Error(checkpoint) for a tensor that belongs neither to an adapter nor to one of the config's
+// modules_to_save, and for a folder without adapters.
+std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened,
+                                          const std::vector<std::string>& modules_to_save);
 
 // Fills pieces from the folder's tensors. `names` returns the names in the folder that a logical
 // name may have. Missing, unexpected and mis-shaped tensors are one Error(checkpoint) that lists
@@ -59,5 +76,8 @@ void load_peft_tensors(const std::string& folder, std::vector<LogicalTensor>& te
 // For SaveOptions::names: a checkpoint of a model with adapters holds the adapters, under PEFT's
 // names, and other trained parameters, but not the base.
 std::string peft_name_of(const std::string& name, bool trained);
+// The same with LoraOptions::modules_to_save, whose parameters have PEFT's names, too.
+std::function<std::string(const std::string& name, bool trained)> peft_names(
+    std::vector<std::string> modules_to_save);
 
 }  // namespace tessera::checkpoint

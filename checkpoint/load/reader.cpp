@@ -1,6 +1,8 @@
 // load(), and the functions that read one step: read_scalars, verify.
 #include <fmt/format.h>
 #include <algorithm>
+#include <list>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
@@ -9,6 +11,7 @@
 #include "checkpoint/io/failure.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/load/match.h"
+#include "checkpoint/load/quantizing_reader.h"
 #include "checkpoint/load_pieces.h"
 #include "checkpoint/state/transfer.h"
 #include "checkpoint/steps/manifest.h"
@@ -37,6 +40,7 @@ void plan_reads(const std::vector<const LogicalTensor*>& wanted, const Catalogue
                 ReadsByFile& reads) {
   for (const LogicalTensor* each : wanted) {
     const LogicalTensor& tensor = *each;
+    if (tensor.quantized) continue;
     const StoredTensor& found = stored.at(tensor.name);
     const std::int64_t elements = element_count(tensor.shape, tensor.name);
     for (const Piece& piece : tensor.pieces) {
@@ -63,20 +67,26 @@ void plan_reads(const std::vector<const LogicalTensor*>& wanted, const Catalogue
   }
 }
 
+// The place of a read's first byte in its file.
+std::uint64_t place_in_file(const VerifiedTensors& tensors, const fs::path& path,
+                            const PlannedRead& read) {
+  const TensorEntry* entry = tensors.header().find(read.extent->key);
+  const std::size_t element = size_of(read.file_dtype);
+  TESSERA_CHECK(
+      entry != nullptr && entry->stored == &stored_dtype(read.file_dtype) &&
+          entry->end - entry->begin == static_cast<std::uint64_t>(read.extent->count) * element,
+      ErrorCode::checkpoint,
+      "'{}' does not hold '{}' of {} elements as its manifest says; it is damaged", path.string(),
+      read.extent->key, read.extent->count);
+  return entry->begin + static_cast<std::uint64_t>(read.skip) * element;
+}
+
 // The reads of a file with their places, in the order of its bytes.
 std::vector<std::pair<std::uint64_t, PlannedRead>> in_file_order(
     const VerifiedTensors& tensors, const fs::path& path, const std::vector<PlannedRead>& reads) {
   std::vector<std::pair<std::uint64_t, PlannedRead>> ordered;
   for (const PlannedRead& read : reads) {
-    const TensorEntry* entry = tensors.header().find(read.extent->key);
-    const std::size_t element = size_of(read.file_dtype);
-    TESSERA_CHECK(
-        entry != nullptr && entry->stored == &stored_dtype(read.file_dtype) &&
-            entry->end - entry->begin == static_cast<std::uint64_t>(read.extent->count) * element,
-        ErrorCode::checkpoint,
-        "'{}' does not hold '{}' of {} elements as its manifest says; it is damaged", path.string(),
-        read.extent->key, read.extent->count);
-    ordered.emplace_back(entry->begin + static_cast<std::uint64_t>(read.skip) * element, read);
+    ordered.emplace_back(place_in_file(tensors, path, read), read);
   }
   std::sort(ordered.begin(), ordered.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -131,6 +141,57 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
   }
 }
 
+// The files that were read last. A matrix may lie in one file for each rank that saved it, more
+// than a process may open.
+class RecentFiles {
+ public:
+  RecentFiles(const fs::path& folder, const Manifest& manifest)
+      : folder_(folder), manifest_(manifest) {}
+
+  VerifiedTensors& open(const std::string& name) {
+    const auto found = std::find_if(files_.begin(), files_.end(),
+                                    [&](const auto& file) { return file.first == name; });
+    if (found != files_.end()) {
+      files_.splice(files_.begin(), files_, found);
+    } else {
+      if (files_.size() == most_) files_.pop_back();
+      files_.emplace_front(name, std::make_unique<VerifiedTensors>(folder_, manifest_.file(name)));
+    }
+    return *files_.front().second;
+  }
+
+ private:
+  static constexpr std::size_t most_ = 8;
+  const fs::path& folder_;
+  const Manifest& manifest_;
+  std::list<std::pair<std::string, std::unique_ptr<VerifiedTensors>>> files_;  // last used first
+};
+
+// Matrices that are quantised are read in order, one after the other.
+void execute_quantized(const fs::path& folder, const Manifest& manifest,
+                       const std::vector<const LogicalTensor*>& wanted, const Catalogue& stored) {
+  Staging staging;
+  RecentFiles files(folder, manifest);
+  for (const LogicalTensor* tensor : wanted) {
+    if (!tensor->quantized || tensor->pieces.empty()) continue;
+    const StoredTensor& found = stored.at(tensor->name);
+    const DType dtype = *found.stored->dtype;
+    const auto read = [&](std::int64_t first, std::int64_t count, std::byte* out) {
+      for (const Extent& extent : found.extents) {
+        const std::int64_t begin = std::max(first, extent.first);
+        const std::int64_t end = std::min(first + count, extent.first + extent.count);
+        if (begin >= end) continue;
+        VerifiedTensors& tensors = files.open(extent.file);
+        const PlannedRead part{&extent, begin - extent.first, end - begin, nullptr, dtype, dtype};
+        tensors.file().read(place_in_file(tensors, tensors.file().path(), part),
+                            out + static_cast<std::size_t>(begin - first) * size_of(dtype),
+                            static_cast<std::size_t>(end - begin) * size_of(dtype));
+      }
+    };
+    load_quantized(*tensor, dtype, read, staging);
+  }
+}
+
 }  // namespace
 
 LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts parts,
@@ -164,6 +225,7 @@ LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts
   plan_reads(of_model.tensors, model, reads);
   plan_reads(of_optimizer.tensors, optimizer, reads);
   execute(folder, manifest, reads);
+  execute_quantized(folder, manifest, of_model.tensors, model);
   return {manifest.scalars, fit};
 }
 

@@ -15,6 +15,11 @@ struct Scalars::Data {
 
 namespace checkpoint {
 
+// The names of optimizers' scalars: steps by parameter; numbers by name, then by parameter; groups.
+inline constexpr const char* step_counts_key = "optimizer_step_counts";
+inline constexpr const char* numbers_key = "optimizer_numbers";
+inline constexpr const char* groups_key = "optimizer_groups";
+
 inline nlohmann::json& json_of(Scalars& scalars) {
   return scalars.data().json;
 }

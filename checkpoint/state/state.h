@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/quantized.h"
 #include "checkpoint/state/scalars.h"
 #include "engine/device/device.h"
 #include "engine/storage/file_place.h"
@@ -25,6 +27,12 @@ struct Piece {
   FilePlace file = {};  // instead of `data`: offloaded state
 };
 
+// A floating matrix of a file that a load quantises (base/quantized.h).
+struct QuantizedFrom {
+  QuantizedFormat format = QuantizedFormat::nf4;
+  std::vector<std::int64_t> shape;
+};
+
 // One logical tensor as one rank sees it. The pieces of all ranks cover the tensor (saving: each
 // element exactly once; loading: what each rank wants, overlaps allowed). Memory holds `dtype`; a
 // file may hold another floating dtype, converted during the transfer.
@@ -34,6 +42,8 @@ struct LogicalTensor {
   std::vector<std::int64_t> shape;
   std::vector<Piece> pieces;
   bool optional = false;  // loading: it may be missing in the checkpoint
+  // Loading: a uint8 tensor takes the codes of the matrix, a floating one the numbers of the codes.
+  std::optional<QuantizedFrom> quantized = {};
 };
 
 // Everything that a training run needs to continue.

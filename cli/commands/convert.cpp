@@ -37,7 +37,7 @@ std::vector<std::string> written_formats() {
 struct ConvertCommand {
   std::string source, target, to;
   int world_size = 1, heads = 0, ffn = 0;
-  std::string max_shard_size, max_memory = "256MB", dtype, type, json;
+  std::string max_shard_size, max_memory = "256MB", dtype, type, json, moments;
   std::string base;
   std::vector<std::string> average;
   bool weights_only = false, merge = false, verify = false, force = false;
@@ -80,6 +80,7 @@ struct ConvertCommand {
     options.int8 = training::lower_case(dtype) == "int8";
     if (!options.int8) options.dtype = chosen_dtype();
     options.type = training::lower_case(type);
+    options.moments = chosen_moments();
     options.weights_only = weights_only;
     options.merge = merge;
     for (const std::string& other : average) options.average.emplace_back(other);
@@ -116,6 +117,14 @@ struct ConvertCommand {
     if (dtype.empty()) return std::nullopt;
     constexpr DType allowed[] = {float32, bfloat16, float16, float64};
     return parse_dtype_option(dtype, allowed, "int8");
+  }
+
+  [[nodiscard]] std::optional<checkpoint::Moments> chosen_moments() const {
+    if (moments.empty()) return std::nullopt;
+    const std::string wanted = training::lower_case(moments);
+    TESSERA_CHECK(wanted == "fp32" || wanted == "8bit", ErrorCode::usage,
+                  "--moments {}: there are fp32 and 8bit", moments);
+    return wanted == "fp32" ? checkpoint::Moments::fp32 : checkpoint::Moments::eight_bit;
   }
 
   static void print(const ConvertReport& report) {
@@ -197,6 +206,12 @@ Command describe_convert() {
             .target = &options->type,
             .help = "The type of the matrices in a GGUF file (default: as they are stored)",
             .type = "f32|f16|bf16|q8_0|q4_0|q4_k|q6_k"},
+           {.name = "--moments",
+            .target = &options->moments,
+            .help =
+                "Convert AdamW's moments to those of train.optimizer: adamw8bit (8bit), or back "
+                "(fp32)",
+            .type = "fp32|8bit"},
            {.name = "--weights-only",
             .target = &options->weights_only,
             .help = "Leave out the optimizer's state and the position"},

@@ -264,6 +264,7 @@ struct PlanCommand {
         asked.empty() ? std::vector{recipe.sharding.sharding_strategy} : asked;
     for (const Strategy one : chosen) {
       report.plans.push_back(planner::plan_strategy(recipe, report.world, one));
+      planner::plan_shares(recipe, report.world, report.plans.back());
     }
     // If every row is refused, the first reason is an error; a single refused row stays in the
     // table.

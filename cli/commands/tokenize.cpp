@@ -20,6 +20,7 @@
 #include "base/write_failure.h"
 #include "checkpoint/io/file.h"
 #include "cli/subcommands.h"
+#include "cli/text_lines.h"
 #include "engine/data/text_reader.h"
 #include "engine/data/token_shards.h"
 #include "engine/data/token_stream.h"
@@ -96,9 +97,9 @@ struct TokenizeCommand {
                   "--lines writes JSON: give --json FILE, and no --out");
     TESSERA_CHECK(lines || (!out.empty() && json.empty() && !special), ErrorCode::usage,
                   "give --out FILE for the stream; --json and --special-tokens belong to --lines");
-    TESSERA_CHECK(!lines || (column.empty() && shard.empty() && !tables()), ErrorCode::usage,
-                  "--lines reads a text and writes one file; leave it out for Parquet, Arrow and "
-                  "JSON lines, and with --shard");
+    TESSERA_CHECK(!lines || (shard.empty() && !tables()), ErrorCode::usage,
+                  "--lines reads a text and writes one file; leave it out for Parquet and Arrow, "
+                  "and with --shard");
     TESSERA_CHECK(!tokenizer.empty(), ErrorCode::usage,
                   "give --tokenizer FOLDER, with a tokenizer.json, vocab.txt or tokenizer.model");
     // Before another file gets its number.
@@ -242,11 +243,14 @@ struct TokenizeCommand {
   void write_lines(const Tokenizer& loaded) const {
     const std::string contents = whole_text();
     const std::vector<std::string_view> all = lines_of(contents);
+    const std::string place = reads_standard_input() ? "standard input" : text;
     std::vector<std::string> written(all.size());
     on_workers(all.size(), static_cast<int>(workers), [&](std::size_t first, std::size_t last) {
       for (std::size_t i = first; i < last; ++i) {
         stop_where_asked();
-        const auto ids = special ? loaded.encode_sequence(all[i], 0) : loaded.encode(all[i]);
+        const std::string one =
+            text_of_line(std::string(all[i]), column, fmt::format("{}:{}", place, i + 1));
+        const auto ids = special ? loaded.encode_sequence(one, 0) : loaded.encode(one);
         for (const std::int32_t id : ids) {
           fmt::format_to(std::back_inserter(written[i]), "{}{}", written[i].empty() ? "" : ",", id);
         }
@@ -299,7 +303,9 @@ Command describe_tokenize() {
             .type = "I/N"},
            {.name = "--lines",
             .target = &options->lines,
-            .help = "Treat each line as a separate text, and write a list of ids for each"},
+            .help =
+                "Treat each line, or with --column the text in it, as a separate text, and write "
+                "a list of ids for each"},
            {.name = "--json",
             .target = &options->json,
             .help = "The file for --lines: a JSON list of lists",

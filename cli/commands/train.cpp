@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <memory>
 #include <optional>
 #include <variant>
@@ -32,6 +33,7 @@ struct TrainCommand {
   std::vector<std::string> overrides;
   std::string device;
   std::string config_file;
+  std::string metrics;
 
   [[nodiscard]] int run() const {
     const training::SignalThread signals;
@@ -41,11 +43,12 @@ struct TrainCommand {
         training::load_recipe(file, settings, training::chosen_config_file(config_file));
     const comm::World world = training::training_world();
     training::validate(recipe, world.size);
-    return training::run_ranks(recipe, world,
-                               [&](const Context& context) { return run_rank(recipe, context); });
+    return training::run_ranks(
+        recipe, world, [&](const Context& context) { return run_rank(recipe, context, metrics); });
   }
 
-  [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
+  [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context,
+                                    const std::string& metrics) {
     planner::check_memory(recipe, context, training::ranks_of_process());
     Trainer training = training::make_trainer(recipe, context);
     RunEvents events = training.resume();
@@ -54,7 +57,7 @@ struct TrainCommand {
     const training::InterruptionWatch watch(
         context.world().local_rank == 0 ? consequence_of_signal(training) : nullptr);
     // Before the first note, so that an error is printed alone.
-    logs::RunLogs logs(recipe, training);
+    logs::RunLogs logs(recipe, training, metrics);
 
     Progress progress({.first_step = training.position().steps,
                        .steps = recipe.train.steps,
@@ -75,7 +78,9 @@ struct TrainCommand {
     if (training.position().steps >= recipe.train.steps)
       progress.note(nothing_left(recipe, training));
     const int code = loop(recipe, training, progress, logs);
-    for (const std::string& note : logs.finish()) progress.note(note);
+    // A run that a signal has stopped ends with the code of the signal.
+    const bool by_signal = code != 0 && training.interruption() != SIGPIPE;
+    for (const std::string& note : logs.finish(by_signal)) progress.note(note);
     return code;
   }
 
@@ -126,6 +131,7 @@ struct TrainCommand {
       const std::vector<std::string> warnings = logs.write(step);
       progress.step(step);
       for (const std::string& warning : warnings) progress.note(warning);
+      if (!step.rebalanced_to.empty()) progress.note(note_of_parts(step));
       if (step.spike) progress.note(note_of(*step.spike));
       // The checkpoint that the run went back to has everything that could be saved.
       if (training.position().steps < step.step) {
@@ -183,17 +189,22 @@ struct TrainCommand {
 
   static int stopped(const Recipe& recipe, const Trainer& training, Progress& progress,
                      std::int64_t saved_at) {
-    const int signal = training.interruption();
+    const std::string cause = cause_of_stop(training);
     if (!training.saves()) {
-      progress.note(fmt::format("stopped by signal {}; nothing saved, because {}", signal,
+      progress.note(fmt::format("stopped by {}; nothing saved, because {}", cause,
                                 why_nothing_is_saved(recipe)));
     } else if (saved_at == 0) {
-      progress.note(
-          fmt::format("stopped by signal {} within the first step; nothing saved", signal));
+      progress.note(fmt::format("stopped by {} within the first step; nothing saved", cause));
     } else {
-      progress.note(fmt::format("stopped by signal {} after saving step {}", signal, saved_at));
+      progress.note(fmt::format("stopped by {} after saving step {}", cause, saved_at));
     }
-    return signal_exit_base + signal;
+    return signal_exit_base + training.interruption();
+  }
+
+  // SIGPIPE is not sent: RunLogs sets it.
+  static std::string cause_of_stop(const Trainer& training) {
+    const int signal = training.interruption();
+    return signal == SIGPIPE ? "the end of a log's reader" : fmt::format("signal {}", signal);
   }
 
   static const char* why_nothing_is_saved(const Recipe& recipe) {
@@ -205,8 +216,8 @@ struct TrainCommand {
                                                    Progress& progress, logs::RunLogs& logs) {
     tasks::Evaluation found = training.evaluate();
     if (found.numbers.empty()) {
-      progress.note(fmt::format("step {}: the evaluation is left out, because of signal {}", step,
-                                training.interruption()));
+      progress.note(fmt::format("step {}: the evaluation is left out, because of {}", step,
+                                cause_of_stop(training)));
       return std::nullopt;
     }
     logs.write_evaluation(step, found);
@@ -237,7 +248,12 @@ Command describe_train() {
                          .target = &options->device,
                          .help = "The device; the same as train.device",
                          .type = "auto|cpu|cuda"},
-                        config_file_argument(&options->config_file)},
+                        config_file_argument(&options->config_file),
+                        {.name = "--metrics",
+                         .target = &options->metrics,
+                         .help = "Write the lines of log.jsonl to this file or pipe, too; a run "
+                                 "ends when the reader of the pipe does",
+                         .type = "FILE"}},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
 

@@ -175,6 +175,16 @@ bool reaches(int socket, const addrinfo& to, std::chrono::milliseconds patience)
   return true;
 }
 
+// True for a connection of a socket with itself. Linux makes one where a program calls a port of
+// its own host that no program listens on, and gives the call that same port as its source.
+bool is_with_itself(int socket) {
+  sockaddr_in own{}, peer{};
+  socklen_t own_bytes = sizeof(own), peer_bytes = sizeof(peer);
+  return getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_bytes) == 0 &&
+         getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_bytes) == 0 &&
+         own.sin_port == peer.sin_port && own.sin_addr.s_addr == peer.sin_addr.s_addr;
+}
+
 std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses_of(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_family = AF_INET;
@@ -206,7 +216,7 @@ std::optional<FileDescriptor> connect_to(const std::string& host, int port,
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     FileDescriptor connection(
         TESSERA_SYSTEM(socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol)));
-    if (!reaches(connection.get(), *one, patience)) continue;
+    if (!reaches(connection.get(), *one, patience) || is_with_itself(connection.get())) continue;
     set_option(connection.get(), IPPROTO_TCP, TCP_NODELAY, 1);
     return connection;
   }

@@ -17,15 +17,13 @@ namespace {
 // The control plane names the ranks that do not come: NCCL's own waits end after that.
 constexpr std::chrono::milliseconds control_lead{10'000};
 
-// NCCL listens on an interface of the network, also for ranks of one node. Those with a control
-// plane on the loopback keep NCCL there as well, unless the user has chosen.
-void keep_ports_on_this_node(const World& world) {
+}  // namespace
+
+void keep_nccl_ports_on_this_node(const World& world) {
   const bool here = world.local_size == world.size && control::is_loopback(world.master_address);
   constexpr int keep = 0;
   if (here && std::getenv("NCCL_COMM_ID") == nullptr) setenv("NCCL_SOCKET_IFNAME", "=lo", keep);
 }
-
-}  // namespace
 
 NcclStatus nccl_status() {
   const cuda::NcclLibrary& library = cuda::nccl_library();
@@ -45,7 +43,7 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
   TESSERA_REQUIRE(options.device.type == DeviceType::cuda, "NCCL on {}",
                   options.device.to_string());
   require_device(options.device);
-  keep_ports_on_this_node(world);
+  keep_nccl_ports_on_this_node(world);
   backend_of(options.device.type).bind_thread(options.device);
   const auto timeout = collective_timeout(options);
   const std::chrono::milliseconds standstill = standstill_timeout(options);

@@ -42,6 +42,9 @@ class CpuQueue final : public DeviceQueue {
   void enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) override {
     copy(to, from, bytes);
   }
+  void run_own(const OwnWork& /*work*/, const std::function<void(void* stream)>& enqueue) override {
+    enqueue(nullptr);
+  }
 };
 
 std::size_t pages_as_bytes(int name) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
 #include "engine/cuda/device.h"
 #include "kernels/cuda/device/error.h"
 
@@ -64,6 +65,15 @@ void Queue::enqueue_copy_from_pinned(void* to, const void* from, std::size_t byt
 
 void Queue::enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) {
   enqueue_copy(to, from, bytes, cudaMemcpyDeviceToHost);
+}
+
+void Queue::run_own(const OwnWork& work, const std::function<void(void* stream)>& enqueue) {
+  enqueue(context_.stream);
+  const cudaError_t error = cudaGetLastError();
+  TESSERA_CHECK(error == cudaSuccess, ErrorCode::runtime,
+                "{}: its launch on {} failed: {}; its kernel's grid, block and shared memory must "
+                "be what the device allows",
+                work.name, device().to_string(), cudaGetErrorString(error));
 }
 
 }  // namespace tessera::cuda

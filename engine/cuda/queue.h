@@ -26,6 +26,7 @@ class Queue final : public DeviceQueue {
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void enqueue_copy_from_pinned(void* to, const void* from, std::size_t bytes) override;
   void enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) override;
+  void run_own(const OwnWork& work, const std::function<void(void* stream)>& enqueue) override;
   [[nodiscard]] kernels::ProductCounts products() const override { return context_.products; }
   [[nodiscard]] kernels::AttentionCounts attention() const override { return context_.attention; }
 

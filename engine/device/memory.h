@@ -149,6 +149,9 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // exception ends it.
   void begin_step();
   void end_step(bool whole);
+  // The next steps allocate otherwise than those so far: their memory gets new places, and the
+  // range of the old ones is given back before the next step.
+  void expect_other_steps();
   [[nodiscard]] bool in_step() const;
   [[nodiscard]] StepStatistics step_statistics() const;
   // The memory of the last whole step with its blocks in fixed places; zeros before the first one.

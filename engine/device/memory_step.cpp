@@ -54,6 +54,11 @@ void MemoryPool::end_step(bool whole) {
   state_->places.end_step(whole);
 }
 
+void MemoryPool::expect_other_steps() {
+  const std::lock_guard lock(state_->mutex);
+  state_->places.expect_others();
+}
+
 bool MemoryPool::in_step() const {
   const std::lock_guard lock(state_->mutex);
   return state_->places.in_step();

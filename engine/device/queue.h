@@ -8,9 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "engine/device/device.h"
 #include "kernels/attention.h"
 #include "kernels/matmul.h"
@@ -30,6 +32,15 @@ class QueuePoint {
   [[nodiscard]] virtual double seconds_since(const QueuePoint& earlier) const = 0;
 };
 using PointHandle = std::shared_ptr<const QueuePoint>;  // null: already reached
+
+// Work that a program enqueues with kernels of its own (engine/interop/own_op.h), as it declares
+// it.
+struct OwnWork {
+  std::string_view name;
+  DType dtype = DType::float32;  // in which the operations are done
+  double operations = 0;         // multiplications and additions
+  double bytes = 0;              // that must move
+};
 
 // One thread at a time may use a queue.
 class DeviceQueue {
@@ -63,6 +74,11 @@ class DeviceQueue {
   [[nodiscard]] virtual kernels::ProductCounts products() const { return {}; }
   // The calls of attention, forward and backward, that were enqueued so far. Counted as products.
   [[nodiscard]] virtual kernels::AttentionCounts attention() const { return {}; }
+
+  // Calls `enqueue` with the cudaStream_t of a GPU's queue, null on the CPU, and checks that what
+  // it launched has started: Error(runtime) with the name otherwise. A planned queue notes the work
+  // and calls nothing.
+  virtual void run_own(const OwnWork& work, const std::function<void(void* stream)>& enqueue) = 0;
 };
 
 // A device with free resources begins work of high priority first. Collectives have it: their

@@ -8,6 +8,7 @@
 #include "base/parallel.h"
 #include "engine/device/memory_kind.h"
 #include "engine/nn/lora.h"
+#include "engine/ops/products/quantized.h"
 #include "engine/tensor_ops.h"
 
 namespace tessera::nn {
@@ -17,9 +18,10 @@ LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, const LinearOptions& o
   TESSERA_REQUIRE(in > 0 && out > 0, "Linear of {} inputs and {} outputs", in, out);
   const double bound = 1.0 / std::sqrt(static_cast<double>(in));
   const bool by_torch = options.deviation == 0;
-  const Shape shape = options.layout == WeightLayout::out_in ? Shape{out, in} : Shape{in, out};
-  register_parameter("weight", make_parameter(shape, by_torch ? uniform(-bound, bound)
-                                                              : normal(0, options.deviation)));
+  weight_shape_ = options.layout == WeightLayout::out_in ? Shape{out, in} : Shape{in, out};
+  register_parameter(
+      "weight", make_parameter(weight_shape_,
+                               by_torch ? uniform(-bound, bound) : normal(0, options.deviation)));
   if (options.bias) {
     register_parameter("bias",
                        make_parameter({out}, by_torch ? uniform(-bound, bound) : constant(0)));
@@ -38,9 +40,28 @@ Tensor LinearImpl::weight() const {
 }
 
 bool LinearImpl::round_weight(WeightRounding rounding) {
-  const std::int64_t in = stored_weight().size(layout() == WeightLayout::out_in ? 1 : 0);
+  const std::int64_t in = weight_shape_[layout() == WeightLayout::out_in ? 1 : 0];
   if (in % rounded_together != 0) return false;
   rounding_ = rounding;
+  return true;
+}
+
+bool LinearImpl::quantize_weight(QuantizedFormat format) {
+  TESSERA_REQUIRE(!quantized_ && rounding_ == WeightRounding::none,
+                  "this linear layer's weight is rounded or quantised already");
+  const std::int64_t rows = weight_shape_[0], columns = weight_shape_[1];
+  if (!can_quantize(rows, columns)) return false;
+  const Tensor old = stored_weight();
+  Tensor codes;
+  if (old.is_meta()) {
+    const DeviceGuard where_the_weight_is(old.device());
+    codes = make_buffer(quantized_weight_shape(format, rows, columns), constant(0), uint8);
+  } else {
+    codes = quantize(old, format);
+  }
+  codes.set_requires_grad(false);
+  replace_own_parameter(old, codes);
+  quantized_ = format;
   return true;
 }
 
@@ -75,6 +96,7 @@ void LinearImpl::lay_in_first() {
   });
   replace_own_parameter(old, laid);
   options_.layout = WeightLayout::in_out;
+  weight_shape_ = laid.shape();
 }
 
 void lay_in_first(Module& module) {
@@ -93,8 +115,8 @@ void LinearImpl::add_lora(const LoraOptions& options) {
                   "the adapter's dropout {} is not in [0, 1)", options.dropout);
   const bool out_first = layout() == WeightLayout::out_in;
   const Tensor& adapted = stored_weight();
-  const std::int64_t in = adapted.size(out_first ? 1 : 0);
-  const std::int64_t out = adapted.size(out_first ? 0 : 1);
+  const std::int64_t in = weight_shape_[out_first ? 1 : 0];
+  const std::int64_t out = weight_shape_[out_first ? 0 : 1];
   const double bound = 1.0 / std::sqrt(static_cast<double>(in));
   const DeviceGuard where_the_weight_is(adapted.device());
   lora_a_ = register_module("lora_A", LoraFactor(in, options.rank, uniform(-bound, bound)));
@@ -134,18 +156,17 @@ bool EmbeddingImpl::round_weight(WeightRounding rounding) {
   return true;
 }
 
-LayerNormImpl::LayerNormImpl(std::int64_t dim, double eps) : eps_(eps) {
+LayerNormImpl::LayerNormImpl(std::int64_t dim, double eps, bool bias) : eps_(eps), has_bias_(bias) {
   register_parameter("weight", make_parameter({dim}, constant(1)));
-  register_parameter("bias", make_parameter({dim}, constant(0)));
+  if (bias) register_parameter("bias", make_parameter({dim}, constant(0)));
 }
 
 Tensor LayerNormImpl::forward(const Tensor& x) const {
-  return layer_norm(cast(x, parameter("weight").dtype()), parameter("weight"), parameter("bias"),
-                    eps_);
+  return layer_norm(cast(x, parameter("weight").dtype()), parameter("weight"), bias(), eps_);
 }
 
 std::pair<Tensor, Tensor> LayerNormImpl::forward(const Tensor& x, const Tensor& residual) const {
-  return add_layer_norm(x, residual, parameter("weight"), parameter("bias"), eps_);
+  return add_layer_norm(x, residual, parameter("weight"), bias(), eps_);
 }
 
 RmsNormImpl::RmsNormImpl(std::int64_t dim, double eps, double offset) : eps_(eps), offset_(offset) {

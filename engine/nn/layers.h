@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
+#include "base/quantized.h"
 #include "engine/nn/lora_options.h"
 #include "engine/nn/module.h"
 #include "engine/nn/weight_rounding.h"
@@ -44,6 +46,14 @@ class LinearImpl : public Module {
   // nothing, if a block does not divide the number of inputs.
   bool round_weight(WeightRounding rounding);
 
+  // From now on the weight is codes (engine/ops/products/quantized.h), of its values or, on `meta`,
+  // of zeros. It is frozen. Returns false, and does nothing, if the weight does not consist of
+  // whole blocks.
+  bool quantize_weight(QuantizedFormat format);
+  [[nodiscard]] std::optional<QuantizedFormat> quantized() const { return quantized_; }
+  // [out, in], or [in, out] as the layout says, however the weight is stored.
+  [[nodiscard]] const Shape& weight_shape() const { return weight_shape_; }
+
   // Adds an adapter on the weight's device, in the thread's dtype of parameters. A is drawn like a
   // linear layer in torch, B is zero. The matrices are named `lora_A` and `lora_B`, as in PEFT.
   void add_lora(const LoraOptions& options);
@@ -67,6 +77,8 @@ class LinearImpl : public Module {
   double lora_scaling_ = 0;
   double lora_dropout_ = 0;
   WeightRounding rounding_ = WeightRounding::none;
+  Shape weight_shape_;
+  std::optional<QuantizedFormat> quantized_;
 };
 TESSERA_MODULE(Linear);
 
@@ -90,13 +102,16 @@ TESSERA_MODULE(Embedding);
 
 class LayerNormImpl : public Module {
  public:
-  explicit LayerNormImpl(std::int64_t dim, double eps = 1e-5);
+  explicit LayerNormImpl(std::int64_t dim, double eps = 1e-5, bool bias = true);
   Tensor forward(const Tensor& x) const;
   // (x + residual, normalised sum)
   std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& residual) const;
 
  private:
+  [[nodiscard]] Tensor bias() const { return has_bias_ ? parameter("bias") : Tensor{}; }
+
   double eps_;
+  bool has_bias_;
 };
 TESSERA_MODULE(LayerNorm);
 

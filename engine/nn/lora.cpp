@@ -119,6 +119,22 @@ Tensor in_dtype(const Tensor& parameter, DType dtype) {
   return made;
 }
 
+// A pattern that matches no adapter is a mistake.
+template <class T>
+void require_used(const std::vector<std::pair<std::string, T>>& patterns,
+                  const std::vector<std::string>& adapted, const char* what) {
+  for (const auto& [pattern, value] : patterns) {
+    nn::LoraOptions one;
+    one.rank_pattern = {{pattern, nn::max_lora_rank}};
+    const bool used = std::any_of(adapted.begin(), adapted.end(), [&](const std::string& layer) {
+      return one.of_layer(layer).rank == nn::max_lora_rank;
+    });
+    TESSERA_CHECK(used, ErrorCode::configuration,
+                  "LoRA: the pattern of {} \"{}\" matches no layer with an adapter, as {}", what,
+                  pattern, adapted.front());
+  }
+}
+
 std::set<const void*> parameters_below(nn::Module& module,
                                        const std::vector<std::string>& classes) {
   std::set<const void*> parameters;
@@ -131,14 +147,27 @@ std::set<const void*> parameters_below(nn::Module& module,
   return parameters;
 }
 
+std::set<const void*> parameters_of(nn::Module& module, const std::vector<std::string>& names) {
+  std::set<const void*> parameters;
+  if (names.empty()) return parameters;
+  for (const auto& [name, part] : module.named_modules()) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
+    for (const nn::NamedParameter& parameter : part->named_parameters())
+      parameters.insert(parameter.tensor.impl().get());
+  }
+  return parameters;
+}
+
 }  // namespace
 
 void freeze(nn::Module& module, std::optional<DType> storage,
-            const std::vector<std::string>& wide_classes) {
+            const std::vector<std::string>& wide_classes, const std::vector<std::string>& trained) {
   const std::set<const void*> wide = parameters_below(module, wide_classes);
+  const std::set<const void*> kept = parameters_of(module, trained);
   std::map<const void*, std::pair<Tensor, Tensor>> changed;  // a tied parameter is one
   for (const nn::NamedParameter& parameter : module.named_parameters()) {
     Tensor tensor = parameter.tensor;
+    if (kept.contains(tensor.impl().get())) continue;
     tensor.set_requires_grad(false);
     if (!storage || !is_floating(tensor.dtype()) || size_of(*storage) >= size_of(tensor.dtype()) ||
         wide.contains(tensor.impl().get())) {
@@ -157,6 +186,18 @@ void freeze(nn::Module& module, std::optional<DType> storage,
       }
     }
   }
+}
+
+std::vector<std::string> quantize_frozen(nn::Module& module, QuantizedFormat format) {
+  std::vector<std::string> names;
+  for (const NamedLinear& linear : linear_layers(module)) {
+    if (nn::is_output_head(linear.name) || linear.layer->stored_weight().requires_grad()) continue;
+    if (linear.layer->quantize_weight(format)) names.push_back(linear.name);
+  }
+  TESSERA_CHECK(!names.empty(), ErrorCode::configuration,
+                "no linear layer is frozen and has a weight of a multiple of {} elements",
+                nf4_block);
+  return names;
 }
 
 std::vector<std::string> lora_targets(nn::Module& module, const LoraOptions& options) {
@@ -188,8 +229,18 @@ std::vector<std::string> lora_targets(const std::vector<std::string>& layers,
 std::vector<std::string> add_lora(nn::Module& module, const LoraOptions& options) {
   std::vector<std::string> names = lora_targets(module, options);
   const std::set<std::string> wanted(names.begin(), names.end());
+  require_used(options.rank_pattern, names, "ranks");
+  require_used(options.alpha_pattern, names, "alphas");
+  if (!options.modules_to_save.empty()) {
+    const std::vector<std::string> saved = check_modules_to_save(module, options);
+    for (const auto& [name, part] : module.named_modules()) {
+      if (std::find(saved.begin(), saved.end(), name) == saved.end()) continue;
+      for (nn::NamedParameter& parameter : part->named_parameters())
+        parameter.tensor.set_requires_grad(is_floating(parameter.tensor.dtype()));
+    }
+  }
   for (const NamedLinear& layer : linear_layers(module)) {
-    if (wanted.contains(layer.name)) layer.layer->add_lora(options);
+    if (wanted.contains(layer.name)) layer.layer->add_lora(options.of_layer(layer.name));
   }
   return names;
 }

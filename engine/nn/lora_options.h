@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::nn {
@@ -24,6 +25,18 @@ struct LoraOptions {
   // (engine/nn/output_head.h).
   std::string target_pattern = {};
 
+  // Layers with another rank or alpha. A pattern is a regular expression for a whole name, or for
+  // its end after a dot, as in PEFT.
+  std::vector<std::pair<std::string, std::int64_t>> rank_pattern = {};
+  std::vector<std::pair<std::string, double>> alpha_pattern = {};
+
+  // Modules that are trained whole beside the adapters: those whose names end with one of these, at
+  // any letter, as in PEFT: "head" selects "lm_head".
+  std::vector<std::string> modules_to_save = {};
+
+  // These options with the rank and alpha of one layer. Error(configuration) if patterns give it
+  // different values, or its factor is not finite in fp32.
+  [[nodiscard]] LoraOptions of_layer(const std::string& layer) const;
   [[nodiscard]] double scaling() const;
   // True if scaling() is a finite fp32 number.
   [[nodiscard]] bool can_scale() const;

@@ -201,17 +201,22 @@ void Module::add_tensor_name(const std::string& name, const Tensor& tensor, std:
 }
 
 Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
+  TESSERA_REQUIRE(
+      !parameter.defined() || !parameter.storage()->is_foreign(),
+      "parameter {} {} of {} lies in memory of another owner, by from_blob() or DLPack; a "
+      "parameter owns its memory: register clone() of it",
+      name, parameter.shape().to_string(), class_name());
   add_tensor_name(name, parameter, "parameter");
   parameters_.emplace_back(name, parameter);
   return parameter;
 }
 
 Tensor Module::register_buffer(const std::string& name, Tensor buffer, bool persistent) {
-  add_tensor_name(name, buffer, "buffer");
-  TESSERA_REQUIRE(!buffer.requires_grad(),
+  TESSERA_REQUIRE(!buffer.defined() || !buffer.requires_grad(),
                   "buffer {} of {} requires a gradient: register it as a parameter, or give "
                   "detach() of it",
                   name, class_name());
+  add_tensor_name(name, buffer, "buffer");
   buffers_.push_back({name, buffer, persistent});
   return buffer;
 }

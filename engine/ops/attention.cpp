@@ -27,7 +27,8 @@ struct Projections {
 
 kernels::AttentionShape attention_shape(const AttentionOptions& options, std::int64_t batch,
                                         std::int64_t query_length, std::int64_t key_length,
-                                        std::int64_t head_dim, DType dtype) {
+                                        std::int64_t head_dim, std::int64_t value_dim,
+                                        DType dtype) {
   kernels::AttentionShape shape{};
   shape.batch = batch;
   shape.heads = options.heads;
@@ -35,7 +36,8 @@ kernels::AttentionShape attention_shape(const AttentionOptions& options, std::in
   shape.head_dim = head_dim;
   shape.query_length = query_length;
   shape.key_length = key_length;
-  shape.out_stride = options.heads * head_dim;
+  shape.value_dim = value_dim;
+  shape.out_stride = options.heads * value_dim;
   shape.scale = static_cast<float>(
       options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
   shape.causal = options.causal;
@@ -66,30 +68,33 @@ void check_mask(const Tensor& q, const AttentionOptions& options, std::int64_t b
                   key_length);
 }
 
-// The tensors of bytes and integers that a call may have; any may be undefined.
+// The tensors beside q, k and v that a call may have; any may be undefined.
 struct Masks {
   Tensor keys;
   Tensor document_starts;
+  Tensor bias;  // in the dtype of the statistics
 
   // The shape with addresses, which are looked up at each use.
   [[nodiscard]] kernels::AttentionShape in(kernels::AttentionShape shape) const {
     if (keys.defined()) shape.key_mask = reinterpret_cast<const std::uint8_t*>(keys.data());
     if (document_starts.defined()) shape.document_starts = document_starts.data_as<std::int32_t>();
+    if (bias.defined()) shape.bias = bias.data();
     return shape;
   }
 };
 
 struct SavedMasks {
-  explicit SavedMasks(const AttentionOptions& options)
-      : keys(options.key_mask), document_starts(options.document_starts) {}
-  [[nodiscard]] Masks get() const { return {keys.get(), document_starts.get()}; }
+  explicit SavedMasks(const Masks& masks)
+      : keys(masks.keys), document_starts(masks.document_starts), bias(masks.bias) {}
+  [[nodiscard]] Masks get() const { return {keys.get(), document_starts.get(), bias.get()}; }
 
-  autograd::SavedValue keys;
-  autograd::SavedValue document_starts;
+  autograd::SavedValue keys, document_starts, bias;
 };
 
-Masks masks_of(const AttentionOptions& options) {
-  return {options.key_mask, options.document_starts};
+// Writes the bias's strides into `shape`.
+Masks masks_of(const char* op, const Tensor& q, const AttentionOptions& options,
+               kernels::AttentionShape& shape) {
+  return {options.key_mask, options.document_starts, ops::prepare_bias(op, q, options, shape)};
 }
 
 struct Forward {
@@ -120,9 +125,18 @@ Forward forward(Op op, const Projections& p, const kernels::AttentionShape& shap
   return result;
 }
 
+Tensor like(const Tensor& t) {
+  return Tensor::empty(t.shape(), t.dtype(), t.device());
+}
+
+// `dresults` are the gradients of the output and of log_sum_exp; one may be undefined. So may
+// `bias_gradient`.
 void backward(const Projections& p, const kernels::AttentionShape& shape, const Masks& masks,
-              const Forward& saved, const Tensor& dout, const Projections& gradients) {
-  if (dout.is_meta()) return;
+              const Forward& saved, const std::vector<Tensor>& dresults,
+              const Projections& gradients, const Tensor& bias_gradient) {
+  if (saved.out.is_meta()) return;
+  Tensor dout = dresults[0];
+  if (!dout) dout = Tensor::zeros(saved.out.shape(), shape.dtype, saved.out.device());
   kernels::AttentionBackward arguments{masks.in(shape),
                                        dout.data(),
                                        p.q_data(),
@@ -132,53 +146,60 @@ void backward(const Projections& p, const kernels::AttentionShape& shape, const 
                                        saved.log_sum_exp.data(),
                                        gradients.q_data(),
                                        gradients.k_data(),
-                                       gradients.v_data()};
+                                       gradients.v_data(),
+                                       dresults[1] ? dresults[1].data() : nullptr,
+                                       bias_gradient ? bias_gradient.raw_data() : nullptr};
   TESSERA_LAUNCH(dout.device(), attention_backward, arguments);
 }
 
-}  // namespace
-
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                 const AttentionOptions& options) {
+// attention() without sinks.
+Forward separate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                           const AttentionOptions& options) {
   ops::require_floating("attention", q, k, v);
   check_heads(options);
   const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
-  TESSERA_REQUIRE(q.dimensions() == 3 && k.dimensions() == 3 && k.shape() == v.shape() &&
-                      q.size(0) == k.size(0) && q.size(2) % options.heads == 0 &&
-                      q.size(2) / options.heads * key_heads == k.size(2) &&
-                      q.dtype() == k.dtype() && q.dtype() == v.dtype(),
-                  "attention: q {} {}, k {} {}, v {} {} with {} heads and {} key heads",
-                  name_of(q.dtype()), q.shape().to_string(), name_of(k.dtype()),
-                  k.shape().to_string(), name_of(v.dtype()), v.shape().to_string(), options.heads,
-                  key_heads);
+  TESSERA_REQUIRE(
+      q.dimensions() == 3 && k.dimensions() == 3 && v.dimensions() == 3 && q.size(0) == k.size(0) &&
+          k.size(0) == v.size(0) && k.size(1) == v.size(1) && q.size(2) % options.heads == 0 &&
+          q.size(2) / options.heads * key_heads == k.size(2) && v.size(2) % key_heads == 0 &&
+          v.size(2) > 0 && q.dtype() == k.dtype() && q.dtype() == v.dtype(),
+      "attention: q {} {}, k {} {}, v {} {} with {} heads and {} key heads; of one dtype, q is "
+      "[batch, queries, heads * D], k [batch, keys, key heads * D], v [batch, keys, key heads * "
+      "Dv]",
+      name_of(q.dtype()), q.shape().to_string(), name_of(k.dtype()), k.shape().to_string(),
+      name_of(v.dtype()), v.shape().to_string(), options.heads, key_heads);
   ops::require_same_device("attention", q, k, v);
   check_mask(q, options, q.size(0), k.size(1));
+  ops::check_sinks("attention", q, options);
   ops::check_variants("attention", q, options, q.size(1), k.size(1));
   auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1), q.size(2) / options.heads,
-                               q.dtype());
+                               v.size(2) / key_heads, q.dtype());
   shape.q_stride = q.size(2);
-  shape.k_stride = shape.v_stride = k.size(2);
-  const Projections inputs{q, k, v};
-  const Forward result = forward(Op::attention, inputs, shape, masks_of(options));
-  const Forward saved{result.out.detach(), result.log_sum_exp};
-  autograd::record(Op::attention, {q, k, v}, {result.out},
-                   [shape, saved, masks = SavedMasks(options), saved_q = autograd::SavedValue(q),
-                    saved_k = autograd::SavedValue(k), saved_v = autograd::SavedValue(v)](
-                       std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     const Projections from{saved_q.get(), saved_k.get(), saved_v.get()};
-                     const auto like = [](const Tensor& t) {
-                       return Tensor::empty(t.shape(), t.dtype(), t.device());
-                     };
-                     const Projections gradients{like(from.q), like(from.k), like(from.v)};
-                     backward(from, shape, masks.get(), saved, dout[0], gradients);
-                     sink.add(0, gradients.q);
-                     sink.add(1, gradients.k);
-                     sink.add(2, gradients.v);
-                   });
-  return result.out;
+  shape.k_stride = k.size(2);
+  shape.v_stride = v.size(2);
+  const Masks masks = masks_of("attention", q, options, shape);
+  Forward result = forward(Op::attention, {q, k, v}, shape, masks);
+  const Forward saved{result.out.detach(), result.log_sum_exp.detach()};
+  autograd::record(
+      Op::attention, {q, k, v, masks.bias}, {result.out, result.log_sum_exp},
+      [shape, saved, saved_masks = SavedMasks(masks), saved_q = autograd::SavedValue(q),
+       saved_k = autograd::SavedValue(k),
+       saved_v = autograd::SavedValue(v)](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Projections from{saved_q.get(), saved_k.get(), saved_v.get()};
+        const Masks with = saved_masks.get();
+        const Projections gradients{like(from.q), like(from.k), like(from.v)};
+        const Tensor bias_gradient = sink.wants(3) ? like(with.bias) : Tensor();
+        backward(from, shape, with, saved, dout, gradients, bias_gradient);
+        sink.add(0, gradients.q);
+        sink.add(1, gradients.k);
+        sink.add(2, gradients.v);
+        if (bias_gradient) sink.add(3, bias_gradient);
+      });
+  return result;
 }
 
-Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
+// packed_attention() without sinks.
+Forward joint_attention(const Tensor& qkv, const AttentionOptions& options) {
   ops::require_floating("packed_attention", qkv);
   check_heads(options);
   const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
@@ -186,27 +207,53 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
                   "packed_attention: qkv of shape {} with {} heads and {} key heads",
                   qkv.shape().to_string(), options.heads, key_heads);
   check_mask(qkv, options, qkv.size(0), qkv.size(1));
+  ops::check_sinks("packed_attention", qkv, options);
   ops::check_variants("packed_attention", qkv, options, qkv.size(1), qkv.size(1));
   const std::int64_t head_dim = qkv.size(2) / (options.heads + 2 * key_heads);
-  auto shape =
-      attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, qkv.dtype());
+  auto shape = attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, head_dim,
+                               qkv.dtype());
   shape.q_stride = shape.k_stride = shape.v_stride = qkv.size(2);
   const std::int64_t k_offset = options.heads * head_dim;
   const std::int64_t v_offset = k_offset + key_heads * head_dim;
   const Projections inputs{qkv, qkv, qkv, k_offset, v_offset};
-  const Forward result = forward(Op::packed_attention, inputs, shape, masks_of(options));
-  const Forward saved{result.out.detach(), result.log_sum_exp};
-  autograd::record(Op::packed_attention, {qkv}, {result.out},
-                   [shape, saved, k_offset, v_offset, masks = SavedMasks(options),
+  const Masks masks = masks_of("packed_attention", qkv, options, shape);
+  Forward result = forward(Op::packed_attention, inputs, shape, masks);
+  const Forward saved{result.out.detach(), result.log_sum_exp.detach()};
+  autograd::record(Op::packed_attention, {qkv, masks.bias}, {result.out, result.log_sum_exp},
+                   [shape, saved, k_offset, v_offset, saved_masks = SavedMasks(masks),
                     saved_qkv = autograd::SavedValue(qkv)](std::vector<Tensor>& dout,
                                                            autograd::GradientSink& sink) {
                      const Tensor& from = saved_qkv.get();
-                     const Tensor dqkv = Tensor::empty(from.shape(), shape.dtype, from.device());
-                     backward({from, from, from, k_offset, v_offset}, shape, masks.get(), saved,
-                              dout[0], {dqkv, dqkv, dqkv, k_offset, v_offset});
+                     const Masks with = saved_masks.get();
+                     const Tensor dqkv = like(from);
+                     const Tensor bias_gradient = sink.wants(1) ? like(with.bias) : Tensor();
+                     backward({from, from, from, k_offset, v_offset}, shape, with, saved, dout,
+                              {dqkv, dqkv, dqkv, k_offset, v_offset}, bias_gradient);
                      sink.add(0, dqkv);
+                     if (bias_gradient) sink.add(1, bias_gradient);
                    });
-  return result.out;
+  return result;
+}
+
+}  // namespace
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options) {
+  const Forward result = separate_attention(q, k, v, options);
+  return ops::with_sinks(result.out, result.log_sum_exp, options);
+}
+
+AttentionParts attention_parts(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const AttentionOptions& options) {
+  TESSERA_REQUIRE(!options.sinks.defined(),
+                  "attention_parts: a sink belongs to all keys; add it after the parts are joined");
+  Forward result = separate_attention(q, k, v, options);
+  return {result.out, result.log_sum_exp};
+}
+
+Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
+  const Forward result = joint_attention(qkv, options);
+  return ops::with_sinks(result.out, result.log_sum_exp, options);
 }
 
 Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const Tensor& sine,

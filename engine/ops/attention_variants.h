@@ -45,4 +45,16 @@ inline void set_variants(kernels::AttentionShape& shape, const AttentionOptions&
   if (options.soft_cap) shape.soft_cap = static_cast<float>(*options.soft_cap);
 }
 
+// Throws a logic_error unless the sinks, if there are any, are valid.
+void check_sinks(const char* op, const Tensor& q, const AttentionOptions& options);
+// Scales the rows of an output [batch, Tq, heads * D] with their log_sum_exp [batch, heads, Tq] to
+// what the sinks, if there are any, leave of them.
+Tensor with_sinks(const Tensor& out, const Tensor& log_sum_exp, const AttentionOptions& options);
+
+// The bias in the dtype of the statistics, undefined if there is none. Throws a logic_error unless
+// it broadcasts to [batch, heads, query_length, key_length]. Writes its strides into `shape`, which
+// has these sizes.
+Tensor prepare_bias(const char* op, const Tensor& q, const AttentionOptions& options,
+                    kernels::AttentionShape& shape);
+
 }  // namespace tessera::ops

@@ -17,11 +17,13 @@ struct CachedRows {
   Tensor keys, values;
   std::int64_t key_offset = 0, value_offset = 0;
   std::int64_t length = 0;
+  std::int64_t value_dim = 0;  // of a head; 0: as the keys'
 };
 
 // Causal attention of a sequence's last tokens, whose keys and values are already in the cache. q
 // is [1, T, row]; the first heads * head_dim elements of a row are queries. Returns [1, T, heads *
-// head_dim]. Dropout has no effect; a key mask and documents are refused.
+// value_dim]. A bias is [.., T, length]. Dropout has no effect; a key mask and documents are
+// refused.
 Tensor cached_attention(const Tensor& q, std::int64_t head_dim, const CachedRows& cache,
                         const AttentionOptions& options);
 

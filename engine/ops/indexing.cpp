@@ -55,6 +55,17 @@ Tensor gather_as(const char* name, const Tensor& x, const AxisPlan& plan, const 
   return out;
 }
 
+// An error of ids that another op finds, with the name of the op that was called.
+template <class Run>
+auto named(const char* op, Run run) {
+  try {
+    return run();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data) throw;
+    fail(ErrorCode::data, "{}: {}", op, error.what());
+  }
+}
+
 // ids has x's sizes except in `dimension`.
 void require_sizes(const char* op, const Tensor& x, int dimension, const char* what,
                    const Tensor& other) {
@@ -80,9 +91,13 @@ Tensor index_select(const Tensor& x, int dimension, const Tensor& ids) {
   const std::int64_t row = ops::elements_between(x.shape(), at + 1, x.dimensions());
   // Rows of a table: the gradient of embedding() sums with all of a GPU.
   if (at == 0 && is_floating(x.dtype()) && row > 0) {
-    return reshape(embedding(ids, reshape(x, Shape{x.size(0), row})), shape);
+    return named("index_select", [&] {
+      return reshape(embedding(ids, reshape(x, Shape{x.size(0), row})), shape);
+    });
   }
-  return gather_as("index_select", x, axis_plan(x.shape(), at, ids.elements(), true), ids, shape);
+  return named("index_select", [&] {
+    return gather_as("index_select", x, axis_plan(x.shape(), at, ids.elements(), true), ids, shape);
+  });
 }
 
 Tensor gather(const Tensor& x, int dimension, const Tensor& ids) {
@@ -133,7 +148,7 @@ Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype) {
   Tensor out =
       Tensor::zeros(ops::with_new(ids.shape(), ids.dimensions(), classes), dtype, ids.device());
   const Tensor ones = Tensor::full(ids.shape(), 1, dtype, ids.device());
-  launch_scatter({ids.elements(), classes, 1, 1, false}, ids, ones, out);
+  named("one_hot", [&] { launch_scatter({ids.elements(), classes, 1, 1, false}, ids, ones, out); });
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include "engine/module_call.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
+#include "engine/tensor_ops.h"
 
 namespace tessera {
 namespace {
@@ -148,6 +149,33 @@ std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, 
   ops::require_floating("add_rms_norm", x, residual);
   Norm result = norm(x, residual, gamma, {}, eps, true);
   return {result.sum, result.out};
+}
+
+Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& gamma, const Tensor& beta,
+                  double eps) {
+  ops::require_floating("group_norm", x);
+  ops::require_same_device("group_norm", x, gamma, beta);
+  TESSERA_REQUIRE(x.dimensions() >= 2 && groups > 0 && x.size(1) % groups == 0 && x.elements() > 0,
+                  "group_norm: x of shape {} in {} groups; [samples, channels, ..] is needed, with "
+                  "channels that the groups divide, and elements",
+                  x.shape().to_string(), groups);
+  // 16-bit numbers are rounded once, after all of it.
+  const DType wide = x.dtype() == float64 ? float64 : float32;
+  const std::int64_t channels = x.size(1);
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(x.dimensions() - 1), 1);
+  sizes[0] = channels;
+  const auto of_channels = [&](const char* what, const Tensor& values) {
+    TESSERA_REQUIRE(values.shape() == Shape{channels} && is_floating(values.dtype()),
+                    "group_norm: {} of {} {} for {} channels", what, name_of(values.dtype()),
+                    values.shape().to_string(), channels);
+    return reshape(cast(values, wide), Shape(sizes));
+  };
+  const std::int64_t together = x.elements() / (x.size(0) * groups);
+  const Tensor rows = reshape(cast(x, wide), Shape{x.size(0), groups, together});
+  Tensor y = reshape(layer_norm(rows, {}, {}, eps), x.shape());
+  if (gamma.defined()) y = y * of_channels("gamma", gamma);
+  if (beta.defined()) y = y + of_channels("beta", beta);
+  return cast(y, gamma.defined() ? gamma.dtype() : x.dtype());
 }
 
 }  // namespace tessera

@@ -79,6 +79,12 @@ Attention describe(const Tensor& q, const Tensor& k, const Tensor& v, const Sequ
   shape.reach = bias.defined() ? (bias.size(0) + 1) / 2 : 0;
   shape.dropout = static_cast<float>(options.dropout);
   shape.capacity = sequences.capacity;
+  if (options.window) {
+    TESSERA_REQUIRE(*options.window >= 1, "{}: a window of {} for q {}; it is at least 1", op,
+                    *options.window, q.shape().to_string());
+    // A window that hides no key is none.
+    if (*options.window < sequences.longest - 1) shape.window = *options.window;
+  }
   shape.dtype = q.dtype();
   if (options.dropout > 0) {
     shape.key = next_dropout_key();

@@ -1,6 +1,9 @@
 // Dimensions, strides and strided copies.
 #include "engine/ops/strided.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "base/error.h"
 #include "engine/device/launch.h"
 #include "engine/ops.h"
@@ -110,26 +113,57 @@ Tensor expanded(const Tensor& x, const Shape& shape) {
   return out;
 }
 
+namespace {
+
+// The sum over [outer, reduced, inner] for each of outer and inner.
+Tensor middle_sum(const Tensor& x, std::int64_t outer, std::int64_t reduced, std::int64_t inner) {
+  Tensor out = Tensor::empty({outer, inner}, x.dtype(), x.device());
+  TESSERA_LAUNCH(x.device(), reduce,
+                 {kernels::ReduceOp::sum, x.data(), out.data(), outer, reduced, inner, x.dtype()});
+  return out;
+}
+
+// The sum over these dimensions. They are brought together in a copy of x, so that one reduction
+// rounds the sum once.
+Tensor sum_over(const Tensor& x, const std::vector<int>& repeated) {
+  std::vector<int> order;
+  std::int64_t reduced = 1;
+  for (int i = 0; i < x.dimensions(); ++i) {
+    if (!std::binary_search(repeated.begin(), repeated.end(), i)) order.push_back(i);
+  }
+  for (const int i : repeated) reduced *= x.size(i);
+  order.insert(order.end(), repeated.begin(), repeated.end());
+  const std::int64_t kept = reduced == 0 ? 0 : x.elements() / reduced;
+  return middle_sum(permuted(x, order), kept, reduced, 1);
+}
+
+}  // namespace
+
 Tensor sum_to(const Tensor& gradient, const Shape& shape) {
   if (gradient.shape() == shape) return gradient;
-  // One reduction for each run of repeated dimensions, from the last to the first.
   Tensor sum = gradient;
   const int extra = gradient.dimensions() - shape.dimensions();
   const auto repeated = [&](int i) {
     return gradient.size(i) != 1 && (i < extra || shape[i - extra] == 1);
   };
-  for (int last = gradient.dimensions() - 1; last >= 0; --last) {
+  std::vector<int> all;
+  for (int i = 0; i < gradient.dimensions(); ++i) {
+    if (repeated(i)) all.push_back(i);
+  }
+  const bool one_run = all.empty() || all.back() - all.front() + 1 == static_cast<int>(all.size());
+  if (!one_run && size_of(gradient.dtype()) < size_of(float32)) {
+    sum = sum_over(gradient, all);
+    all.clear();
+  }
+  // One reduction for each run of repeated dimensions, from the last to the first.
+  for (int last = gradient.dimensions() - 1; last >= 0 && !all.empty(); --last) {
     if (!repeated(last)) continue;
     int first = last;
     while (first > 0 && repeated(first - 1)) --first;
     const std::int64_t outer = elements_between(gradient.shape(), 0, first);
     const std::int64_t reduced = elements_between(gradient.shape(), first, last + 1);
     const std::int64_t inner = outer * reduced == 0 ? 0 : sum.elements() / (outer * reduced);
-    Tensor out = Tensor::empty({outer, inner}, sum.dtype(), sum.device());
-    TESSERA_LAUNCH(
-        sum.device(), reduce,
-        {kernels::ReduceOp::sum, sum.data(), out.data(), outer, reduced, inner, sum.dtype()});
-    sum = out;
+    sum = middle_sum(sum, outer, reduced, inner);
     last = first;
   }
   if (sum.elements() != shape.elements()) return Tensor::zeros(shape, sum.dtype(), sum.device());

@@ -1,16 +1,23 @@
 // Lion.
-#include "base/error.h"
 #include "engine/device/launch.h"
 #include "engine/optim/optimizer.h"
+#include "engine/optim/settings.h"
 
 namespace tessera::optim {
 
+Settings settings_of(const LionOptions& options) {
+  return Settings("Lion")
+      .not_negative("lr", options.lr)
+      .below_one("beta1", options.beta1)
+      .below_one("beta2", options.beta2)
+      .not_negative("weight_decay", options.weight_decay)
+      .function("decay", static_cast<bool>(options.decay))
+      .groups(options.groups);
+}
+
 Lion::Lion(std::vector<nn::NamedParameter> parameters, const LionOptions& options)
     : Optimizer(std::move(parameters), options.decay, options.groups), options_(options) {
-  TESSERA_REQUIRE(options.lr >= 0 && options.beta1 >= 0 && options.beta1 < 1 &&
-                      options.beta2 >= 0 && options.beta2 < 1 && options.weight_decay >= 0,
-                  "Lion: lr {}, betas {} and {}, weight_decay {}", options.lr, options.beta1,
-                  options.beta2, options.weight_decay);
+  settings_of(options).check();
   set_learning_rate(options.lr);
   make_state_files(Lion::state_names());
 }

@@ -1,6 +1,8 @@
 // Muon.
 #include "engine/optim/muon.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -14,9 +16,10 @@
 #include "engine/nn/layers.h"
 #include "engine/nn/output_head.h"
 #include "engine/optim/adamw_update.h"
-#include "engine/optim/matrix_owners.h"
-#include "engine/optim/newton_schulz.h"
-#include "engine/optim/shard_peers.h"
+#include "engine/optim/matrices/matrix_owners.h"
+#include "engine/optim/matrices/newton_schulz.h"
+#include "engine/optim/parts/shard_peers.h"
+#include "engine/optim/settings.h"
 
 namespace tessera::optim {
 namespace {
@@ -28,37 +31,38 @@ double factor_of(MuonRate rate, std::int64_t rows, std::int64_t columns) {
                                     : 0.2 * std::sqrt(std::max(r, c));
 }
 
-// The peers of parameters that no other rank has.
-class NoPeers final : public ShardPeers {
- public:
-  [[nodiscard]] int rank() const override { return 0; }
-  [[nodiscard]] int size() const override { return 1; }
-  [[nodiscard]] std::vector<ElementRange> parts_of(const Tensor& local) const override {
-    return {{0, local.elements()}};
-  }
-  void send(const std::byte*, std::size_t, int) override { misuse("there is no other rank"); }
-  void receive(std::byte*, std::size_t, int) override { misuse("there is no other rank"); }
-  void broadcast(std::byte*, std::size_t, int) override {}
-};
+}  // namespace
 
-void check_options(const MuonOptions& options) {
-  TESSERA_REQUIRE(
-      options.lr >= 0 && options.momentum >= 0 && options.momentum < 1 && options.weight_decay >= 0,
-      "Muon: lr {}, momentum {}, weight_decay {}", options.lr, options.momentum,
-      options.weight_decay);
-  TESSERA_REQUIRE(options.ns_steps >= 1 && options.ns_steps < 100 && options.eps > 0,
-                  "Muon: ns_steps {} (1 to 99), eps {} (above 0)", options.ns_steps, options.eps);
-  TESSERA_REQUIRE(options.products == bfloat16 || options.products == float32,
-                  "Muon: products of {}; bfloat16 or float32", name_of(options.products));
+Settings settings_of(const MuonOptions& options) {
   const double adamw_lr = options.adamw_lr.value_or(options.lr);
-  TESSERA_REQUIRE(adamw_lr >= 0 && (options.lr > 0 || adamw_lr == 0) && options.beta1 >= 0 &&
-                      options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1 &&
-                      options.adamw_eps >= 0,
-                  "Muon: adamw_lr {} (0 where lr is), betas {} and {}, adamw_eps {}", adamw_lr,
-                  options.beta1, options.beta2, options.adamw_eps);
+  return Settings("Muon")
+      .not_negative("lr", options.lr)
+      .below_one("momentum", options.momentum)
+      .add("nesterov", options.nesterov)
+      .add("ns_steps", options.ns_steps)
+      .require(options.ns_steps >= 1, "it must be at least 1")
+      .require(options.ns_steps < 100, "it must be below 100")
+      .add("ns_coefficients", fmt::format("{}", fmt::join(options.ns_coefficients, ", ")))
+      .add("eps", options.eps)
+      .require(options.eps > 0, "it must be above 0")
+      .add("adjust_lr", static_cast<int>(options.adjust_lr))
+      .add("products", name_of(options.products))
+      .require(options.products == bfloat16 || options.products == float32,
+               "it is bfloat16 or float32")
+      .not_negative("weight_decay", options.weight_decay)
+      .function("matrices", static_cast<bool>(options.matrices))
+      .not_negative("adamw_lr", adamw_lr)
+      .require(options.lr > 0 || adamw_lr == 0, "it is kept as a multiple of lr, which is 0")
+      .below_one("beta1", options.beta1)
+      .below_one("beta2", options.beta2)
+      .not_negative("adamw_eps", options.adamw_eps)
+      .function("decay", static_cast<bool>(options.decay))
+      .groups(options.groups);
 }
 
-}  // namespace
+ShardNeeds needs_of(const MuonOptions& options) {
+  return {.apart = matrices_of(options)};
+}
 
 ParameterFilter hidden_matrices(nn::Module& module) {
   auto others = std::make_shared<std::set<std::string>>();
@@ -66,8 +70,13 @@ ParameterFilter hidden_matrices(nn::Module& module) {
     const bool table = dynamic_cast<const nn::EmbeddingImpl*>(part) != nullptr;
     const bool head =
         dynamic_cast<const nn::LinearImpl*>(part) != nullptr && nn::is_output_head(name);
-    if (!table && !head) continue;
-    for (const auto& own : part->own_parameters()) {
+    // Beside tensors of more dimensions, such as the matrices of many experts in one, a parameter
+    // with two dimensions holds many vectors.
+    const auto& parameters = part->own_parameters();
+    const bool stack = std::any_of(parameters.begin(), parameters.end(),
+                                   [](const auto& own) { return own.second.dimensions() > 2; });
+    if (!table && !head && !stack) continue;
+    for (const auto& own : parameters) {
       others->insert(name.empty() ? own.first : name + "." + own.first);
     }
   }
@@ -278,7 +287,7 @@ Muon::Muon(std::vector<nn::NamedParameter> parameters, const MuonOptions& option
     : Optimizer(std::move(parameters), options.decay, options.groups, matrices_of(options)),
       options_(options),
       is_chosen_(matrices_of(options)) {
-  check_options(options);
+  settings_of(options).check();
   check_parameters();
   set_learning_rate(options.lr);
   if (options.lr > 0) adamw_factor_ = options.adamw_lr.value_or(options.lr) / options.lr;
@@ -293,19 +302,12 @@ std::vector<std::string> Muon::state_names_of(std::size_t parameter) const {
 }
 
 void Muon::check_parameters() const {
+  require_on_device("Muon");
   bool any = false;
   for (std::size_t i = 0; i < parameters().size(); ++i) {
     const nn::NamedParameter& parameter = parameters()[i];
     if (!parameter.tensor.requires_grad()) continue;
     any = any || is_matrix(i);
-    const Storage& storage = *parameter.tensor.storage();
-    const auto& gradient = parameter.tensor.impl()->grad;
-    TESSERA_CHECK(!storage.file() && !storage.shard().state_folder && !storage.shard().host_link &&
-                      !(gradient && gradient->storage->file()),
-                  ErrorCode::configuration,
-                  "Muon keeps parameters, gradients and moments on the device, and those of {} are "
-                  "offloaded: leave out OffloadOptions, or take AdamW",
-                  parameter.name);
   }
   TESSERA_CHECK(any, ErrorCode::configuration,
                 "Muon has no matrix: none of the {} parameters is trained, has two dimensions and "

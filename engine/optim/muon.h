@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/optim/optimizer.h"
+#include "engine/optim/settings.h"
 
 namespace tessera::optim {
 
@@ -18,7 +19,9 @@ enum class MuonRate : std::uint8_t {
   match_rms_adamw,  // 0.2 * sqrt(max(r, c)): updates as large as AdamW's, whose rate can be kept
 };
 
+class Muon;
 struct MuonOptions {
+  using Made = Muon;
   double lr = 1e-3;  // of the matrices
   double momentum = 0.95;
   bool nesterov = true;
@@ -50,6 +53,9 @@ ParameterFilter hidden_matrices(nn::Module& module);
 // every rank has an equal part of the matrices and of the rest, whose moments differ in size. (A
 // Trainer does it.)
 ParameterFilter matrices_of(const MuonOptions& options);
+
+Settings settings_of(const MuonOptions& options);
+ShardNeeds needs_of(const MuonOptions& options);
 
 // The elements of a matrix that Muon works on at a time while it adds to the momentum.
 inline constexpr std::int64_t muon_piece = std::int64_t{1} << 22;

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "engine/device/memory_kind.h"
 #include "engine/nn/name_pattern.h"
+#include "engine/optim/parts/shard_peers.h"
 
 namespace tessera::optim {
 
@@ -34,14 +36,22 @@ Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters, const Parameter
       segment_of_(parameters_.size()),
       member_of_(parameters_.size()),
       states_(segments_.size()),
-      steps_(parameters_.size()) {
+      steps_(parameters_.size()),
+      numbers_(parameters_.size()) {
   TESSERA_REQUIRE(!parameters_.empty(), "an optimizer needs parameters");
+  std::unordered_set<const void*> seen;
   for (const auto& [name, tensor, shape] : parameters_) {
+    TESSERA_REQUIRE(seen.insert(tensor.impl().get()).second,
+                    "parameter {} is in the optimizer's list twice", name);
     TESSERA_REQUIRE(
         !tensor.requires_grad() || tensor.dtype() == float32 || tensor.dtype() == float64,
         "optimizers update fp32 parameters; {} is {}: shard the module with param_dtype "
         "instead, which keeps fp32 masters",
         name, name_of(tensor.dtype()));
+    TESSERA_REQUIRE(!tensor.storage()->is_foreign(),
+                    "parameter {} {} lies in memory of another owner, by from_blob() or DLPack; a "
+                    "parameter owns its memory: make it of clone()",
+                    name, tensor.shape().to_string());
     TESSERA_REQUIRE(!tensor.storage()->is_lent(),
                     "parameter {} of a sharded module has no gradient of its own; make the "
                     "optimizer from ShardedModel::parameters()",
@@ -130,7 +140,17 @@ void Optimizer::step(std::size_t segment) {
 }
 
 bool Optimizer::begin_step(std::size_t segment) {
+  TESSERA_REQUIRE(!evaluates_,
+                  "a step after begin_evaluation(): call end_evaluation() before the forward");
   segments_[segment].storage->will_step();
+  const std::size_t own_numbers = number_names().size();
+  for (const std::size_t i : segments_[segment].parameters) {
+    const auto& data = parameters_[i].tensor.impl();
+    TESSERA_REQUIRE(!data->requires_grad || data->storage == segments_[segment].storage,
+                    "parameter {} was sharded after this optimizer was made; make the optimizer "
+                    "from ShardedModel::parameters()",
+                    parameters_[i].name);
+  }
   bool any = false;
   for (const std::size_t i : segments_[segment].parameters) {
     const auto& data = parameters_[i].tensor.impl();
@@ -139,13 +159,18 @@ bool Optimizer::begin_step(std::size_t segment) {
     any = true;
     parameters_[i].tensor.count_write();
     ++steps_[i];
+    if (own_numbers == 0) continue;
+    numbers_[i].resize(own_numbers);
+    const ParameterGroup* const group = group_of(i);
+    count_step(i, group == nullptr ? 1.0 : group->lr_scale, numbers_[i]);
   }
   return any;
 }
 
 std::vector<GradientRun> Optimizer::runs_of(std::size_t segment) const {
   return gradient_runs(parameters_, segments_[segment], [this](std::size_t a, std::size_t b) {
-    return steps_[a] == steps_[b] && group_of(a) == group_of(b);
+    return steps_[a] == steps_[b] && numbers_[a] == numbers_[b] && group_of(a) == group_of(b) &&
+           !updates_one_by_one();
   });
 }
 
@@ -161,20 +186,25 @@ void Optimizer::update_range(std::size_t segment, ElementRange range, const Memo
     Memory own = memory;
     own.parameter = memory.parameter + offset * element;
     own.gradient = memory.gradient + offset * static_cast<std::int64_t>(size_of(run.dtype));
-    for (std::byte*& state : own.states) state += offset * element;
+    for (std::size_t i = 0; i < own.states.size(); ++i)
+      own.states[i] += state_offset(segment, i, offset);
     update_run(segment, run, part, std::move(own));
   }
 }
 
 void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementRange part,
                            Memory memory) {
-  Update what = settings_of(segments_[segment].parameters[run.first], run.dtype,
-                            run.storage->shard().pending_factor);
+  Update what = update_settings(segments_[segment].parameters[run.first], run.dtype,
+                                run.storage->shard().pending_factor);
   what.device = memory.device;
   what.parameter = memory.parameter;
   what.gradient = memory.gradient;
   what.states = std::move(memory.states);
   what.count = part.count;
+  if (updates_one_by_one()) {
+    what.first = first_in_whole(what.parameter_index) + part.first -
+                 segments_[segment].places[run.first].first;
+  }
   // The edges inside the part, and its beginning if it decays.
   const std::vector<std::int64_t>& edges = edges_[segment];
   std::vector<std::int64_t> own_edges;
@@ -187,13 +217,16 @@ void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementR
   update(what);
 }
 
-Update Optimizer::settings_of(std::size_t parameter, DType gradient_dtype, float factor) const {
+Update Optimizer::update_settings(std::size_t parameter, DType gradient_dtype, float factor) const {
   Update settings;
+  settings.parameter_index = parameter;
   settings.device = parameters_[parameter].tensor.device();
   settings.dtype = parameters_[parameter].tensor.dtype();
+  settings.has_formats = has_formats(segment_of_[parameter]);
   settings.gradient_dtype = gradient_dtype;
   settings.gradient_scale = factor;
   settings.step = steps_[parameter];
+  settings.numbers = numbers_[parameter];
   if (const ParameterGroup* const group = group_of(parameter)) {
     settings.lr_scale = group->lr_scale;
     settings.weight_decay = group->weight_decay;
@@ -206,10 +239,12 @@ std::optional<Update> Optimizer::update_of(std::size_t parameter) {
   const auto& data = parameters_[parameter].tensor.impl();
   if (!data->requires_grad || !data->grad_ready) return std::nullopt;
   const detail::TensorData& gradient = *data->grad;
-  Update what = settings_of(parameter, gradient.dtype, gradient.storage->shard().pending_factor);
+  Update what =
+      update_settings(parameter, gradient.dtype, gradient.storage->shard().pending_factor);
   const std::size_t segment = segment_of_[parameter];
   const ElementRange place = segments_[segment].places[member_of_[parameter]];
   what.count = place.count;
+  if (updates_one_by_one()) what.first = first_in_whole(parameter);
   if (place.count == 0) return what;
   const auto at = static_cast<std::int64_t>(gradient.offset / size_of(gradient.dtype));
   const std::size_t member = member_of_[parameter];
@@ -246,8 +281,74 @@ Optimizer::Memory Optimizer::memory_in(std::size_t segment, const GradientRun& r
   memory.parameter = whole.data() + offset;
   memory.gradient =
       run.data() + (range.first - run.range.first) * static_cast<std::int64_t>(size_of(run.dtype));
-  for (std::size_t i = 0; i < states.size(); ++i) memory.states[i] = states[i].data() + offset;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    memory.states[i] =
+        states[i].data() + (format_in(segment, i).whole ? whole_offset(segment, i, run.first)
+                                                        : state_offset(segment, i, range.first));
+  }
   return memory;
+}
+
+StateFormat Optimizer::format_in(std::size_t segment, std::size_t which) const {
+  StateFormat format = state_format(segments_[segment].parameters.front(), which);
+  if (!format.dtype) format.dtype = segments_[segment].dtype;
+  return format;
+}
+
+std::int64_t Optimizer::state_offset(std::size_t segment, std::size_t which,
+                                     std::int64_t element) const {
+  const StateFormat format = format_in(segment, which);
+  return element / format.block * static_cast<std::int64_t>(size_of(*format.dtype));
+}
+
+std::int64_t Optimizer::whole_offset(std::size_t segment, std::size_t which, std::size_t member) {
+  whole_offsets_.resize(segments_.size());
+  auto& of_states = whole_offsets_[segment];
+  if (of_states.size() <= which) of_states.resize(which + 1);
+  std::vector<std::int64_t>& offsets = of_states[which];
+  if (offsets.empty()) {
+    const auto element = static_cast<std::int64_t>(size_of(*format_in(segment, which).dtype));
+    offsets.push_back(0);
+    for (const std::size_t i : segments_[segment].parameters)
+      offsets.push_back(offsets.back() + element * state_format(i, which).elements_for(0));
+  }
+  return offsets.at(member);
+}
+
+bool Optimizer::has_formats(std::size_t segment) const {
+  const std::size_t front = segments_[segment].parameters.front();
+  const std::size_t states = state_names_of(front).size();
+  for (std::size_t which = 0; which < states; ++which) {
+    const StateFormat format = state_format(front, which);
+    const bool same = format.dtype.value_or(segments_[segment].dtype) == segments_[segment].dtype;
+    if (!same || format.block > 1 || format.whole) return true;
+  }
+  return false;
+}
+
+std::int64_t Optimizer::first_in_whole(std::size_t parameter) {
+  firsts_in_whole_.resize(parameters_.size(), -1);
+  std::int64_t& first = firsts_in_whole_[parameter];
+  if (first < 0) {
+    const Tensor& local = parameters_[parameter].tensor;
+    const std::shared_ptr<ShardPeers>& peers = local.storage()->shard().peers;
+    first = peers ? peers->parts_of(local).at(static_cast<std::size_t>(peers->rank())).first : 0;
+  }
+  return first;
+}
+
+void Optimizer::require_on_device(std::string_view optimizer) const {
+  for (const nn::NamedParameter& parameter : parameters_) {
+    if (!parameter.tensor.requires_grad()) continue;
+    const Storage& storage = *parameter.tensor.storage();
+    const auto& gradient = parameter.tensor.impl()->grad;
+    TESSERA_CHECK(!storage.file() && !storage.shard().state_folder && !storage.shard().host_link &&
+                      !(gradient && gradient->storage->file()),
+                  ErrorCode::configuration,
+                  "{} keeps parameters, gradients and moments on the device, and those of {} are "
+                  "offloaded: leave out OffloadOptions, or take AdamW",
+                  optimizer, parameter.name);
+  }
 }
 
 void Optimizer::zero_grad() {
@@ -270,10 +371,18 @@ Tensor Optimizer::state(std::size_t index, const std::string& name) {
   const std::size_t segment = segment_of_[index];
   const Tensor whole = segment_state(segment, static_cast<std::size_t>(found - names.begin()));
   const ElementRange place = segments_[segment].places[member_of_[index]];
+  const auto which = static_cast<std::size_t>(found - names.begin());
+  if (const std::optional<Shape> shape = state_format(index, which).whole) {
+    const std::int64_t first = whole_offset(segment, which, member_of_[index]);
+    return Tensor::view_of(whole.storage(), whole.impl()->offset + static_cast<std::size_t>(first),
+                           *shape, whole.dtype());
+  }
   const std::size_t offset =
-      whole.impl()->offset + static_cast<std::size_t>(place.first) * size_of(whole.dtype());
-  return Tensor::view_of(whole.storage(), place.count == 0 ? 0 : offset,
-                         parameters_[index].tensor.shape(), whole.dtype());
+      whole.impl()->offset + static_cast<std::size_t>(state_offset(segment, which, place.first));
+  const StateFormat format = format_in(segment, which);
+  const Shape shape = format.block == 1 ? parameters_[index].tensor.shape()
+                                        : Shape{format.elements_for(place.count)};
+  return Tensor::view_of(whole.storage(), place.count == 0 ? 0 : offset, shape, whole.dtype());
 }
 
 void Optimizer::set_step_counts(std::vector<std::int64_t> counts) {

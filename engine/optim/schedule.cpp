@@ -4,12 +4,51 @@
 // polynomial have the formulas of torch.optim.lr_scheduler and transformers.optimization.
 #include "engine/optim/schedule.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
 
 #include "base/error.h"
+
+namespace tessera {
+
+std::int64_t StepRamp::at(std::int64_t step, std::int64_t before) const {
+  std::int64_t number = before;
+  for (const auto& [from, value] : changes) {
+    if (from <= step) number = value;
+  }
+  return number;
+}
+
+std::int64_t StepRamp::largest(std::int64_t before) const {
+  std::int64_t number = before;
+  for (const auto& [from, value] : changes) number = std::max(number, value);
+  return number;
+}
+
+std::int64_t StepRamp::sum(std::int64_t steps, std::int64_t before) const {
+  std::int64_t total = 0, done = 0, number = before;
+  for (const auto& [from, value] : changes) {
+    const std::int64_t end = std::clamp(from - 1, done, std::max(steps, done));
+    total += (end - done) * number;
+    done = end;
+    number = value;
+  }
+  return total + (std::max(steps, done) - done) * number;
+}
+
+std::string StepRamp::to_string() const {
+  std::string text;
+  for (const auto& [from, value] : changes) {
+    text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", from, value);
+  }
+  return "{" + text + "}";
+}
+
+}  // namespace tessera
 
 namespace tessera::optim {
 namespace {

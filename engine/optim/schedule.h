@@ -1,9 +1,31 @@
-// Learning-rate schedules: pure functions of the step, so resuming needs no state.
+// Schedules: pure functions of the step, so resuming needs no state.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+// A whole number that changes at given steps of a run, such as the micro-batches of a step: pairs
+// of a step and the number from that step on. Steps count from 1, as in the logs, and ascend. The
+// steps before the first pair have the number `before`.
+struct StepRamp {
+  std::vector<std::pair<std::int64_t, std::int64_t>> changes = {};
+
+  [[nodiscard]] bool empty() const { return changes.empty(); }
+  [[nodiscard]] std::int64_t at(std::int64_t step, std::int64_t before) const;
+  [[nodiscard]] std::int64_t largest(std::int64_t before) const;
+  // The sum over the steps 1 to `steps`.
+  [[nodiscard]] std::int64_t sum(std::int64_t steps, std::int64_t before) const;
+  [[nodiscard]] std::string to_string() const;  // "{500: 2, 2000: 4}"
+  [[nodiscard]] bool operator==(const StepRamp&) const = default;
+};
+
+}  // namespace tessera
 
 namespace tessera::optim {
 

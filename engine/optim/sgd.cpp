@@ -1,16 +1,26 @@
 // Stochastic gradient descent with momentum.
-#include "base/error.h"
 #include "engine/device/launch.h"
 #include "engine/optim/optimizer.h"
+#include "engine/optim/settings.h"
 
 namespace tessera::optim {
 
+Settings settings_of(const SgdOptions& options) {
+  return Settings("Sgd")
+      .not_negative("lr", options.lr)
+      .not_negative("momentum", options.momentum)
+      .not_negative("dampening", options.dampening)
+      .not_negative("weight_decay", options.weight_decay)
+      .add("nesterov", options.nesterov)
+      .require(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
+               "it needs a momentum and no dampening")
+      .function("decay", static_cast<bool>(options.decay))
+      .groups(options.groups);
+}
+
 Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
     : Optimizer(std::move(parameters), options.decay, options.groups), options_(options) {
-  TESSERA_REQUIRE(options.lr >= 0 && options.momentum >= 0,
-                  "Sgd: lr {} and momentum {} cannot be negative", options.lr, options.momentum);
-  TESSERA_REQUIRE(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
-                  "Sgd: nesterov needs momentum and no dampening");
+  settings_of(options).check();
   set_learning_rate(options.lr);
   make_state_files(Sgd::state_names());
 }

@@ -102,6 +102,9 @@ void update_elements(const Update& u, double weight_decay, const Step& step) {
   TESSERA_REQUIRE(u.states.size() == states,
                   "update_elements<{}>: the optimizer's state_names() has {} names", states,
                   u.states.size());
+  TESSERA_REQUIRE(!u.has_formats,
+                  "update_elements: a state of this optimizer has a StateFormat; states of the "
+                  "parameter's dtype and shape are needed");
   if (u.dtype == DType::float64) {
     detail::update_gradients<states, double>(u, weight_decay, step);
   } else {

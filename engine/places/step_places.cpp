@@ -17,8 +17,19 @@ constexpr int different_steps_to_drop = 2;
 
 }  // namespace
 
+void StepPlaces::expect_others() {
+  ends_ = true;
+}
+
 void StepPlaces::settle() {
-  if (in_step_ || stays_ || !is_idle()) return;
+  if (in_step_ || !is_idle()) return;
+  if (std::exchange(ends_, false)) {
+    drop();
+    needed_ = equal_steps_at_first;
+    stays_ = false;
+    return;
+  }
+  if (stays_) return;
   if (equal_ >= needed_) {
     adopt();
   } else if (different_in_a_row_ >= different_steps_to_drop) {

@@ -28,6 +28,9 @@ class StepPlaces {
     std::uint32_t position = 0;
   };
 
+  // The steps from now on, or after the present one, are of another kind: the placement ends at the
+  // next settle() that finds it idle, and new steps count as those of a new run do.
+  void expect_others();
   // Before a step: makes the placement, drops it, or makes another, if the steps before ask for it
   // and no block has a place now. bytes() may change.
   void settle();
@@ -82,9 +85,11 @@ class StepPlaces {
   bool follows_ = false;
   bool stays_ = false;  // the last step was as recorded, lives too
   std::uint64_t displaced_before_ = 0;
-  int equal_ = 0;   // steps in a row, since the last placement
-  int needed_ = 2;  // equal steps for a placement; doubles with each one
+  int equal_ = 0;  // steps in a row, since the last placement
+  static constexpr int equal_steps_at_first = 2;
+  int needed_ = equal_steps_at_first;  // equal steps for a placement; doubles with each one
   int different_in_a_row_ = 0;
+  bool ends_ = false;  // the placement, as expect_others() asks
   StepStatistics statistics_;
 };
 

@@ -102,6 +102,15 @@ class PlannedQueue final : public DeviceQueue {
     note(LoggedWork::Kind::to_host, bytes);
   }
 
+  void run_own(const OwnWork& work, const std::function<void(void* stream)>& /*enqueue*/) override {
+    KernelWork kernel;
+    kernel.kernel = KernelId::own_op;
+    kernel.dtype = work.dtype;
+    kernel.operations = work.operations;
+    kernel.bytes = work.bytes;
+    note(kernel);
+  }
+
   void note(const KernelWork& kernel) const {
     if (WorkLog* const log = work_log()) {
       LoggedWork work;

@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 
+#include "base/eight_bit.h"
+
 namespace tessera {
 namespace {
 
@@ -15,7 +17,7 @@ constexpr std::array<std::string_view, kernel_count> kernel_names = {
 #define TESSERA_KERNEL_NAME(name, Arguments) #name,
     TESSERA_KERNELS(TESSERA_KERNEL_NAME)
 #undef TESSERA_KERNEL_NAME
-};
+        "own_op"};
 
 double real(std::int64_t count) {
   return static_cast<double>(count);
@@ -78,17 +80,35 @@ double seen_scores(const AttentionShape& shape) {
   return seen - (last * (last + 1) - hidden_before_first * (hidden_before_first + 1)) / 2;
 }
 
-// The work of `products` of length head_dim for each score that is not masked, over all heads.
-KernelWork attention_work(KernelId kernel, const AttentionShape& shape, int products, int tensors) {
+// The products for each score that is not masked: of rows of queries or keys, and of values.
+struct ScoreProducts {
+  int of_keys, of_values;
+};
+double operations_of(const AttentionShape& shape, const ScoreProducts& products) {
+  return 2.0 * seen_scores(shape) * real(shape.batch * shape.heads) *
+         (products.of_keys * real(shape.head_dim) + products.of_values * real(value_dim_of(shape)));
+}
+
+// The work over all heads. `tensors` is how often q, k, v and out are read or written, with their
+// gradients; `biases` is that of the bias.
+KernelWork attention_work(KernelId kernel, const AttentionShape& shape,
+                          const ScoreProducts& products, int tensors, int biases) {
   KernelWork work = memory_work(kernel, shape.dtype, 0);
   work.m = shape.query_length;
   work.n = shape.key_length;
   work.k = shape.head_dim;
   work.batch = shape.batch * shape.heads;
-  work.operations = 2.0 * products * seen_scores(shape) * real(shape.head_dim) * real(work.batch);
+  const std::int64_t value_dim = value_dim_of(shape);
+  work.operations = operations_of(shape, products);
   const std::int64_t query_elements = shape.batch * shape.query_length * shape.heads;
   const std::int64_t key_elements = shape.batch * shape.key_length * shape.key_heads;
-  work.bytes = tensors * bytes_in((query_elements + key_elements) * shape.head_dim, shape.dtype);
+  work.bytes = tensors * bytes_in((query_elements + key_elements) * (shape.head_dim + value_dim),
+                                  shape.dtype);
+  if (shape.bias != nullptr) {
+    const std::int64_t elements =
+        bias_samples(shape) * bias_heads(shape) * shape.query_length * shape.key_length;
+    work.bytes += biases * real(elements) * static_cast<double>(bytes_of_sums(shape.dtype));
+  }
   return work;
 }
 
@@ -97,11 +117,13 @@ KernelWork sequence_work(KernelId kernel, const SequenceShape& shape, int produc
   KernelWork work = memory_work(kernel, shape.dtype, 0);
   const std::int64_t length =
       std::max<std::int64_t>(1, shape.rows / std::max<std::int64_t>(1, shape.sequences));
-  work.m = work.n = length;
+  const std::int64_t seen = shape.window == 0 ? length : std::min(length, 2 * shape.window + 1);
+  work.m = length;
+  work.n = seen;
   work.k = shape.head_dim;
   work.batch = shape.sequences * shape.heads;
   work.operations =
-      2.0 * products * real(shape.rows) * real(length) * real(shape.head_dim) * real(shape.heads);
+      2.0 * products * real(shape.rows) * real(seen) * real(shape.head_dim) * real(shape.heads);
   work.bytes = 2.0 * tensors * bytes_in(shape.rows * shape.heads * shape.head_dim, shape.dtype);
   return work;
 }
@@ -127,6 +149,8 @@ KernelNature nature_of(KernelId kernel) {
     case KernelId::sequence_attention_forward:
     case KernelId::sequence_attention_backward:
       return KernelNature::attention;
+    case KernelId::own_op:
+      return KernelNature::own;
     default:
       return KernelNature::memory;
   }
@@ -145,6 +169,12 @@ KernelWork work_of(const kernels::Gemv& call) {
   return work;
 }
 
+KernelWork work_of(const kernels::Dequantize& call) {
+  const std::int64_t elements = call.row_count * call.column_count;
+  const double code = call.format == QuantizedFormat::nf4 ? 0.5 : 1.0;
+  return memory_work(KernelId::dequantize, call.dtype,
+                     bytes_in(elements, call.dtype) + code * real(elements));
+}
 KernelWork work_of(const kernels::Fill& call) {
   return memory_work(KernelId::fill, call.dtype, bytes_in(call.n, call.dtype));
 }
@@ -231,16 +261,24 @@ KernelWork work_of(const kernels::Dropout& call) {
                          if_given(call.residual, bytes_in(call.n, call.dtype)));
 }
 KernelWork work_of(const kernels::AttentionForward& call) {
-  return attention_work(KernelId::attention_forward, call.shape, 2, 2);
+  return attention_work(KernelId::attention_forward, call.shape, {1, 1}, 1, 1);
 }
+// It computes the scores again, and for the gradient of the bias once more, with the gradients of
+// the probabilities.
 KernelWork work_of(const kernels::AttentionBackward& call) {
-  return attention_work(KernelId::attention_backward, call.shape, 5, 4);
+  const int biased = call.bias_gradient != nullptr ? 1 : 0;
+  KernelWork work = attention_work(KernelId::attention_backward, call.shape,
+                                   {3 + biased, 2 + biased}, 2, biased != 0 ? 3 : 1);
+  work.recomputed = operations_of(call.shape, {1 + biased, biased});
+  return work;
 }
 KernelWork work_of(const kernels::SequenceAttentionForward& call) {
   return sequence_work(KernelId::sequence_attention_forward, call.shape, 2, 2);
 }
 KernelWork work_of(const kernels::SequenceAttentionBackward& call) {
-  return sequence_work(KernelId::sequence_attention_backward, call.shape, 5, 4);
+  KernelWork work = sequence_work(KernelId::sequence_attention_backward, call.shape, 5, 4);
+  work.recomputed = work.operations / 5;
+  return work;
 }
 KernelWork work_of(const kernels::SequenceDropout& call) {
   return rows_of(KernelId::sequence_dropout, call.dtype, call.rows, call.dim, 2);
@@ -312,10 +350,63 @@ KernelWork work_of(const kernels::SortOrder& call) {
                      bytes_in(call.rows * call.length, call.dtype) +
                          passes * 2 * bytes_in(call.rows * call.length, DType::int64));
 }
+KernelWork work_of(const kernels::Unfold& call) {
+  return memory_work(KernelId::unfold, call.dtype,
+                     bytes_in(call.shape.elements() + call.shape.columns(), call.dtype));
+}
+KernelWork work_of(const kernels::Fold& call) {
+  return memory_work(
+      KernelId::fold, call.dtype,
+      bytes_in((call.accumulate ? 2 : 1) * call.shape.elements() + call.shape.columns(),
+               call.dtype));
+}
 KernelWork work_of(const kernels::AdamWStep& call) {
   return memory_work(KernelId::adamw_step, call.dtype,
                      6 * bytes_in(call.n, call.dtype) + bytes_in(call.n, call.grad_dtype) +
                          if_given(call.copy, bytes_in(call.n, call.copy_dtype)));
+}
+KernelWork work_of(const kernels::AdamW8BitStep& call) {
+  const std::int64_t scales = (call.n + eight_bit_block - 1) / eight_bit_block;
+  return memory_work(KernelId::adamw_8bit_step, DType::float32,
+                     2 * bytes_in(call.n, DType::float32) + 4 * bytes_in(call.n, DType::uint8) +
+                         4 * bytes_in(scales, DType::float32) + bytes_in(call.n, call.grad_dtype));
+}
+KernelWork work_of(const kernels::AdamWRoundedStep& call) {
+  return memory_work(KernelId::adamw_rounded_step, DType::float32,
+                     2 * bytes_in(call.n, DType::float32) + 4 * bytes_in(call.n, DType::bfloat16) +
+                         bytes_in(call.n, call.grad_dtype));
+}
+KernelWork work_of(const kernels::ScheduleFreeStep& call) {
+  return memory_work(KernelId::schedule_free_step, call.dtype,
+                     8 * bytes_in(call.n, call.dtype) + bytes_in(call.n, call.grad_dtype));
+}
+KernelWork work_of(const kernels::ScheduleFreePoint& call) {
+  return memory_work(KernelId::schedule_free_point, call.dtype, 3 * bytes_in(call.n, call.dtype));
+}
+KernelWork work_of(const kernels::ExactLimbs& call) {
+  return memory_work(KernelId::exact_limbs, DType::float64,
+                     2 * bytes_in(call.n * kernels::ExactSum::limbs, DType::float64));
+}
+KernelWork work_of(const kernels::ExactTotals& call) {
+  return memory_work(KernelId::exact_totals, DType::float64,
+                     bytes_in(call.n * (kernels::ExactSum::limbs + 1), DType::float64));
+}
+KernelWork work_of(const kernels::FactorSums& call) {
+  return memory_work(KernelId::factor_sums, call.dtype, bytes_in(call.n, call.dtype));
+}
+KernelWork work_of(const kernels::FactorUpdate& call) {
+  const std::int64_t rows = call.matrices * call.rows, columns = call.matrices * call.columns;
+  return memory_work(
+      KernelId::factor_update, call.dtype,
+      2 * bytes_in(rows + columns, DType::float64) + bytes_in(3 * rows + 2 * columns, call.dtype));
+}
+KernelWork work_of(const kernels::AdafactorStep& call) {
+  const double element = bytes_in(call.n, call.dtype);
+  const bool is_vector = call.row_factors == nullptr;
+  return memory_work(KernelId::adafactor_step, call.dtype,
+                     bytes_in(call.n, call.grad_dtype) + if_given(call.direction, element) +
+                         if_given(call.param, 2 * element) +
+                         (is_vector ? (call.weight > 0 ? 2 : 1) * element : 0.0));
 }
 KernelWork work_of(const kernels::LionStep& call) {
   return memory_work(KernelId::lion_step, call.dtype,

@@ -124,9 +124,9 @@ void Storage::restore() const {
 }
 
 void Storage::fail_missing() const {
-  if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
   const std::string name = lender_ ? lender_->name : "";
   if (has_ended()) misuse("{} {}", name, lender_->why_missing);
+  if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "
       "or within an unsharded(model) scope; a module whose forward reads another's parameter must "

@@ -53,7 +53,7 @@ struct ShardMetadata {
   // between two neighbours is padding, so element-wise work may run over it. 0: unknown.
   std::int64_t padded_to = 0;
   // The ranks with the other parts of the tensors, for optimizers that need whole ones
-  // (engine/optim/shard_peers.h). Null: the tensors are whole, on this rank alone.
+  // (engine/optim/parts/shard_peers.h). Null: the tensors are whole, on this rank alone.
   std::shared_ptr<optim::ShardPeers> peers;
   // A factor that is not applied yet: the true values are the stored ones times this. Clipping
   // leaves it to the optimizer's pass over the gradients; Tensor::grad() applies it.
@@ -104,6 +104,9 @@ class Storage {
 
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] bool is_lent() const { return lender_ != nullptr; }
+  // True if the memory belongs to another library or to the program (from_blob()).
+  [[nodiscard]] bool is_foreign() const { return lender_ && lender_->name == foreign_lender; }
+  static constexpr std::string_view foreign_lender = "from_blob()";
   [[nodiscard]] Device device() const { return device_; }
 
   void attach(std::byte* data) { data_ = data; }

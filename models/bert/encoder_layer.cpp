@@ -1,34 +1,10 @@
 // The post-norm layer.
 #include "models/bert/encoder_layer.h"
 
-#include <map>
-
 #include "models/own_call.h"
 
 namespace tessera::models {
 namespace {
-
-// Registers modules under dotted paths, with an empty module for each name on the path.
-class Places {
- public:
-  template <class Handle, class Register>
-  Handle add(const std::string& path, const Handle& handle, const Register& add_to_layer) {
-    const auto dot = path.rfind('.');
-    if (dot == std::string::npos) return add_to_layer(path, handle);
-    return at(path.substr(0, dot), add_to_layer)->add(path.substr(dot + 1), handle);
-  }
-
- private:
-  template <class Register>
-  Names at(const std::string& path, const Register& add_to_layer) {
-    if (const auto it = places_.find(path); it != places_.end()) return it->second;
-    Names place = add(path, Names(std::make_shared<NamesImpl>()), add_to_layer);
-    places_.emplace(path, place);
-    return place;
-  }
-
-  std::map<std::string, Names> places_;
-};
 
 // Rows are not samples, so the adapter's dropout is drawn by sequence.
 Tensor with_lora(const nn::Linear& layer, const Tensor& y, const Tensor& x,
@@ -37,12 +13,12 @@ Tensor with_lora(const nn::Linear& layer, const Tensor& y, const Tensor& x,
   return layer->add_lora_product(y, sequence_dropout(x, layer->lora_dropout(), sequences));
 }
 
-Tensor project(const nn::Linear& layer, const Tensor& x, const Sequences& sequences) {
+}  // namespace
+
+Tensor project_rows(const nn::Linear& layer, const Tensor& x, const Sequences& sequences) {
   if (!layer->has_lora()) return layer(x);
   return with_lora(layer, linear(x, layer->weight(), layer->bias(), layer->layout()), x, sequences);
 }
-
-}  // namespace
 
 EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerNames& names)
     : hidden_dropout_(config.hidden_dropout_prob),
@@ -50,7 +26,7 @@ EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerN
       exact_gelu_(config.exact_gelu()) {
   attention_.heads = config.num_attention_heads;
   attention_.dropout = config.attention_probs_dropout_prob;
-  Places places;
+  ModulePlaces places;
   const auto here = [this](const std::string& name, const auto& handle) {
     return register_module(name, handle);
   };
@@ -74,7 +50,8 @@ EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerN
 
 Tensor EncoderLayerImpl::feed(const Tensor& x, const Sequences& sequences) const {
   if (needs_own_call(output_) || intermediate_->has_forward_hooks()) {
-    return project(output_, gelu(project(intermediate_, x, sequences), exact_gelu_), sequences);
+    return project_rows(output_, gelu(project_rows(intermediate_, x, sequences), exact_gelu_),
+                        sequences);
   }
   return bias_gelu_linear(
       with_lora(intermediate_, linear(x, intermediate_->weight(), {}, intermediate_->layout()), x,
@@ -89,9 +66,9 @@ Tensor EncoderLayerImpl::forward(const Tensor& x, const Sequences& sequences,
   if (!is_training()) attention.dropout = 0;
   const double dropout = is_training() ? hidden_dropout_ : 0;
   const Tensor context =
-      sequence_attention(project(query_, x, sequences), project(key_, x, sequences),
-                         project(value_, x, sequences), sequences, attention);
-  const Tensor output = project(attention_output_, context, sequences);
+      sequence_attention(project_rows(query_, x, sequences), project_rows(key_, x, sequences),
+                         project_rows(value_, x, sequences), sequences, attention);
+  const Tensor output = project_rows(attention_output_, context, sequences);
   const Tensor attended =
       attention_norm_(sequence_dropout(output, attention_output_dropout_ ? dropout : 0, sequences),
                       x)

@@ -11,14 +11,9 @@
 
 #include "engine/nn/layers.h"
 #include "models/bert/bert_config.h"
+#include "models/module_places.h"
 
 namespace tessera::models {
-
-// Modules by their path below the layer.
-struct EncoderLayerNames {
-  std::string query, key, value, attention_output, attention_norm, intermediate, output,
-      output_norm;
-};
 
 class EncoderLayerImpl : public nn::Module {
  public:
@@ -39,14 +34,8 @@ class EncoderLayerImpl : public nn::Module {
   nn::LayerNorm attention_norm_, output_norm_;
 };
 
-// An empty module that only provides names.
-class NamesImpl : public nn::Module {
- public:
-  template <class Handle>
-  Handle add(const std::string& name, const Handle& handle) {
-    return register_module(name, handle);
-  }
-};
-TESSERA_MODULE(Names);
+// A linear layer of rows [rows, in] that belong to sequences: dropout of its adapter, if it has
+// one, is drawn by sequence.
+Tensor project_rows(const nn::Linear& layer, const Tensor& x, const Sequences& sequences);
 
 }  // namespace tessera::models

@@ -122,12 +122,17 @@ void ConfigReader::only(std::string_view key, double supported) const {
   check_key(*value == supported, key, "= {} is not supported; use {}", value->dump(), supported);
 }
 
-void complete_config(nlohmann::json& config, std::string_view model_class,
-                     std::string_view model_type, DType weights) {
+void name_model(nlohmann::json& config, std::string_view model_class, std::string_view model_type,
+                DType weights) {
   config["architectures"] = {model_class};
   config["model_type"] = model_type;
   config["torch_dtype"] = name_of(weights);
   config.erase("dtype");  // the newer spelling of torch_dtype: one of the two
+}
+
+void complete_config(nlohmann::json& config, std::string_view model_class,
+                     std::string_view model_type, DType weights) {
+  name_model(config, model_class, model_type, weights);
   for (const char* token : {"bos_token_id", "eos_token_id"}) {
     if (!config.contains(token)) config[token] = nullptr;
   }

@@ -66,6 +66,9 @@ class ConfigReader {
   ConfigSource source_;
 };
 
+// Adds the model's class and type, and the dtype of its weights.
+void name_model(nlohmann::json& config, std::string_view model_class, std::string_view model_type,
+                DType weights);
 // Adds the keys that end every config.json: class, type, dtype of the weights, and special tokens
 // (null if the original has none, because transformers' defaults for them belong to other
 // vocabularies).

@@ -16,7 +16,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::int64_t l
     : head_dim_(config.head_dim),
       dropout_(config.attention_dropout),
       has_positions_(config.has_rotary_positions(layer)),
-      norms_heads_(config.family->query_key_norm == QueryKeyNorm::of_heads) {
+      norms_heads_(config.family->query_key_norm == QueryKeyNorm::of_heads),
+      has_sinks_(config.family->has_sinks) {
   options_.heads = config.num_attention_heads;
   options_.key_heads = config.num_key_value_heads;
   options_.causal = true;
@@ -37,9 +38,19 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::int64_t l
     v_proj_ = register_module("v_proj", nn::Linear(width, key_width, inputs));
   }
   o_proj_ = register_module("o_proj", nn::Linear(query_width, width, output));
+  if (has_sinks_) {
+    register_parameter("sinks", nn::make_parameter({config.num_attention_heads},
+                                                   nn::normal(0, config.initializer_range)));
+  }
   if (config.family->query_key_norm == QueryKeyNorm::none) return;
   q_norm_ = register_module("q_norm", decoder_norm(norms_heads_ ? head_dim_ : query_width, config));
   k_norm_ = register_module("k_norm", decoder_norm(norms_heads_ ? head_dim_ : key_width, config));
+}
+
+AttentionOptions LlamaAttentionImpl::options() const {
+  AttentionOptions options = options_;
+  if (has_sinks_) options.sinks = parameter("sinks");
+  return options;
 }
 
 template <class Apply>
@@ -78,7 +89,7 @@ Tensor LlamaAttentionImpl::rotated(const Tensor& x, std::int64_t heads, const Ro
 }
 
 Tensor LlamaAttentionImpl::forward(const Tensor& x, const RopeTables& rope) const {
-  AttentionOptions options = options_;
+  AttentionOptions options = this->options();
   options.dropout = is_training() ? dropout_ : 0.0;
   options.document_starts = rope.document_starts;
   Projected projected =
@@ -92,13 +103,14 @@ Tensor LlamaAttentionImpl::forward(const Tensor& x, const RopeTables& rope) cons
 Tensor LlamaAttentionImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
                                   const DecodingBatch& batch) const {
   const Projected projected = project(x, decode_layer);
+  const AttentionOptions options = this->options();
   const Tensor attended = batch.attend_each([&](KeyValueCache& cache, std::int64_t place) {
     const auto turned = [&](const Tensor& rows, std::int64_t heads) {
       return rotated(rows_of(rows, place, batch.tokens()), heads, rope, cache.length());
     };
     const CachedRows cached = cache.append(layer, turned(projected.k, options_.key_heads),
                                            rows_of(projected.v, place, batch.tokens()));
-    return cached_attention(turned(projected.q, options_.heads), head_dim_, cached, options_);
+    return cached_attention(turned(projected.q, options_.heads), head_dim_, cached, options);
   });
   return decode_layer(o_proj_, attended);
 }

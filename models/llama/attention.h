@@ -25,6 +25,8 @@ class LlamaAttentionImpl : public nn::Module {
   struct Projected {
     Tensor q, k, v;
   };
+  // The options of a call, with what the parameters give.
+  [[nodiscard]] AttentionOptions options() const;
   // apply(layer, x) computes a linear layer.
   template <class Apply>
   Projected project(const Tensor& x, const Apply& apply) const;
@@ -38,6 +40,7 @@ class LlamaAttentionImpl : public nn::Module {
   double dropout_;
   bool has_positions_;
   bool norms_heads_;
+  bool has_sinks_;
   nn::Linear q_proj_, k_proj_, v_proj_;  // empty if fused
   nn::Linear qkv_proj_;                  // empty unless fused
   nn::Linear o_proj_;

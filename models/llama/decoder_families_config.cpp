@@ -123,6 +123,37 @@ void add_qwen3_moe_rows(ConfigTable<LlamaConfig>& table) {
   add_sparse_layer_rows(table);
 }
 
+LlamaConfig gpt_oss_defaults() {
+  LlamaConfig c;
+  c.vocab_size = 201088;
+  c.hidden_size = 2880;
+  c.intermediate_size = 2880;
+  c.num_hidden_layers = 36;
+  c.num_attention_heads = 64;
+  c.num_key_value_heads = 8;
+  c.head_dim = 64;
+  c.max_position_embeddings = 131072;
+  c.rms_norm_eps = 1e-5;
+  c.rope_theta = 150'000;
+  c.rope_scaling = {.rope_type = "yarn",
+                    .factor = 32,
+                    .original_max_position_embeddings = 4096,
+                    .beta_fast = 32,
+                    .beta_slow = 1,
+                    .truncate = false};
+  c.attention_bias = true;
+  c.sliding_window = 128;
+  c.sliding_window_pattern = 2;
+  c.experts = {.num_experts = 128, .num_experts_per_tok = 4};
+  return c;
+}
+
+void add_gpt_oss_rows(ConfigTable<LlamaConfig>& table) {
+  add_window_row(table);
+  add_expert_rows(table, "num_local_experts");
+  add_clamped_gate_rows(table);
+}
+
 }  // namespace
 
 const DecoderFamily& LlamaConfig::llama_family() {
@@ -249,6 +280,24 @@ const DecoderFamily& qwen3_moe_family() {
                                                            .gate = "gate_proj",
                                                            .up = "up_proj",
                                                            .down = "down_proj"}};
+  return family;
+}
+
+const DecoderFamily& gpt_oss_family() {
+  static const DecoderFamily family{
+      .model_type = "gpt_oss",
+      .model_class = "GptOssForCausalLM",
+      .layer_class = "GptOssDecoderLayer",
+      .defaults = gpt_oss_defaults,
+      .add_rows = add_gpt_oss_rows,
+      .rope_types = {"default", "yarn"},
+      .key_heads = KeyHeads::own_default,
+      .head_size = HeadSize::own_default,
+      .attention_bias = AttentionBias::by_key,
+      .has_sinks = true,
+      .lists_windows = true,
+      .experts = ExpertNames{
+          .count_key = "num_local_experts", .block = "mlp", .router = "router", .stacked = true}};
   return family;
 }
 

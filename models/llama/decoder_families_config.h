@@ -15,6 +15,7 @@ const DecoderFamily& phi3_family();       // fused projections, heads rotated in
 const DecoderFamily& gemma3_family();     // windows in most layers, norms around their parts
 const DecoderFamily& mixtral_family();    // Mistral with experts
 const DecoderFamily& qwen3_moe_family();  // Qwen3 with experts, perhaps not in every layer
+const DecoderFamily& gpt_oss_family();    // experts in one tensor, attention sinks, windows
 
 // A family as the registry needs it.
 template <const DecoderFamily& (*Family)()>

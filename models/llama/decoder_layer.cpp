@@ -95,15 +95,20 @@ SparseDecoderLayerImpl::SparseDecoderLayerImpl(const LlamaConfig& config, std::i
   self_attn_ = register_module("self_attn", LlamaAttention(config, layer));
   post_attention_layernorm_ =
       register_module("post_attention_layernorm", decoder_norm(config.hidden_size, config));
-  const MixtureOfExpertsOptions options{.width = config.hidden_size,
-                                        .inner = config.experts.moe_intermediate_size,
-                                        .experts = config.experts.num_experts,
-                                        .per_token = config.experts.num_experts_per_tok,
-                                        .normalized = config.experts.norm_topk_prob,
-                                        .deviation = config.initializer_range,
-                                        .gate = names.gate,
-                                        .up = names.up,
-                                        .down = names.down};
+  MixtureOfExpertsOptions options{.width = config.hidden_size,
+                                  .inner = config.experts.moe_intermediate_size,
+                                  .experts = config.experts.num_experts,
+                                  .per_token = config.experts.num_experts_per_tok,
+                                  .normalized = config.experts.norm_topk_prob,
+                                  .deviation = config.initializer_range,
+                                  .gate = names.gate,
+                                  .up = names.up,
+                                  .down = names.down,
+                                  .router = names.router,
+                                  .router_bias = names.stacked};
+  if (names.stacked) {
+    options.stacked = {.alpha = config.experts.swiglu_alpha, .limit = config.experts.swiglu_limit};
+  }
   mixture_ = register_module(names.block, MixtureOfExperts(options));
 }
 

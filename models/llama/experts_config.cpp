@@ -49,6 +49,16 @@ void add_sparse_layer_rows(ConfigTable<LlamaConfig>& table) {
             layer_count());
 }
 
+void add_clamped_gate_rows(ConfigTable<LlamaConfig>& table) {
+  using E = ExpertsConfig;
+  table.add("swiglu_alpha", expert_member(&E::swiglu_alpha),
+            "Factor of the gate inside its sigmoid.", above(0));
+  table.add("swiglu_limit", expert_member(&E::swiglu_limit),
+            "The gate has at most this value, and the up projection is between its negative and "
+            "it.",
+            above(0));
+}
+
 nlohmann::json unified_experts(nlohmann::json config, const DecoderFamily& family) {
   if (!config.is_object() || !family.experts) return config;
   const std::string& own = family.experts->count_key;
@@ -86,7 +96,18 @@ void read_experts(const ConfigReader& reader, const nlohmann::json& config, Llam
                    "output_router_logits", "= true, but no layer of the model has experts");
 }
 
-void refuse_other_experts(const ConfigReader& reader, const DecoderFamily& family) {
+void refuse_other_experts(const ConfigReader& reader, const LlamaConfig& c) {
+  const DecoderFamily& family = *c.family;
+  // The key of OpenAI's own code, which its folders have beside transformers' key.
+  if (family.experts && family.experts->stacked) {
+    reader.only("experts_per_token", static_cast<double>(c.experts.num_experts_per_tok));
+    reader.check_key(c.experts.mlp_only_layers.empty(), dense_layers_key,
+                     "is not supported by this model, whose layers all have experts; remove it");
+  } else {
+    for (const char* key : {"swiglu_alpha", "swiglu_limit"}) {
+      reader.check_key(!reader.has(key), key, "is not supported by this model; remove it");
+    }
+  }
   reader.only("n_routed_experts", 0.0);
   reader.only("router_jitter_noise", 0.0);
   for (const char* key : count_keys) {

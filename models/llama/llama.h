@@ -1,6 +1,6 @@
 // Llama with Hugging Face's module tree, parameter names and shapes: grouped key heads, rotary
-// positions, SwiGLU. Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3, Gemma 3, Mixtral and Qwen3-MoE
-// are other families of it (models/llama/decoder_families_config.h).
+// positions, SwiGLU. Mistral, Qwen2, Qwen3, OLMo 2, SmolLM3, Phi-3, Gemma 3, Mixtral, Qwen3-MoE and
+// gpt-oss are other families of it (models/llama/decoder_families_config.h).
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "models/config/config_reader.h"
 #include "models/config/config_table.h"
@@ -53,7 +54,7 @@ void refuse_other_models(const ConfigReader& reader, const nlohmann::json& confi
   if (!c.family->has_mlp_bias) reader.only("mlp_bias", false);
   reader.only("use_sliding_window", false);
   reader.only("partial_rotary_factor", c.partial_rotary_factor);
-  refuse_other_experts(reader, *c.family);
+  refuse_other_experts(reader, c);
   refuse_other_windows(reader, config, c);
 }
 
@@ -78,6 +79,8 @@ ConfigTable<LlamaConfig> decoder_table(const DecoderFamily& family) {
   using C = LlamaConfig;
   C defaults = family.defaults();
   defaults.family = &family;
+  // with_default_scaling() adds it, whole: a configuration with a scaling has no part of it.
+  const RopeScaling scaling = std::exchange(defaults.rope_scaling, RopeScaling{});
   ConfigTable<C> table(defaults);
   table.add("hidden_size", &C::hidden_size, "Width.", width_of());
   table.add("intermediate_size", &C::intermediate_size, "Width of the feed-forward layer.",
@@ -94,7 +97,7 @@ ConfigTable<LlamaConfig> decoder_table(const DecoderFamily& family) {
   table.add("initializer_range", &C::initializer_range, "Deviation of the initial weights.",
             above(0));
   table.add("tie_word_embeddings", &C::tie_word_embeddings, "The head is the token embedding.");
-  add_rope_rows(table, family.rope_types);
+  add_rope_rows(table, family.rope_types, scaling);
   if (family.attention_bias == AttentionBias::by_key) {
     table.add("attention_bias", &C::attention_bias, "Biases in the attention's projections.");
   }
@@ -109,6 +112,7 @@ LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& con
                           const ConfigSource& source) {
   bool parameters = false;
   nlohmann::json unified = unified_rope(unified_layer_ropes(config, source), parameters);
+  unified = with_default_scaling(std::move(unified), family);
   unified = unified_experts(std::move(unified), family);
   const ConfigReader reader(unified, parameters ? with_rope_parameters(source) : source);
   LlamaConfig c = decoder_table(family).read(reader);
@@ -131,7 +135,8 @@ nlohmann::json LlamaConfig::to_json(DType weights) const {
   decoder_table(*family).write(*this, config);
   config.erase("rope_parameters");
   if (family->experts) erase_other_spelling(config, *family);
-  config["rope_scaling"] = scaling_to_json(rope_scaling);
+  config["rope_scaling"] = scaling_to_json(rope_scaling, *family);
+  if (family->lists_windows) write_layer_types(*this, config);
   complete_config(config, family->model_class, family->model_type, weights);
   // transformers' default may lie outside the vocabulary.
   if (!config.contains("pad_token_id")) config["pad_token_id"] = nullptr;
@@ -147,12 +152,13 @@ bool LlamaConfig::has_rotary_positions(std::int64_t layer) const {
   return no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0;
 }
 
+bool LlamaConfig::sees_all(std::int64_t layer) const {
+  if (!layers_with_window.empty()) return !layers_with_window.at(static_cast<std::size_t>(layer));
+  return sliding_window_pattern > 0 && (layer + 1) % sliding_window_pattern == 0;
+}
+
 std::optional<std::int64_t> LlamaConfig::window_of(std::int64_t layer) const {
-  const bool sees_all =
-      layers_with_window.empty()
-          ? sliding_window_pattern > 0 && (layer + 1) % sliding_window_pattern == 0
-          : !layers_with_window.at(static_cast<std::size_t>(layer));
-  return sees_all ? std::nullopt : sliding_window;
+  return sees_all(layer) ? std::nullopt : sliding_window;
 }
 
 bool LlamaConfig::has_experts(std::int64_t layer) const {

@@ -30,6 +30,9 @@ struct ExpertsConfig {
   // Layers of this multiple have experts, except these, which count from 0.
   std::int64_t decoder_sparse_step = 1;
   std::vector<std::int64_t> mlp_only_layers = {};
+  // ClampedGate's members, where the family's experts have that gate.
+  double swiglu_alpha = 1.702;
+  double swiglu_limit = 7;
 };
 
 // Absent keys have transformers' defaults: those below, or those of the family.
@@ -79,6 +82,8 @@ struct LlamaConfig {
   // Elements of a head that rotary positions turn.
   [[nodiscard]] std::int64_t rotary_dim() const;
   [[nodiscard]] bool has_rotary_positions(std::int64_t layer) const;
+  // False for a layer with the window, if there is one.
+  [[nodiscard]] bool sees_all(std::int64_t layer) const;
   // The window of a layer; none: it sees all tokens.
   [[nodiscard]] std::optional<std::int64_t> window_of(std::int64_t layer) const;
   [[nodiscard]] bool has_experts(std::int64_t layer) const;
@@ -101,12 +106,16 @@ enum class QueryKeyNorm : std::uint8_t { none, of_heads, of_projections };
 // these are added to the residual stream, or of both.
 enum class NormPlace : std::uint8_t { before, after, around };
 
-// Names of a mixture of experts: its key in config.json, its module in a layer, and the matrices of
-// an expert.
+// Names of a mixture of experts: its key in config.json, its module in a layer, the matrices of an
+// expert, and the router.
 struct ExpertNames {
   std::string count_key;
   std::string block;
-  std::string gate, up, down;
+  std::string gate = {}, up = {}, down = {};
+  std::string router = "gate";
+  // gpt-oss's: the router has a bias, the matrices of all experts lie in one tensor, and their gate
+  // is a ClampedGate. The three names are not used.
+  bool stacked = false;
 };
 
 // The differences between models of Llama's build, besides their numbers.
@@ -130,6 +139,10 @@ struct DecoderFamily {
   std::string activation_key = "hidden_act";
   // One projection qkv_proj, and one gate_up_proj.
   bool fused_projections = false;
+  // A further key of each attention head, AttentionOptions::sinks.
+  bool has_sinks = false;
+  // config.json lists the windows of layers in `layer_types`, and has no key for their pattern.
+  bool lists_windows = false;
   std::optional<ExpertNames> experts = {};  // none: a model without
 };
 

@@ -114,11 +114,17 @@ const RopeTables& RopeCache::for_length(std::int64_t length, Device device) {
   return tables_;
 }
 
+RopeTables RopeCache::for_positions(const Tensor& positions, std::int64_t length) {
+  const RopeTables& tables = for_length(length, positions.device());
+  return {embedding(positions, tables.cosine), embedding(positions, tables.sine)};
+}
+
 RopeTables RopeCache::for_rows(const Tensor& ids, const Documents& documents, Device device) {
-  const RopeTables& tables = for_length(ids.size(1), device);
-  if (!documents.starts.defined()) return tables;
-  const Tensor positions = reshape(documents.positions, {ids.elements()});
-  return {embedding(positions, tables.cosine), embedding(positions, tables.sine), documents.starts};
+  if (!documents.starts.defined()) return for_length(ids.size(1), device);
+  RopeTables tables =
+      for_positions(reshape(documents.positions, {ids.elements()}).to(device), ids.size(1));
+  tables.document_starts = documents.starts;
+  return tables;
 }
 
 }  // namespace tessera::models

@@ -41,6 +41,8 @@ class RopeCache {
   // Valid until the next call. Tables grow by doubling, so a context of 131,072 positions costs
   // nothing until it is used.
   const RopeTables& for_length(std::int64_t length, Device device);
+  // A table's row for each of these positions, int32 [rows], all below `length`.
+  RopeTables for_positions(const Tensor& positions, std::int64_t length);
   // For rows of several texts: a table's row for each of the ids.
   RopeTables for_rows(const Tensor& ids, const Documents& documents, Device device);
 

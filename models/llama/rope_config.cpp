@@ -1,6 +1,8 @@
 // Rotary positions in config.json.
 #include "models/llama/rope_config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -40,6 +42,18 @@ void add_yarn_rows(ConfigTable<LlamaConfig>& table) {
       "`yarn`: the same in its divisor; used if both are given.", at_least(0));
 }
 
+std::string help_of_types(const std::vector<std::string>& rope_types, const RopeScaling& fallback) {
+  if (rope_types.size() == 1) return "No scaling.";
+  if (fallback.rope_type == "default")
+    return "`linear` needs `factor`; `llama3` the three keys below it; `yarn` `factor`.";
+  return fmt::format(
+      "`yarn` needs `factor`. Without a key of `rope_scaling`: `yarn` with factor {:g}, {} "
+      "original "
+      "positions and limits that are {}moved to whole pairs.",
+      fallback.factor, fallback.original_max_position_embeddings,
+      fallback.truncate.value_or(true) ? "" : "not ");
+}
+
 void check_yarn(const ConfigReader& reader, const LlamaConfig& c) {
   const RopeScaling& scaling = c.rope_scaling;
   reader.check_key(c.rope_theta > 1, "rope_theta", "= {} is not above 1, which yarn needs",
@@ -52,7 +66,8 @@ void check_yarn(const ConfigReader& reader, const LlamaConfig& c) {
 
 }  // namespace
 
-void add_rope_rows(ConfigTable<LlamaConfig>& table, const std::vector<std::string>& rope_types) {
+void add_rope_rows(ConfigTable<LlamaConfig>& table, const std::vector<std::string>& rope_types,
+                   const RopeScaling& fallback) {
   using S = RopeScaling;
   const auto scales = [&](const char* type) {
     return std::find(rope_types.begin(), rope_types.end(), type) != rope_types.end();
@@ -60,9 +75,7 @@ void add_rope_rows(ConfigTable<LlamaConfig>& table, const std::vector<std::strin
   table.add("rope_theta", &LlamaConfig::rope_theta, "Base of the rotary frequencies.", above(0));
   table
       .choice(type_key, scaling_member(&S::rope_type), rope_types,
-              rope_types.size() > 1
-                  ? "`linear` needs `factor`; `llama3` the three keys below it; `yarn` `factor`."
-                  : "No scaling.")
+              help_of_types(rope_types, fallback))
       .optional();
   if (rope_types.size() == 1) return;
   table.add(factor_key, scaling_member(&S::factor), "Stretch of the low frequencies.", at_least(1))
@@ -105,6 +118,16 @@ nlohmann::json unified_rope(nlohmann::json config, bool& parameters) {
   return config;
 }
 
+nlohmann::json with_default_scaling(nlohmann::json config, const DecoderFamily& family) {
+  const RopeScaling scaling = family.defaults().rope_scaling;
+  if (!config.is_object() || scaling.rope_type == "default") return config;
+  const auto given = config.find("rope_scaling");
+  if (given == config.end() || given->is_null()) {
+    config["rope_scaling"] = scaling_to_json(scaling, family);
+  }
+  return config;
+}
+
 ConfigSource with_rope_parameters(const ConfigSource& source) {
   return {
       source.where, [name = source.name](const std::string& key) {
@@ -136,8 +159,11 @@ void check_rope(const ConfigReader& reader, LlamaConfig& c) {
                    scaling.low_freq_factor);
 }
 
-nlohmann::json scaling_to_json(const RopeScaling& scaling) {
-  if (scaling.rope_type == "default") return nullptr;
+nlohmann::json scaling_to_json(const RopeScaling& scaling, const DecoderFamily& family) {
+  if (scaling.rope_type == "default") {
+    if (family.defaults().rope_scaling.rope_type == "default") return nullptr;
+    return {{"rope_type", "default"}};
+  }
   nlohmann::json json = {{"rope_type", scaling.rope_type}, {"factor", scaling.factor}};
   if (scaling.rope_type == "linear") return json;
   json["original_max_position_embeddings"] = scaling.original_max_position_embeddings;

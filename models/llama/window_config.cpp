@@ -46,6 +46,14 @@ void read_windows(const ConfigReader& reader, const nlohmann::json& config, Llam
   }
 }
 
+void write_layer_types(const LlamaConfig& c, nlohmann::json& config) {
+  nlohmann::json types = nlohmann::json::array();
+  for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+    types.push_back(c.sees_all(layer) ? full : sliding);
+  }
+  config[types_key] = std::move(types);
+}
+
 void refuse_other_windows(const ConfigReader& reader, const nlohmann::json& config,
                           const LlamaConfig& c) {
   reader.only("use_bidirectional_attention", false);

@@ -14,6 +14,8 @@ void add_local_rows(ConfigTable<LlamaConfig>& table);
 
 // Reads `layer_types`, where the family has layers of both kinds.
 void read_windows(const ConfigReader& reader, const nlohmann::json& config, LlamaConfig& c);
+// Writes `layer_types`, for a family without a key for the pattern.
+void write_layer_types(const LlamaConfig& c, nlohmann::json& config);
 // Refuses `layer_types` of another family, and kinds of attention that no family here has.
 void refuse_other_windows(const ConfigReader& reader, const nlohmann::json& config,
                           const LlamaConfig& c);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -28,11 +29,36 @@ Model& transformer_of(Model& model) {
   return model;
 }
 
-// A sentence encoder holds its transformer beside its module tree, not in it.
+// A sentence encoder holds its transformer beside its module tree, not in it. `trained` are names
+// of the transformer's.
 void freeze_whole(Model& model, std::optional<DType> storage,
-                  const std::vector<std::string>& wide_classes) {
-  freeze(transformer_of(model), storage, wide_classes);
-  freeze(model, storage, wide_classes);
+                  const std::vector<std::string>& wide_classes,
+                  const std::vector<std::string>& trained) {
+  Model& transformer = transformer_of(model);
+  freeze(transformer, storage, wide_classes, trained);
+  if (&transformer != &model) freeze(model, storage, wide_classes);
+}
+
+// A model with a tied head has no module of it.
+void refuse_tied_head(const Model& model, const LoraOptions& options) {
+  constexpr std::string_view head = "lm_head";
+  const std::vector<std::string>& wanted = options.modules_to_save;
+  if (std::none_of(wanted.begin(), wanted.end(),
+                   [&](const std::string& end) { return !end.empty() && head.ends_with(end); })) {
+    return;
+  }
+  const std::vector<std::string> ignored = model.hugging_face_names().ignored;
+  TESSERA_CHECK(std::find(ignored.begin(), ignored.end(), "lm_head.weight") == ignored.end(),
+                ErrorCode::configuration,
+                "LoRA: modules_to_save: this model's lm_head is tied to its token table, and PEFT "
+                "would train a copy of it that is not tied; use a base whose config.json has "
+                "tie_word_embeddings = false");
+}
+
+// The modules that the options select in this model.
+std::vector<std::string> saved_modules(Model& transformer, const LoraOptions& options) {
+  refuse_tied_head(transformer, options);
+  return modules_to_save(transformer, options);
 }
 
 // True if adapters are on layers whose weights are [in, out].
@@ -69,11 +95,25 @@ const Model& transformer_of(const Model& model) {
   return encoder != nullptr ? encoder->transformer() : model;
 }
 
-std::vector<checkpoint::LogicalTensor> chosen(const std::vector<checkpoint::LogicalTensor>& tensors,
+std::vector<checkpoint::LogicalTensor> chosen(const Model& model,
+                                              const std::vector<std::string>& modules,
+                                              const std::vector<checkpoint::LogicalTensor>& tensors,
                                               bool of_adapters) {
+  // A sentence encoder has other modules beside the transformer, with any names.
+  std::set<std::string> saved;
+  if (!modules.empty()) {
+    for (const nn::NamedParameter& parameter : transformer_of(model).named_parameters()) {
+      if (is_in_module_to_save(parameter.name, modules)) saved.insert(parameter.name);
+    }
+  }
   std::vector<checkpoint::LogicalTensor> out;
   for (const checkpoint::LogicalTensor& tensor : tensors) {
-    if (is_lora_parameter(tensor.name) == of_adapters) out.push_back(tensor);
+    const bool is_saved = saved.contains(tensor.name);
+    if ((is_saved || is_lora_parameter(tensor.name)) == of_adapters) out.push_back(tensor);
+    if (!is_saved || of_adapters) continue;
+    // The base has such a tensor, too: without pieces it is passed over.
+    out.push_back(tensor);
+    out.back().pieces.clear();
   }
   return out;
 }
@@ -82,8 +122,15 @@ std::vector<checkpoint::LogicalTensor> chosen(const std::vector<checkpoint::Logi
 
 void add_lora(Model& model, const LoraOptions& options, std::optional<DType> storage,
               const std::vector<std::string>& wide_classes) {
-  freeze_whole(model, storage, wide_classes);
-  tessera::add_lora(transformer_of(model), options);
+  Model& transformer = transformer_of(model);
+  freeze_whole(model, storage, wide_classes, saved_modules(transformer, options));
+  tessera::add_lora(transformer, options);
+}
+
+void check_modules_to_save(Model& model, const LoraOptions& options) {
+  Model& transformer = transformer_of(model);
+  refuse_tied_head(transformer, options);
+  (void)tessera::check_modules_to_save(transformer, options);
 }
 
 LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<DType> storage,
@@ -91,11 +138,11 @@ LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<D
   LoraOptions options = lora_options(checkpoint::read_peft_config(folder));
   std::map<std::string, std::vector<std::int64_t>> stored;
   for (checkpoint::PeftTensor& tensor :
-       checkpoint::list_peft_tensors(checkpoint::open_peft(folder))) {
+       checkpoint::list_peft_tensors(checkpoint::open_peft(folder), options.modules_to_save)) {
     stored.emplace(std::move(tensor.name), std::move(tensor.shape));
   }
-  freeze_whole(model, storage, wide_classes);
   Model& transformer = transformer_of(model);
+  freeze_whole(model, storage, wide_classes, saved_modules(transformer, options));
   const HuggingFaceNames names = transformer.hugging_face_names();
   bool any = false;
   for (const auto& [name, module] : transformer.named_modules()) {
@@ -108,12 +155,14 @@ LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<D
     if (one == wanted.end()) continue;
     // Checked before memory is allocated for the config's rank.
     const std::vector<std::int64_t>& shape = stored.at(*one);
-    const std::int64_t in =
-        layer->stored_weight().size(layer->layout() == WeightLayout::in_out ? 0 : 1);
-    TESSERA_CHECK(shape == std::vector({options.rank, in}), ErrorCode::checkpoint,
-                  "{}: {} says r {}, and '{}' has shape [{}] for a layer of {} inputs", folder,
-                  checkpoint::peft_config_file, options.rank, *one, fmt::join(shape, ", "), in);
-    layer->add_lora(options);
+    const std::int64_t in = layer->weight_shape()[layer->layout() == WeightLayout::in_out ? 0 : 1];
+    const LoraOptions of_layer = options.of_layer(name);
+    TESSERA_CHECK(shape == std::vector({of_layer.rank, in}), ErrorCode::checkpoint,
+                  "{}: r and rank_pattern of {} give this layer rank {}, and '{}' has shape [{}] "
+                  "for a layer of {} inputs",
+                  folder, checkpoint::peft_config_file, of_layer.rank, *one, fmt::join(shape, ", "),
+                  in);
+    layer->add_lora(of_layer);
     any = true;
   }
   TESSERA_CHECK(
@@ -130,7 +179,10 @@ LoraOptions lora_options(const checkpoint::PeftConfig& config) {
           .dropout = config.dropout,
           .rslora = config.rslora,
           .target_modules = config.target_modules,
-          .target_pattern = config.target_pattern};
+          .target_pattern = config.target_pattern,
+          .rank_pattern = config.rank_pattern,
+          .alpha_pattern = config.alpha_pattern,
+          .modules_to_save = config.modules_to_save};
 }
 
 checkpoint::PeftConfig peft_config(const Model& model, const LoraOptions& options,
@@ -141,6 +193,9 @@ checkpoint::PeftConfig peft_config(const Model& model, const LoraOptions& option
                                 .rslora = options.rslora,
                                 .target_modules = options.target_modules,
                                 .target_pattern = options.target_pattern,
+                                .rank_pattern = options.rank_pattern,
+                                .alpha_pattern = options.alpha_pattern,
+                                .modules_to_save = options.modules_to_save,
                                 .base = base};
   const bool predicts = dynamic_cast<const LanguageModel*>(&model) != nullptr;
   config.task_type = predicts ? "CAUSAL_LM" : "FEATURE_EXTRACTION";
@@ -157,18 +212,21 @@ checkpoint::PeftConfig peft_config(const Model& model, const LoraOptions& option
 }
 
 std::vector<checkpoint::LogicalTensor> lora_tensors(
+    const Model& model, const std::vector<std::string>& modules_to_save,
     const std::vector<checkpoint::LogicalTensor>& tensors) {
-  return chosen(tensors, true);
+  return chosen(model, modules_to_save, tensors, true);
 }
 
 std::vector<checkpoint::LogicalTensor> base_tensors(
+    const Model& model, const std::vector<std::string>& modules_to_save,
     const std::vector<checkpoint::LogicalTensor>& tensors) {
-  return chosen(tensors, false);
+  return chosen(model, modules_to_save, tensors, false);
 }
 
 void load_lora(const std::string& folder, const Model& model,
                const std::vector<checkpoint::LogicalTensor>& tensors) {
-  std::vector<checkpoint::LogicalTensor> adapters = lora_tensors(tensors);
+  std::vector<checkpoint::LogicalTensor> adapters =
+      lora_tensors(model, checkpoint::read_peft_config(folder).modules_to_save, tensors);
   const HuggingFaceNames names = model.hugging_face_names();
   checkpoint::load_peft_tensors(
       folder, adapters, [&](const std::string& name) { return names_in_peft(names, name); });

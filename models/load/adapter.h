@@ -14,14 +14,17 @@
 
 namespace tessera::models {
 
-// Freezes the model (freeze(), engine/nn/lora.h), and adds the adapters that the options select. In
-// a sentence encoder, the layers are the transformer's.
+// Freezes the model (freeze(), engine/nn/lora.h) but options.modules_to_save, and adds the adapters
+// that the options select. In a sentence encoder, layers and modules are the transformer's.
 void add_lora(Model& model, const LoraOptions& options, std::optional<DType> storage = {},
               const std::vector<std::string>& wide_classes = {});
 
 // The same for the adapters of a PEFT folder; returns its options.
 LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<DType> storage = {},
                         const std::vector<std::string>& wide_classes = {});
+
+// Checks options.modules_to_save for this model, as check_modules_to_save() (engine/nn/lora.h).
+void check_modules_to_save(Model& model, const LoraOptions& options);
 
 LoraOptions lora_options(const checkpoint::PeftConfig& config);
 // The contents of adapter_config.json for the model's adapters over the base in the folder `base`.
@@ -30,13 +33,16 @@ LoraOptions lora_options(const checkpoint::PeftConfig& config);
 checkpoint::PeftConfig peft_config(const Model& model, const LoraOptions& options,
                                    const std::string& base);
 
-// From tensors under the model's names: the adapters', or all others.
+// From tensors under the model's names: those of the adapters and of the modules that are saved
+// with them (LoraOptions::modules_to_save), or all others.
 std::vector<checkpoint::LogicalTensor> lora_tensors(
+    const Model& model, const std::vector<std::string>& modules_to_save,
     const std::vector<checkpoint::LogicalTensor>& tensors);
 std::vector<checkpoint::LogicalTensor> base_tensors(
+    const Model& model, const std::vector<std::string>& modules_to_save,
     const std::vector<checkpoint::LogicalTensor>& tensors);
 
-// Fills the adapters' pieces from a PEFT folder.
+// Fills the pieces of lora_tensors() from a PEFT folder, whose config has the modules.
 void load_lora(const std::string& folder, const Model& model,
                const std::vector<checkpoint::LogicalTensor>& tensors);
 

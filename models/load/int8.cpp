@@ -9,12 +9,14 @@
 #include "base/error.h"
 #include "checkpoint/load/int8.h"
 #include "engine/nn/layers.h"
+#include "engine/nn/lora.h"
 #include "engine/nn/output_head.h"
 #include "engine/ops/int8_linear.h"
 
 namespace tessera::models {
 
-std::size_t keep_int8_layers(Model& model, const std::string& folder, Device device) {
+std::size_t keep_int8_layers(Model& model, const std::string& folder, Device device,
+                             const std::vector<std::string>& modules_to_save) {
   if (device.type != DeviceType::cpu) return 0;
   const auto stored = checkpoint::int8_weights(folder);
   if (stored.empty()) return 0;
@@ -23,6 +25,7 @@ std::size_t keep_int8_layers(Model& model, const std::string& folder, Device dev
   for (const auto& [name, module] : model.named_modules()) {
     auto* const layer = dynamic_cast<nn::LinearImpl*>(module);
     if (layer == nullptr || nn::is_output_head(name)) continue;
+    if (is_in_module_to_save(name + ".weight", modules_to_save)) continue;
     const std::vector<std::string> aliases = names.aliases(name + ".weight");
     const Tensor weight = layer->stored_weight();
     const auto sizes = weight.shape().sizes();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/device/device.h"
 #include "models/model.h"
@@ -12,7 +13,9 @@ namespace tessera::models {
 // its weights are loaded into a model on `meta`: gives each such layer a weight of integers
 // (engine/ops/int8_linear.h). Returns their number. The head and its loss read floating
 // weights, so the head is left as it is, and on devices other than CPUs everything is: such weights
-// are decoded when they are loaded.
-std::size_t keep_int8_layers(Model& model, const std::string& folder, Device device);
+// are decoded when they are loaded. Layers in `modules_to_save` of an adapter are left, too: the
+// adapter has their weights.
+std::size_t keep_int8_layers(Model& model, const std::string& folder, Device device,
+                             const std::vector<std::string>& modules_to_save = {});
 
 }  // namespace tessera::models

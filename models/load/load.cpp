@@ -11,6 +11,7 @@
 #include "comm/world.h"
 #include "models/load/adapter.h"
 #include "models/load/int8.h"
+#include "models/load/quantized.h"
 #include "models/load/weights.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
@@ -90,23 +91,46 @@ LoadedLanguageModel load_language_model(const std::string& given, DType dtype, D
                 folder);
   const nlohmann::json config = read_config(loaded.folder);
   check_weights_bound(loaded.folder, config);
+  LoraOptions of_adapter;
   {
     const DeviceGuard deferred(Device::meta());
     const nn::ParameterDTypeGuard of_weights(dtype);
     loaded.model = make_language_model(config, (fs::path(loaded.folder) / "config.json").string());
-    if (!adapter.empty()) add_lora_of(adapter, *loaded.model);
+    if (!adapter.empty()) of_adapter = add_lora_of(adapter, *loaded.model);
   }
-  keep_int8_layers(*loaded.model, loaded.folder, device);
+  keep_int8_layers(*loaded.model, loaded.folder, device, of_adapter.modules_to_save);
   materialise(*loaded.model, device);
   loaded.model->eval();
   const checkpoint::State whole = state_of(*loaded.model);
   checkpoint::State state;
-  state.model = base_tensors(whole.model);
+  state.model = tensors_under(adapter, *loaded.model, whole.model);
   fill(loaded, folder, state);
   if (adapter.empty()) return loaded;
   load_lora(adapter, *loaded.model, whole.model);
   loaded.adapter = adapter;
   return loaded;
+}
+
+std::unique_ptr<SequenceToSequence> load_sequence_to_sequence(const std::string& folder,
+                                                              DType dtype, Device device) {
+  require_model_folder(folder);
+  const fs::path config_file = fs::path(folder) / "config.json";
+  TESSERA_CHECK(fs::exists(config_file), ErrorCode::checkpoint,
+                "{}: no config.json there; name a folder that transformers saved, or write the "
+                "model's config() into a step's folder",
+                folder);
+  const nlohmann::json config = read_config(folder);
+  check_weights_bound(folder, config);
+  std::unique_ptr<SequenceToSequence> model;
+  {
+    const DeviceGuard deferred(Device::meta());
+    const nn::ParameterDTypeGuard of_weights(dtype);
+    model = make_sequence_to_sequence(config, config_file.string());
+  }
+  materialise(*model, device);
+  model->eval();
+  load_weights(folder, *comm::connect(comm::World{}), *model, state_of(*model).model);
+  return model;
 }
 
 }  // namespace tessera::models

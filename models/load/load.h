@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/language_model.h"
+#include "models/sequence_to_sequence.h"
 
 namespace tessera::models {
 
@@ -27,5 +28,10 @@ struct LoadedLanguageModel {
 // CPU computes with as they are (int8.h). For a PEFT folder, find_weights() finds the base.
 LoadedLanguageModel load_language_model(const std::string& folder, DType dtype, Device device,
                                         const std::string& base = {});
+
+// An encoder with a decoder, in evaluation mode, from a folder that transformers saved, or from a
+// step's folder beside whose weights a program has written a config.json (Model::config()).
+std::unique_ptr<SequenceToSequence> load_sequence_to_sequence(const std::string& folder,
+                                                              DType dtype, Device device);
 
 }  // namespace tessera::models

@@ -1,6 +1,7 @@
 // From the kind of a folder to the code that reads it.
 #include "models/load/weights.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -36,8 +37,9 @@ void add_passed_over(const std::string& folder, checkpoint::State& state) {
 
 }  // namespace
 
-void load_weights(const std::string& folder, comm::Communicator& ranks, const Model& model,
-                  std::vector<checkpoint::LogicalTensor> tensors) {
+void load_weights(const std::string& folder, comm::Communicator& ranks, const FolderModel& model,
+                  std::vector<checkpoint::LogicalTensor> tensors,
+                  const std::vector<std::string>& passed_over) {
   const auto* encoder = dynamic_cast<const SentenceEncoder*>(&model);
   if (encoder != nullptr && !has_sharded_files(folder)) {
     load_sentence_encoder(folder, *encoder, tensors);
@@ -47,10 +49,21 @@ void load_weights(const std::string& folder, comm::Communicator& ranks, const Mo
     checkpoint::State state;
     state.model = std::move(tensors);
     if (encoder != nullptr) add_passed_over(folder, state);
-    checkpoint::load(ranks, folder, state, checkpoint::LoadParts::model_only);
+    checkpoint::Selection selection;
+    if (!passed_over.empty()) {
+      selection.model = [&](const std::string& name) {
+        return std::ranges::find(passed_over, name) == passed_over.end();
+      };
+    }
+    checkpoint::load(ranks, folder, state, checkpoint::LoadParts::model_only, selection);
     return;
   }
-  const HuggingFaceNames names = model.hugging_face_names();
+  HuggingFaceNames names = model.hugging_face_names();
+  for (const std::string& name : passed_over) {
+    const std::vector<std::string> aliases =
+        names.aliases ? names.aliases(name) : std::vector<std::string>{name};
+    names.ignored.insert(names.ignored.end(), aliases.begin(), aliases.end());
+  }
   checkpoint::load_hugging_face(folder, tensors, names.ignored, names.aliases);
 }
 

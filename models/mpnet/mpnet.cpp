@@ -22,15 +22,15 @@ EncoderLayerNames mpnet_layer_names() {
 
 }  // namespace
 
-std::int32_t mpnet_bucket(std::int64_t distance) {
-  constexpr std::int32_t side = 16, exact = side / 2;
-  constexpr float furthest = 128;
+std::int32_t distance_bucket(std::int64_t distance, const DistanceTable& table) {
+  const std::int32_t side = table.side, exact = side / 2;
+  const float furthest = table.furthest;
   const std::int32_t first = distance > 0 ? side : 0;
   const std::int64_t away = std::abs(distance);
   if (away < exact) return first + static_cast<std::int32_t>(away);
   // In fp32, as in transformers.
   const float logarithmic = std::log(static_cast<float>(away) / static_cast<float>(exact)) /
-                            static_cast<float>(std::log(furthest / exact)) *
+                            static_cast<float>(std::log(furthest / static_cast<float>(exact))) *
                             static_cast<float>(side - exact);
   return first + std::min(exact + static_cast<std::int32_t>(logarithmic), side - 1);
 }
@@ -51,7 +51,7 @@ MPNetEncoderImpl::MPNetEncoderImpl(const MPNetConfig& config) {
 Tensor MPNetEncoderImpl::forward(const Tensor& x, const Sequences& sequences) const {
   std::vector<std::int32_t> buckets;
   for (std::int64_t d = 1 - sequences.longest; d < sequences.longest; ++d) {
-    buckets.push_back(mpnet_bucket(d));
+    buckets.push_back(distance_bucket(d));
   }
   const auto distances = static_cast<std::int64_t>(buckets.size());
   const Tensor bias = relative_attention_bias_(Tensor::from(buckets, {distances}).to(x.device()));

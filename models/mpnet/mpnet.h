@@ -44,8 +44,14 @@ class MPNetModel : public BertLikeModel<MPNetConfig, MPNetEmbeddings, MPNetEncod
   [[nodiscard]] std::int64_t positions() const override { return BertLikeModel::positions() - 2; }
 };
 
-// The row of MPNet's table for a key `distance` places after the query: exact for near keys, then
-// logarithmic, with 16 buckets on each side.
-std::int32_t mpnet_bucket(std::int64_t distance);
+// A table of distances: `side` rows for the keys before a query and as many for those after it;
+// keys from `furthest` on share one.
+struct DistanceTable {
+  std::int32_t side = 16;
+  float furthest = 128;
+};
+// The row for a key `distance` places after the query: exact for near keys, then logarithmic. The
+// defaults are MPNet's table; T5's are alike.
+std::int32_t distance_bucket(std::int64_t distance, const DistanceTable& table = {});
 
 }  // namespace tessera::models

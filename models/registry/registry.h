@@ -12,6 +12,7 @@
 #include "models/config/config_file.h"
 #include "models/config/config_key.h"
 #include "models/language_model.h"
+#include "models/sequence_to_sequence.h"
 #include "models/text_encoder.h"
 
 namespace tessera::models {
@@ -44,5 +45,9 @@ std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,
                                                    const ConfigSource& source = "config.json");
 std::unique_ptr<TextEncoder> make_text_encoder(const nlohmann::json& config,
                                                const ConfigSource& source = "config.json");
+// An encoder with a decoder, from a table of its own: T5's configuration alone, `t5`, is that of
+// the encoder in the table above, and of both stacks here.
+std::unique_ptr<SequenceToSequence> make_sequence_to_sequence(
+    const nlohmann::json& config, const ConfigSource& source = "config.json");
 
 }  // namespace tessera::models

@@ -1,9 +1,12 @@
 // The sentence encoder as a module; its folders are in sentence_folder.cpp.
 #include "models/sentence_encoder/sentence_encoder.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "engine/nn/lora.h"
+#include "engine/tensor_ops.h"
 #include "models/bert/encoder_layer.h"
 #include "models/sentence_encoder/sentence_modules.h"
 
@@ -28,6 +31,24 @@ Tensor SentenceEncoder::forward(const TokenBatch& tokens) const {
       pool_sequences(parts_.transformer->forward(token_rows), token_rows.sequences, parts_.pooling);
   for (const auto& named : parts_.modules) x = named.second(x);
   return x.dtype() == float64 ? x : cast(x, float32);
+}
+
+void SentenceEncoder::check_prompt(const std::string& prompt) const {
+  TESSERA_CHECK(
+      prompt.empty() || parts_.pools_prompts, ErrorCode::configuration,
+      "the prompt '{}': the model's Pooling has include_prompt false, which leaves out the "
+      "tokens of prompts and is not supported; encode without a prompt",
+      prompt);
+}
+
+std::int64_t SentenceEncoder::embedding_width() const {
+  const std::int64_t width = parts_.embedding_width;
+  return width == 0 ? parts_.dimension : std::min(width, parts_.dimension);
+}
+
+Tensor SentenceEncoder::embeddings(const TokenBatch& tokens) const {
+  const Tensor rows = forward(tokens);
+  return embedding_width() == dimension() ? rows : narrow(rows, 1, 0, embedding_width());
 }
 
 std::set<std::string> SentenceEncoder::tensor_folders() const {

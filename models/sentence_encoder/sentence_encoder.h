@@ -38,6 +38,9 @@ class SentenceEncoder : public Model {
     std::int64_t dimension = 0;  // of the result
     std::int64_t max_seq_length = 0;
     bool do_lower_case = false;
+    std::string prompt;                        // default_prompt_name's text
+    bool pools_prompts = true;                 // include_prompt
+    std::int64_t embedding_width = 0;          // truncate_dim; 0: dimension
     std::map<std::string, std::string> files;  // the result of files()
   };
   explicit SentenceEncoder(Parts parts);
@@ -50,6 +53,17 @@ class SentenceEncoder : public Model {
   [[nodiscard]] std::int64_t max_seq_length() const { return parts_.max_seq_length; }
   // True if texts are lowercased before they are tokenised, in addition to the tokenizer.
   [[nodiscard]] bool do_lower_case() const { return parts_.do_lower_case; }
+
+  // Comes before each text that is encoded or evaluated, but not before those of training, as in
+  // Sentence Transformers; usually empty.
+  [[nodiscard]] const std::string& prompt() const { return parts_.prompt; }
+  // Error(configuration) for a prompt, unless it is empty, where the folder's pooling would have to
+  // leave out its tokens.
+  void check_prompt(const std::string& prompt) const;
+  // The numbers of an encoded text: dimension(), or fewer where the folder has truncate_dim.
+  [[nodiscard]] std::int64_t embedding_width() const;
+  // The first embedding_width() numbers of each row of forward().
+  [[nodiscard]] Tensor embeddings(const TokenBatch& tokens) const;
 
   // Files of a saved folder besides weights, config.json and the tokenizer's files: modules.json,
   // 1_Pooling/config.json and so on, by path in the folder.

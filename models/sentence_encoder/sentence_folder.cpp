@@ -228,6 +228,22 @@ json transformer_config(const fs::path& folder, const json& changes) {
   return config;
 }
 
+// What Sentence Transformers does around the modules when it encodes.
+void read_encoding(const fs::path& folder, SentenceEncoder::Parts& parts) {
+  const char* const name = "config_sentence_transformers.json";
+  if (!text_of(folder, name)) return;
+  const json config = take_json(folder, name, parts.files);
+  const std::string source = (folder / name).string();
+  const FolderReader reader(config, source);
+  if (reader.has("truncate_dim")) parts.embedding_width = reader.positive("truncate_dim");
+  if (!reader.has("default_prompt_name")) return;
+  const std::string chosen = reader.text("default_prompt_name");
+  const json prompts = config.value("prompts", json::object());
+  reader.check(prompts.is_object() && prompts.contains(chosen) && prompts.at(chosen).is_string(),
+               "default_prompt_name is \"{}\", and prompts has no text of that name", chosen);
+  parts.prompt = prompts.at(chosen).get<std::string>();
+}
+
 void describe_mean_pooling(SentenceEncoder::Parts& parts) {
   parts.pooling = {PoolingMode::mean};
   parts.dimension = parts.transformer->width();
@@ -277,6 +293,7 @@ void read_following(const fs::path& folder, const std::vector<ModuleEntry>& entr
           reader.has("embedding_dimension") ? "embedding_dimension" : "word_embedding_dimension";
       check_dimension(reader, key, reader.positive(key), parts.dimension);
       parts.pooling = read_pooling(config, reader);
+      parts.pools_prompts = reader.flag("include_prompt", true);
       parts.dimension *= static_cast<std::int64_t>(parts.pooling.size());
     } else if (entry.kind == "Dense") {
       const json config = take_json(folder, name, parts.files);
@@ -318,9 +335,7 @@ SentenceEncoder::Parts read_folder(const fs::path& folder, const json& changes) 
   parts.transformer = make_text_encoder(transformer_config(folder, changes), source);
   read_lengths(folder, parts);
   read_following(folder, entries, modules, parts);
-  if (const auto text = text_of(folder, "config_sentence_transformers.json")) {
-    parts.files["config_sentence_transformers.json"] = *text;
-  }
+  read_encoding(folder, parts);
   return parts;
 }
 

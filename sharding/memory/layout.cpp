@@ -2,6 +2,7 @@
 #include "sharding/memory/layout.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "base/error.h"
@@ -34,22 +35,22 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
       auto found = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& segment) {
         return segment.compute_dtype == spec.compute_dtype &&
                segment.master_dtype == spec.master_dtype && segment.trainable == spec.trainable &&
-               segment.apart == spec.apart;
+               segment.apart == spec.apart && segment.block == spec.block;
       });
       if (found == segments_.end()) {
-        segments_.push_back(
-            {spec.compute_dtype, spec.master_dtype, trainable, spec.apart, 0, 0, 0, 0, 0});
+        segments_.push_back({spec.compute_dtype, spec.master_dtype, trainable, spec.apart,
+                             spec.block, 0, 0, 0, 0, 0});
         found = std::prev(segments_.end());
       }
-      const std::int64_t first = round_up(found->elements, parameter_alignment);
+      const std::int64_t first = round_up(found->elements, spec.block);
       const std::int64_t count = spec.shape.elements();
       found->elements = first + count;
       slots_[i] = {std::move(spec), static_cast<int>(found - segments_.begin()), {first, count}};
     }
   }
   for (Segment& segment : segments_) {
-    const auto granule =
-        static_cast<std::int64_t>(share_alignment / size_of(segment.compute_dtype));
+    const std::int64_t granule = std::lcm(
+        static_cast<std::int64_t>(share_alignment / size_of(segment.compute_dtype)), segment.block);
     segment.elements =
         round_up(std::max<std::int64_t>(segment.elements, 1), granule * std::int64_t{shards});
     segment.share = segment.elements / shards;

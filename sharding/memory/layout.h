@@ -5,8 +5,9 @@
 // trainable ones first. Each segment is cut into equal parts, one for each shard, and padded at its
 // end so that the parts are multiples of 256 bytes: whichever part of a unit is trainable, its
 // state is spread over all ranks. A shard of the unit consists of its parts of the segments. A
-// parameter begins at a multiple of 32 elements (64 bytes or more) of its segment; its place there
-// depends on neither the strategy nor the number of shards.
+// parameter begins at a multiple of 32 elements (64 bytes or more) of its segment, or of a larger
+// block that no cut may divide; its place there depends on neither the strategy nor the number of
+// shards.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,8 @@ struct ParameterSpec {
   DType master_dtype = DType::float32;   // of the optimizer's updates and of checkpoints
   DType compute_dtype = DType::float32;  // of gathers and of the computation
   bool trainable = true;
-  bool apart = false;  // ShardingOptions::apart
+  bool apart = false;                        // ShardingOptions::apart
+  std::int64_t block = parameter_alignment;  // ShardingOptions::block
 };
 
 // The unit in messages: "the root unit", whose name is empty, or "unit encoder.layers.0".
@@ -43,6 +45,7 @@ class UnitLayout {
   struct Segment {
     DType compute_dtype, master_dtype;
     bool trainable, apart;
+    std::int64_t block;       // parameters begin at multiples of it, and shards have a multiple
     std::size_t byte_offset;  // in the flat buffer
     std::int64_t elements;    // with the gaps between parameters and the padding at the end
     std::int64_t share;       // elements of each shard

@@ -343,12 +343,7 @@ class Replay {
     std::array<double, 8> by_dtype{};
     for (const LoggedWork& work : step_.log.entries()) {
       if (work.kind != Kind::kernel || work.again) continue;
-      double operations = work.kernel.operations;
-      // One of the five products of an attention backward is recomputation of the scores.
-      if (work.kernel.kernel == KernelId::attention_backward ||
-          work.kernel.kernel == KernelId::sequence_attention_backward) {
-        operations *= 4.0 / 5.0;
-      }
+      const double operations = work.kernel.operations - work.kernel.recomputed;
       result_.model_operations += operations;
       by_dtype[static_cast<std::size_t>(work.kernel.dtype)] += operations;
     }

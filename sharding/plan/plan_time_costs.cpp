@@ -60,6 +60,7 @@ std::array<double, 3> place_of(const KernelWork& work) {
     case KernelNature::attention:
       return {log2(as_real(work.batch)), log2(as_real(work.m)), log2(as_real(work.k))};
     case KernelNature::memory:
+    case KernelNature::own:
       break;
   }
   return {log2(work.bytes), 0, 0};
@@ -227,7 +228,8 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
 }
 
 double time_of(const KernelWork& work, const Cluster& cluster, int ranks, int threads) {
-  if (const double rate = measured_rate(cluster, work, ranks); rate > 0) {
+  const double rate = work.kernel == KernelId::own_op ? 0 : measured_rate(cluster, work, ranks);
+  if (rate > 0) {
     return amount_of(work) / rate + cluster.launch;
   }
   const double moving = work.bytes / (cluster.memory_rate * cluster.memory_efficiency * threads);
@@ -241,6 +243,12 @@ double time_of(const KernelWork& work, const Cluster& cluster, int ranks, int th
     case KernelNature::attention:
       seconds = std::max(moving, work.operations / (rate_of(cluster, work.dtype) *
                                                     cluster.attention_efficiency * threads));
+      break;
+    case KernelNature::own:
+      if (work.operations > 0) {
+        seconds = std::max(moving, work.operations / (rate_of(cluster, work.dtype) *
+                                                      cluster.attention_efficiency * threads));
+      }
       break;
     case KernelNature::memory:
       break;

@@ -142,6 +142,23 @@ void Runtime::create_files(const std::vector<UnitPlan>& plan) {
   files_ = std::make_unique<OffloadFiles>(options_.offload, needs, groups_->rank(), device_);
 }
 
+namespace {
+
+// A forward or an optimizer that still has a handle of an original parameter would train nothing,
+// in silence: the handle loses its memory, and an error says why.
+void end_original(const OwnedParameter& parameter) {
+  const Tensor& tensor = parameter.tensor;
+  const std::shared_ptr<Storage> none =
+      Storage::lent(tensor.bytes(), tensor.device(), "parameter " + parameter.name);
+  none->set_why_missing(
+      "was replaced by fully_shard(); read it with Module::parameter(), and make the optimizer "
+      "from ShardedModel::parameters()");
+  tensor.impl()->storage = none;
+  tensor.impl()->offset = 0;
+}
+
+}  // namespace
+
 void Runtime::create_units(std::vector<UnitPlan> plan) {
   for (std::size_t i = 0; i < plan.size(); ++i) {
     // Its original parameters are freed as soon as the unit has its shard of them.
@@ -149,6 +166,8 @@ void Runtime::create_units(std::vector<UnitPlan> plan) {
     units_.push_back(std::make_unique<Unit>(planned.unit.name, static_cast<int>(i),
                                             planned.unit.parameters, planned.specs,
                                             groups_->shards(), groups_->gather().rank(), *files_));
+    if (device_.type == DeviceType::planned) continue;  // a plan gives the module its own again
+    for (const OwnedParameter& parameter : planned.unit.parameters) end_original(parameter);
   }
 }
 

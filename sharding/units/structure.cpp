@@ -25,8 +25,9 @@ DType master_dtype_of(const Tensor& parameter) {
 }
 
 DType compute_dtype_of(const Tensor& parameter, bool kept, const ShardingOptions& options) {
+  if (!is_floating(parameter.dtype())) return parameter.dtype();
   if (kept) return parameter.dtype() == float64 ? float64 : float32;
-  const bool cast = is_floating(parameter.dtype()) && options.param_dtype.has_value();
+  const bool cast = options.param_dtype.has_value();
   return cast ? *options.param_dtype : parameter.dtype();
 }
 
@@ -107,6 +108,7 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
         text += fmt::format(" of {} masters", name_of(spec.master_dtype));
       }
       if (spec.apart) text += ", apart";
+      if (spec.block != parameter_alignment) text += fmt::format(", in blocks of {}", spec.block);
       text += spec.trainable ? "\n" : ", frozen\n";
     }
   }
@@ -138,6 +140,9 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& options,
                                  const IgnoredModules& ignored) {
+  TESSERA_REQUIRE(options.block > 0 && options.block % parameter_alignment == 0,
+                  "ShardingOptions::block is {}: it must be a multiple of {}", options.block,
+                  parameter_alignment);
   std::vector<UnitPlan> plan;
   const KeptModules kept(root, options, ignored);
   for (UnitModule& unit : choose_units(root, options.wrap, ignored)) {
@@ -149,6 +154,7 @@ std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& option
                                tensor.requires_grad()});
       planned.specs.back().apart = tensor.requires_grad() && options.apart &&
                                    options.apart({parameter.name, tensor, tensor.shape()});
+      if (tensor.requires_grad()) planned.specs.back().block = options.block;
     }
     planned.unit = std::move(unit);
   }

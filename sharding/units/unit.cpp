@@ -74,7 +74,7 @@ void Unit::create_masters(const std::vector<OwnedParameter>& parameters) {
       fill_range(parameters, segment, {local.first + range.first, range.count}, out, device);
     });
     Storage& storage = *masters(segment).storage();
-    storage.edit_shard().padded_to = parameter_alignment;
+    storage.edit_shard().padded_to = layout_.segments()[s].block;
     if (!layout_.segments()[s].trainable) continue;
     storage.edit_shard().state_folder = files_.moments;
     storage.edit_shard().host_link = files_.host_link;

@@ -9,7 +9,7 @@
 
 #include "comm/communicator.h"
 #include "engine/nn/module.h"
-#include "engine/optim/segments.h"
+#include "engine/optim/parts/segments.h"
 #include "sharding/memory/layout.h"
 #include "sharding/memory/offload_files.h"
 #include "sharding/policy/module_tree.h"

@@ -2,6 +2,8 @@
 #include "sharding/units/unit_peers.h"
 
 #include "base/error.h"
+#include "comm/scratch.h"
+#include "engine/device/queue.h"
 
 namespace tessera {
 namespace {
@@ -47,6 +49,22 @@ void UnitPeers::broadcast(std::byte* memory, std::size_t bytes, int root) {
   const ComputeScope scope(recorder_(), SpanKind::exchange);
   communicator_.broadcast(memory, bytes, root, tag);
   if (root != rank()) received_bytes_ += bytes;
+}
+
+// Every rank has the same numbers to sum, so the buffer grows on all of them at once.
+void UnitPeers::sum(double* numbers, std::int64_t count) {
+  if (size() == 1 || count == 0) return;
+  const ComputeScope scope(recorder_(), SpanKind::exchange);
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(double);
+  if (!summands_ || summands_->bytes() < bytes) {
+    summands_.reset();
+    summands_ = communicator_.allocate("an optimizer's sums", bytes, comm::Sharing::per_rank);
+  }
+  communicator_.acquire(*summands_, tag);
+  current_queue(communicator_.device()).copy(summands_->data(), numbers, bytes);
+  communicator_.all_reduce(*summands_, count, numbers, {.in_dtype = float64, .out_dtype = float64},
+                           tag);
+  received_bytes_ += comm::all_reduced_bytes(count, size(), float64, WireFormat::same);
 }
 
 }  // namespace tessera

@@ -3,12 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "engine/optim/shard_peers.h"
+#include "engine/optim/parts/shard_peers.h"
 #include "sharding/profiler/step_recorder.h"
 #include "sharding/units/unit.h"
 
@@ -31,6 +32,7 @@ class UnitPeers final : public optim::ShardPeers {
   void send(const std::byte* memory, std::size_t bytes, int to) override;
   void receive(std::byte* memory, std::size_t bytes, int from) override;
   void broadcast(std::byte* memory, std::size_t bytes, int root) override;
+  void sum(double* numbers, std::int64_t count) override;
 
   [[nodiscard]] std::uint64_t received_bytes() const { return received_bytes_; }
 
@@ -43,6 +45,7 @@ class UnitPeers final : public optim::ShardPeers {
   comm::Communicator& communicator_;
   std::function<StepRecorder*()> recorder_;
   std::unordered_map<const detail::TensorData*, Place> places_;  // by local tensor
+  std::shared_ptr<comm::Buffer> summands_;                       // after the first sum()
   std::uint64_t received_bytes_ = 0;
 };
 

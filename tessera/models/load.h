@@ -2,3 +2,4 @@
 #pragma once
 
 #include "models/load/load.h"
+#include "models/load/weights.h"

@@ -46,6 +46,7 @@ TEST(BenchInput, UnknownArgumentsAreRefused) {
   refused({"--strategies", "none,FULSHARD"}, 2, "did you mean FULL_SHARD?");
   refused({"--axis", "sharding.backward_prefech=1"}, 2, "did you mean sharding.backward_prefetch?");
   refused({"--axis", "data.batch_size"}, 2, "must be KEY=VALUE,VALUE");
+  refused({"--set", "train.accumulation_ramp={2: 2}"}, 3, "all steps of a benchmark are alike");
   refused({"--precisions", "fp32,fp7"}, 3, "must be one of no | bf16");
   refused({"--prefetch", "EARLY"}, 3, "must be one of BACKWARD_PRE");
   refused({"--batch-sizes", "0"}, 3, "data.batch_size");

@@ -50,8 +50,13 @@ class Whole {
       for (std::size_t i = 0; i < optimizer->parameters().size(); ++i) {
         if (optimizer->parameters()[i].name != part.name) continue;
         counts[part.name] = optimizer->step_counts()[i];
-        for (const std::string& name : optimizer->state_names_of(i)) {
-          put(part.name + "." + name, part, optimizer->state(i, name));
+        const std::vector<std::string> names = optimizer->state_names_of(i);
+        for (std::size_t which = 0; which < names.size(); ++which) {
+          const optim::StateFormat format = optimizer->state_format(i, which);
+          ShardedParameter of_state = part;
+          of_state.shape = Shape{format.elements_for(part.shape.elements())};
+          of_state.first = format.whole ? 0 : format.elements_for(part.first);
+          put(part.name + "." + names[which], of_state, optimizer->state(i, names[which]));
         }
       }
     }

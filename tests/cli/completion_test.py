@@ -78,7 +78,7 @@ class Completion(unittest.TestCase):
 
     def test_values_of_keys(self):
         self.assertEqual(completed("train", "--set", "sharding.sharding_strategy", "=", "NO"), ["NO_SHARD"])
-        self.assertEqual(completed("train", "--set", "=", "train.optimizer", "="), ["adamw", "lion", "muon", "sgd"])
+        self.assertEqual(completed("train", "--set", "=", "train.optimizer", "="), ["adafactor", "adamw", "adamw8bit", "lion", "muon", "schedule_free_adamw", "sgd"])
         self.assertEqual(completed("train", "--set", "data.shuffle", "=", ""), ["false", "true"])
         self.assertEqual(completed("train", "--set", "sharding.loss_scale", "=", ""), ["dynamic"])
         self.assertEqual(completed("train", "--set", "train.lr", "=", ""), [])
@@ -89,7 +89,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("launch", "--", "tessera", "tr"), ["train"])
         self.assertEqual(completed("launch", "--", "build/tessera", "train", "--dev"), ["--device"])
         self.assertEqual(completed("launch", "--nnodes", "1", "tessera", "train", "--device", "cu"), ["cuda"])
-        self.assertEqual(completed("launch", "--", "tessera", "train", "--set", "train.optimizer", "=", "s"), ["sgd"])
+        self.assertEqual(completed("launch", "--", "tessera", "train", "--set", "train.optimizer", "=", "sg"), ["sgd"])
         self.assertEqual(completed("launch", "--", "python3", "tessera", "--max"), [])
 
     def test_help_takes_subcommands(self):

@@ -106,6 +106,13 @@ inline Ended train(int ranks, const Settings& settings) {
   return ended;
 }
 
+// The same, from a checkpoint on.
+inline Ended train_on(int ranks, const Settings& settings) {
+  Ended ended = train(ranks, settings);
+  EXPECT_NE(ended.err.find("resumed from"), std::string::npos) << ended.err;
+  return ended;
+}
+
 inline std::vector<nlohmann::json> metrics_in(const std::string& path) {
   std::vector<nlohmann::json> steps;
   std::istringstream stream(read_text(path));

@@ -116,6 +116,11 @@ TEST(ChangedValues, EveryOpThatReadsItsInputsChecks) {
        [&](const Tensor& x) {
          return grouped_linear(dispatch_rows(x, groups), std::vector{w}, groups);
        }},
+      {"grouped_linear",
+       [&](const Tensor& x) {
+         return grouped_linear(w, reshape(x, {1, x.size(0), x.size(1)}), {}, groups,
+                               WeightLayout::out_in);
+       }},
       {"grouped_swiglu_linear",
        [&](const Tensor& x) { return grouped_swiglu_linear(w, x, std::vector{w}, groups); }},
       {"layer_norm", [](const Tensor& x) { return layer_norm(x, {}, {}); }},

@@ -18,6 +18,7 @@
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "engine/recompute.h"
+#include "engine/tensor_ops.h"
 #include "support/gradient_check.h"
 
 namespace tessera::gradient_cases {
@@ -388,6 +389,64 @@ TEST_F(GradientCheck, AttentionWithWindowDocumentsAndCap) {
   }
 }
 
+TEST_F(GradientCheck, AttentionWithSinksAndInParts) {
+  const Tensor q = leaf({2, 3, 12}, 51, -2, 2), k = leaf({2, 5, 6}, 52, -2, 2),
+               v = leaf({2, 5, 6}, 53), sinks = leaf({4}, 54, -2, 2);
+  AttentionOptions options{.heads = 4, .key_heads = 2, .causal = true};
+  // Only the sums, and both results.
+  check_gradients(
+      [&] { return weighted_sum(square(attention_parts(q, k, v, options).log_sum_exp)); }, {q, k});
+  check_gradients(
+      [&] {
+        const AttentionParts parts = attention_parts(q, k, v, options);
+        return weighted_sum(parts.out) + weighted_sum(square(parts.log_sum_exp));
+      },
+      {q, k, v});
+  options.sinks = sinks;
+  check_gradients([&] { return weighted_sum(attention(q, k, v, options)); }, {q, k, v, sinks});
+  const Tensor qkv = leaf({2, 4, 24}, 55, -2, 2);
+  check_gradients([&] { return weighted_sum(packed_attention(qkv, options)); }, {qkv, sinks});
+}
+
+TEST_F(GradientCheck, AttentionWithBiasAndOtherWidths) {
+  manual_seed(3);
+  const Tensor q = leaf({2, 4, 12}, 61, -2, 2), k = leaf({2, 5, 6}, 62, -2, 2),
+               v = leaf({2, 5, 10}, 63);
+  for (const Shape& shape : {Shape{4, 5}, Shape{4, 4, 5}, Shape{2, 1, 4, 5}, Shape{2, 4, 4, 5}}) {
+    SCOPED_TRACE(shape.to_string());
+    const Tensor bias = leaf(shape, 64, -1, 1);
+    AttentionOptions options{.heads = 4, .key_heads = 2, .causal = true, .dropout = 0.2};
+    if (shape.dimensions() == 3) {
+      options.window = 2;
+      options.soft_cap = 0.9;
+    }
+    options.bias = bias;
+    const auto function = [&] {
+      begin_batch({.step = 5, .first_sample = 1, .samples = 2});
+      const AttentionParts parts = attention_parts(q, k, v, options);
+      return weighted_sum(parts.out) + weighted_sum(square(parts.log_sum_exp));
+    };
+    check_gradients(function, {q, k, v, bias});
+  }
+  const Tensor qkv = leaf({2, 4, 24}, 65, -2, 2), bias = leaf({4, 4, 4}, 66);
+  const AttentionOptions options{.heads = 4, .key_heads = 2, .sinks = leaf({4}, 67), .bias = bias};
+  check_gradients([&] { return weighted_sum(packed_attention(qkv, options)); },
+                  {qkv, bias, options.sinks});
+}
+
+// The gradient of a log-sum-exp of -inf counts for nothing, even if it is NaN.
+TEST_F(GradientCheck, AttentionInPartsOfRowsThatSeeNothing) {
+  const Tensor x = leaf({2, 3, 4}, 56);
+  const AttentionOptions options{
+      .heads = 2, .key_mask = constant(std::vector<std::uint8_t>{1, 1, 0, 0, 0, 0}, {2, 3})};
+  const auto function = [&] {
+    const AttentionParts parts = attention_parts(x, x, x, options);
+    const Tensor shares = exp(parts.log_sum_exp - logsumexp(parts.log_sum_exp, {1}, true));
+    return weighted_sum(parts.out) + weighted_sum(narrow(shares, 0, 0, 1));
+  };
+  check_gradients(function, {x});
+}
+
 TEST_F(GradientCheck, AttentionOfRowsThatSeeNothing) {
   const Tensor x = leaf({2, 3, 4}, 48);
   const Tensor mask = constant(std::vector<std::uint8_t>{0, 1, 1, 0, 0, 0}, {2, 3});
@@ -452,6 +511,14 @@ TEST_F(GradientCheck, SequenceAttention) {
       }
     }
   }
+}
+
+TEST_F(GradientCheck, SequenceAttentionWithAWindow) {
+  const Sequences sequences = sequences_of({3, 1, 6}, 7);
+  const Tensor q = leaf({10, 6}, 76, -1, 1), k = leaf({10, 6}, 77, -1, 1), v = leaf({10, 6}, 78);
+  const SequenceAttentionOptions options{.heads = 2, .window = 2};
+  check_gradients([&] { return weighted_sum(sequence_attention(q, k, v, sequences, options)); },
+                  {q, k, v});
 }
 
 TEST_F(GradientCheck, SequenceDropoutWithAFixedKey) {

@@ -1,5 +1,5 @@
 // Owners of matrices: each is owned once, the work is even, and parts decide between equals.
-#include "engine/optim/matrix_owners.h"
+#include "engine/optim/matrices/matrix_owners.h"
 
 #include <gtest/gtest.h>
 

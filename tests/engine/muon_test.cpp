@@ -284,6 +284,31 @@ class Net : public nn::Module {
   nn::Linear inner, head;
 };
 
+class StackedMatricesImpl : public nn::Module {
+ public:
+  explicit StackedMatricesImpl(std::int64_t matrices) {
+    register_parameter("weight", Tensor::zeros({matrices, 4, 5}));
+    register_parameter("weight_bias", Tensor::zeros({matrices, 5}));
+  }
+};
+TESSERA_MODULE(StackedMatrices);
+
+// Biases of several matrices that lie in one tensor are vectors.
+TEST(Muon, LeavesStackedBiasesOut) {
+  struct Whole : nn::Module {
+    Whole() {
+      register_module("stack", StackedMatrices(3));
+      register_parameter("matrix", Tensor::zeros({4, 5}));
+    }
+  } net;
+  const optim::ParameterFilter hidden = optim::hidden_matrices(net);
+  std::vector<std::string> names;
+  for (const nn::NamedParameter& parameter : net.parameters()) {
+    if (hidden(parameter)) names.push_back(parameter.name);
+  }
+  EXPECT_EQ(names, std::vector<std::string>{"matrix"});
+}
+
 TEST(Muon, KnowsHiddenMatrices) {
   Net net;
   const optim::ParameterFilter hidden = optim::hidden_matrices(net);

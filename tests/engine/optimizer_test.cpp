@@ -121,6 +121,13 @@ TEST(AdamW, GroupsHaveARateAndADecayOfTheirOwn) {
   }
 }
 
+TEST(Optimizer, RefusesAParameterTwice) {
+  const Case c(float32);
+  std::vector<nn::NamedParameter> twice = c.parameters;
+  twice.push_back(c.parameters[0]);
+  EXPECT_THROW(optim::Sgd(twice, {}), std::logic_error);
+}
+
 TEST(Optimizer, RefusesAnEmptyGroup) {
   const Case c(float32);
   for (const char* pattern : {"q", "p.*x", "("}) {

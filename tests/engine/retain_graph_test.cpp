@@ -76,6 +76,9 @@ TEST(RetainGraph, EveryOpFindsItsSavedTensors) {
               {x});
   const Tensor qkv = leaf({1, 3, 12}, 4);
   check_twice([&] { return weighted_sum(packed_attention(qkv, {.heads = 2})); }, {qkv});
+  const Tensor bias = leaf({qkv.size(1), qkv.size(1)}, 9);
+  check_twice([&] { return weighted_sum(packed_attention(qkv, {.heads = 2, .bias = bias})); },
+              {qkv, bias});
   check_twice([&] { return weighted_sum(normalize_rows(x)); }, {x});
   check_twice(
       [&] {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/gradient_check_test.h"
+#include "engine/ops/products/convolution.h"
 #include "engine/ops/products/grouped.h"
 #include "engine/tensor_ops.h"
 
@@ -207,6 +208,23 @@ TEST_F(GradientCheck, GroupedProducts) {
       },
       {rows});
   check_gradients([&] { return weighted_sum(grouped_linear(rows.detach(), into, groups)); }, into);
+  // The weights of all groups in one tensor.
+  const Tensor by_in = leaf({4, 3, 5}, 154), by_out = leaf({4, 5, 3}, 155);
+  const Tensor biases = leaf({4, 5}, 156);
+  check_gradients(
+      [&] {
+        return weighted_sum(grouped_linear(rows, by_in, biases, groups, WeightLayout::in_out));
+      },
+      {rows, by_in, biases});
+  check_gradients(
+      [&] { return weighted_sum(grouped_linear(rows, by_out, {}, groups, WeightLayout::out_in)); },
+      {rows, by_out});
+  check_gradients(
+      [&] {
+        return weighted_sum(
+            grouped_linear(rows.detach(), by_out, biases, groups, WeightLayout::out_in));
+      },
+      {biases});
 }
 
 TEST_F(GradientCheck, Einsum) {
@@ -237,6 +255,37 @@ TEST_F(GradientCheck, Losses) {
                              CrossEntropyOptions{.label_smoothing = 0.1, .z_loss = 0.01});
       },
       {x});
+}
+
+TEST_F(GradientCheck, ConvolutionsOverOneAndTwoDimensions) {
+  for (const std::int64_t groups : {1, 2}) {
+    SCOPED_TRACE(groups);
+    const Tensor x = leaf({3, 4, 5, 6}, 141), w = leaf({2, 4 / groups, 3, 2}, 142),
+                 bias = leaf({2}, 143);
+    check_gradients(
+        [&] {
+          return weighted_sum(square(
+              conv2d(x, w, bias,
+                     {.stride = {2, 1}, .padding = {1, 2}, .dilation = {1, 2}, .groups = groups})));
+        },
+        {x, w, bias});
+    const Tensor line = leaf({2, 4, 7}, 144), kernel = leaf({4, 4 / groups, 3}, 145);
+    check_gradients(
+        [&] {
+          return weighted_sum(
+              conv1d(line, kernel, {}, {.stride = 2, .padding = 1, .groups = groups}));
+        },
+        {line, kernel});
+  }
+  // A kernel of 1, which reads x in place.
+  const Tensor x = leaf({2, 3, 2, 2}, 146), w = leaf({4, 3, 1, 1}, 147);
+  check_gradients([&] { return weighted_sum(square(conv2d(x, w))) + weighted_sum(x); }, {x, w});
+}
+
+TEST_F(GradientCheck, GroupNorm) {
+  const Tensor x = leaf({2, 6, 3, 2}, 148), gamma = leaf({6}, 149), beta = leaf({6}, 150);
+  check_gradients([&] { return weighted_sum(square(group_norm(x, 3, gamma, beta))); },
+                  {x, gamma, beta});
 }
 
 }  // namespace tessera::gradient_cases

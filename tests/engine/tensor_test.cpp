@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/ops.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -203,6 +204,18 @@ TEST(Ops, MatmulSaysWhatDoesNotFit) {
             "before the last two must be equal or 1");
   EXPECT_EQ(refused(a, Tensor::zeros({3, 2}, bfloat16)),
             "matmul of [2, 3] and [3, 2]: dtypes float32 and bfloat16 differ; cast one of them");
+}
+
+// Products of sizes do not wrap around.
+TEST(Tensor, ShapesBeyondMemoryAreRefused) {
+  constexpr std::int64_t large = std::int64_t{1} << 40;
+  for (const Shape& shape : {Shape{std::int64_t{1} << 62}, Shape{large, large},
+                             Shape{large, std::int64_t{1} << 24, 2}}) {
+    EXPECT_EQ(testing::misuse_of([&] { return Tensor::zeros(shape); }),
+              "a tensor of shape " + shape.to_string() + " has more elements than memory can hold");
+    EXPECT_THROW((void)Tensor::empty(shape, float32, Device::meta()), std::logic_error);
+  }
+  EXPECT_EQ(Tensor::zeros({large, 0, large}).elements(), 0);
 }
 
 TEST(Ops, RefuseShapesAndDtypesByName) {

@@ -99,6 +99,11 @@ TEST(UpdateElements, RefusesGpusAndOtherTypes) {
   EXPECT_EQ(testing::misuse_of([&] { take_step(elements.update, 0); }),
             "update_elements: gradients of float64 for parameters of float32");
   elements.update.gradient_dtype = float32;
+  elements.update.has_formats = true;
+  EXPECT_EQ(testing::misuse_of([&] { take_step(elements.update, 0); }),
+            "update_elements: a state of this optimizer has a StateFormat; states of the "
+            "parameter's dtype and shape are needed");
+  elements.update.has_formats = false;
   elements.update.states.clear();
   EXPECT_EQ(testing::misuse_of([&] { take_step(elements.update, 0); }),
             "update_elements<1>: the optimizer's state_names() has 0 names");

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -28,7 +29,9 @@
 #include "engine/data/token_shards.h"
 #include "fuzz/control_target.h"
 #include "fuzz/data_target.h"
+#include "models/clip/clip_config.h"
 #include "models/registry/registry.h"
+#include "models/vit/vit_config.h"
 #include "tasks/columnar/arrow/arrow_input.h"
 #include "tasks/columnar/arrow/arrow_reader.h"
 #include "tasks/columnar/json_rows.h"
@@ -296,6 +299,22 @@ void run_recipe(std::string_view bytes) {
   training::validate(training::parse_recipe(bytes, "recipe.yaml", {}), 1);
 }
 
+// A configuration of images, which the registry does not have. What is written must be read again.
+template <class Config, class Write>
+void check_image_config(const nlohmann::json& given, const Write& written) {
+  std::optional<Config> config;
+  try {
+    config = Config::parse(given, "config.json");
+  } catch (const Error&) {
+    return;
+  }
+  try {
+    (void)Config::parse(written(*config), "config.json");
+  } catch (const Error&) {
+    __builtin_trap();
+  }
+}
+
 void run_config(std::string_view bytes) {
   const nlohmann::json config = parse_json(bytes, "config.json");
   for (const models::Architecture& architecture : models::architectures()) {
@@ -304,6 +323,11 @@ void run_config(std::string_view bytes) {
     } catch (const Error&) {
     }
   }
+  check_image_config<models::ViTConfig>(config, [](const models::ViTConfig& vit) {
+    return vit.to_json("ViTForImageClassification", float32);
+  });
+  check_image_config<models::CLIPConfig>(
+      config, [](const models::CLIPConfig& clip) { return clip.to_json(float32); });
 }
 
 void run_narrow(std::string_view bytes) {

@@ -55,9 +55,12 @@ gemma3 = decoder("Gemma3", 11, layer_types=["sliding_attention", "full_attention
                  query_pre_attn_scalar=20)
 mixtral = decoder("Mixtral", 9, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.05)
 qwen3_moe = decoder("Qwen3Moe", 10, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48, head_dim=24)
+gpt_oss = decoder("GptOss", 12, num_hidden_layers=3, num_local_experts=5, num_experts_per_tok=2, head_dim=24,
+                  sliding_window=9, output_router_logits=True, router_aux_loss_coef=0.05)
 
 MAKERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2,
-          "smollm3": smollm3, "phi3": phi3, "gemma3": gemma3, "mixtral": mixtral, "qwen3_moe": qwen3_moe}
+          "smollm3": smollm3, "phi3": phi3, "gemma3": gemma3, "mixtral": mixtral, "qwen3_moe": qwen3_moe,
+          "gpt_oss": gpt_oss}
 
 
 def edit_config(folder, edit):

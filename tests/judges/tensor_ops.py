@@ -71,6 +71,69 @@ LOSSES = {
 }
 
 
+def scores_of(x, heads):
+    """q, k and v [batch, length, heads * size] as heads, and the scaled scores under a causal mask."""
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in x[:3])
+    scores = (q.float() if q.dtype == torch.bfloat16 else q) @ (k.float() if k.dtype == torch.bfloat16 else k).mT
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return (scores / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf), v
+
+
+def attention_with_sinks(x, heads):
+    """gpt-oss: a further key with the score of the head's sink and a value of 0."""
+    scores, v = scores_of(x, heads)
+    sinks = x[3].to(scores.dtype).reshape(1, heads, 1, 1).expand(*scores.shape[:-1], 1)
+    shares = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    return (shares @ v.to(shares.dtype)).transpose(1, 2).flatten(2).to(x[0].dtype)
+
+
+def general_attention(x, heads, key_heads, causal):
+    """Query heads that share keys, values of another width, and a bias if there is a fourth input."""
+    dtype = torch.float32 if x[0].dtype == torch.bfloat16 else x[0].dtype
+    q, k, v = (t.to(dtype).unflatten(-1, (count, -1)).transpose(1, 2)
+               for t, count in zip(x, (heads, key_heads, key_heads)))
+    k, v = (t.repeat_interleave(heads // key_heads, 1) for t in (k, v))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if len(x) > 3:
+        scores = scores + x[3].to(dtype)
+    if causal:
+        offset = k.shape[2] - q.shape[2]
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + offset), -math.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2).to(x[0].dtype)
+
+
+def attention_cases(add, rng):
+    for number in range(4):
+        key_heads, heads_of_a_key = rng.randint(1, 2), rng.randint(1, 2)
+        heads = key_heads * heads_of_a_key
+        # The root of a power of four is exact: the scale is a number in fp32, also for fp64.
+        dim, value_dim = rng.choice([1, 4]), rng.choice([2, 3, 5])
+        batch, queries = 2, rng.randint(2, 4)
+        keys, causal = queries + rng.randint(0, 2), number // 2
+        rows = [[batch, queries, heads * dim], [batch, keys, key_heads * dim], [batch, keys, key_heads * value_dim]]
+        arguments = [heads, key_heads, causal]
+        add("attention_widths", rows, lambda x, ids, a=arguments: general_attention(x, *a), arguments)
+        bias = ([queries, keys], [heads, queries, keys], [batch, 1, queries, keys], [batch, heads, queries, keys])[number]
+        add("attention_bias", rows + [bias], lambda x, ids, a=arguments: general_attention(x, *a), arguments)
+
+
+def convolution_cases(add, rng):
+    for _ in range(3):
+        groups = rng.choice([1, 2, 3])
+        channels, outputs = groups * rng.randint(1, 3), groups * rng.randint(1, 3)
+        stride, padding, dilation, kernel = ([rng.randint(low, high) for _ in range(2)]
+                                             for low, high in ((1, 3), (0, 2), (1, 2), (1, 3)))
+        size = [rng.randint(6, 9) for _ in range(2)]
+        add("conv2d", [[2, channels] + size, [outputs, channels // groups] + kernel, [outputs]],
+            lambda x, ids, s=stride, p=padding, d=dilation, g=groups: functional.conv2d(*x, s, p, d, g),
+            [*stride, *padding, *dilation, groups])
+        add("conv1d", [[3, channels, size[0]], [outputs, channels // groups, kernel[0]], [outputs]],
+            lambda x, ids, s=stride, p=padding, d=dilation, g=groups: functional.conv1d(*x, s[0], p[0], d[0], g),
+            [stride[0], padding[0], dilation[0], groups])
+        add("group_norm", [[2, 2 * groups] + size, [2 * groups], [2 * groups]],
+            lambda x, ids, g=groups: functional.group_norm(x[0], g, x[1], x[2]), [groups])
+
+
 def cases():
     """Lists (case, function of (inputs, ids))."""
     rng = random.Random(32)
@@ -119,6 +182,11 @@ def cases():
             lambda x, ids: functional.cross_entropy(x[0].float() if x[0].dtype == torch.bfloat16 else x[0], ids,
                                                     label_smoothing=0.1),
             ids={"shape": [3], "end": 5})
+    convolution_cases(add, rng)
+    rows = [2, 5, 12]
+    add("attention_sinks", [rows, rows, rows, [3]], lambda x, ids: attention_with_sinks(x, 3), [3])
+    add("attention_log_sum_exp", [rows, rows, rows], lambda x, ids: scores_of(x, 3)[0].logsumexp(-1) + 0 * x[2].sum(), [3])
+    attention_cases(add, rng)
     return listed
 
 

@@ -1,10 +1,10 @@
-"""Sentences through RoBERTa, XLM-RoBERTa, CamemBERT and DistilBERT with the tokenizers of their kinds: embeddings equal
+"""Sentences through RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ModernBERT and T5 with the tokenizers of their kinds: embeddings equal
 those of Sentence Transformers, for bare folders, and for folders that a run of Tessera trained and saved."""
 import json
 
 import numpy
 import pytest
-from test_encoders import camembert, distilbert, roberta, xlm_roberta
+from test_encoders import camembert, distilbert, modernbert, roberta, t5, xlm_roberta
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -51,7 +51,7 @@ def word_piece():
 
 
 KINDS = {"roberta": (roberta, byte_level), "xlm-roberta": (xlm_roberta, unigram), "camembert": (camembert, unigram),
-         "distilbert": (distilbert, word_piece)}
+         "distilbert": (distilbert, word_piece), "modernbert": (modernbert, byte_level), "t5": (t5, unigram)}
 
 
 @pytest.fixture(params=KINDS.items(), ids=KINDS.keys())

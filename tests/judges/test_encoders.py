@@ -1,4 +1,4 @@
-"""BERT, MPNet, RoBERTa and its families, DistilBERT, and sentence encoders: hidden states and embeddings equal those of transformers and
+"""BERT, MPNet, RoBERTa and its families, DistilBERT, ModernBERT, T5, and sentence encoders: hidden states and embeddings equal those of transformers and
 sentence-transformers, for folders that they saved, and for folders that Tessera saved.
 
 This file makes the ids, so that no tokenizer of Tessera is part of the comparison. Where the package
@@ -16,8 +16,8 @@ import torch
 from models import scatter
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, BertConfig, BertModel, CamembertConfig, CamembertModel, DistilBertConfig,
-                          DistilBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel, XLMRobertaConfig,
-                          XLMRobertaModel)
+                          DistilBertModel, ModernBertConfig, ModernBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel, T5Config, T5EncoderModel,
+                          XLMRobertaConfig, XLMRobertaModel)
 
 PROGRAM = pathlib.Path(os.environ.get("TESSERA_PROGRAM", "build/tessera"))
 BENCH = PROGRAM.parent / "bench" / "sentence_encoder_bench"
@@ -62,7 +62,28 @@ def distilbert(seed=8, **changes):
     return scatter(DistilBertModel(config), seed)
 
 
-MODELS = [bert, mpnet, roberta, xlm_roberta, camembert, distilbert]
+def modernbert(seed=10, **changes):
+    """A window of four tokens on each side, in two of four layers."""
+    names = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
+    changes = {names.get(key, key): value for key, value in changes.items()}
+    config = ModernBertConfig(**{"vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+                                 "intermediate_size": 72, "max_position_embeddings": 64, "local_attention": 8,
+                                 "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+                                 "sep_token_id": 2, **changes})
+    return scatter(ModernBertModel(config), seed)
+
+
+def t5(seed=11, **changes):
+    """Heads that are wider together than the model, and distances beyond the nearest."""
+    changes = {{"layer_norm_eps": "layer_norm_epsilon"}.get(key, key): value for key, value in changes.items()}
+    if changes.pop("hidden_act", None):
+        changes["feed_forward_proj"] = "gated-gelu"
+    config = T5Config(**{"vocab_size": 211, "d_model": 48, "num_layers": 2, "num_heads": 4, "d_kv": 16, "d_ff": 96,
+                         "relative_attention_max_distance": 30, "dropout_rate": 0.0, "n_positions": 64, **changes})
+    return scatter(T5EncoderModel(config), seed)
+
+
+MODELS = [bert, mpnet, roberta, xlm_roberta, camembert, distilbert, modernbert, t5]
 
 
 def batch(lengths, vocabulary=211, padding=1, seed=5):
@@ -132,9 +153,8 @@ def test_models_that_tessera_saved(tmp_path, make):
     features = batch(LENGTHS)
     [states] = run(tmp_path / "model", features, tmp_path, "--save", tmp_path / "saved", "--steps", 3,
                    states=True)
-    saved = AutoModel.from_pretrained(tmp_path / "saved")
-    assert not torch.equal(saved.state_dict()["embeddings.word_embeddings.weight"],
-                           make().state_dict()["embeddings.word_embeddings.weight"])
+    saved = (T5EncoderModel if make is t5 else AutoModel).from_pretrained(tmp_path / "saved")
+    assert not torch.equal(saved.get_input_embeddings().weight, make().get_input_embeddings().weight)
     assert_close(states, states_of(saved, features), 1e-4)
 
 
@@ -154,16 +174,49 @@ def test_names_of_pretraining(tmp_path):
     assert_close(states, states_of(model.bert, features), 1e-4)
 
 
-@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "DistilBertForMaskedLM", "CamembertForMaskedLM"])
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "DistilBertForMaskedLM", "CamembertForMaskedLM",
+                                  "ModernBertForMaskedLM", "ModernBertForSequenceClassification",
+                                  "T5ForConditionalGeneration", "T5Model"])
 def test_heads_of_pretraining_are_passed_over(tmp_path, name):
     import transformers
 
-    make = {"R": roberta, "D": distilbert, "C": camembert}[name[0]]
+    make = {"R": roberta, "D": distilbert, "C": camembert, "M": modernbert, "T": t5}[name[0]]
     model = scatter(getattr(transformers, name)(make().config), 9)
     model.save_pretrained(tmp_path / "model")
     features = batch(LENGTHS)
     [states] = run(tmp_path / "model", features, tmp_path, states=True)
-    assert_close(states, states_of(model.base_model, features), 1e-4)
+    assert_close(states, states_of(model.encoder if make is t5 else model.base_model, features), 1e-4)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("spelling", ["transformers 5", "transformers 4"])
+def test_modernberts_layers_and_rotary_bases(tmp_path, biased, spelling):
+    """Kinds of layers and bases that are not the defaults, in both spellings of config.json, and every bias."""
+    types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    if spelling == "transformers 4":
+        types = ["sliding_attention" if i % 2 else "full_attention" for i in range(4)]
+    model = modernbert(layer_types=types, norm_bias=biased, attention_bias=biased, mlp_bias=biased,
+                       rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                                        "sliding_attention": {"rope_type": "default", "rope_theta": 90.0}})
+    model.save_pretrained(tmp_path / "model")
+    if spelling == "transformers 4":
+        path = tmp_path / "model" / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        del config["layer_types"], config["rope_parameters"]
+        config.update(global_attn_every_n_layers=2, global_rope_theta=500.0, local_rope_theta=90.0)
+        path.write_text(json.dumps(dict(config, local_rope_theta=None)), encoding="utf-8")
+        [same_base] = run(tmp_path / "model", batch(LENGTHS), tmp_path, states=True)
+        rotary = model.rotary_emb
+        own = rotary.sliding_attention_inv_freq.clone()
+        rotary.sliding_attention_inv_freq.copy_(rotary.full_attention_inv_freq)
+        assert_close(same_base, states_of(model, batch(LENGTHS)), 1e-4)
+        rotary.sliding_attention_inv_freq.copy_(own)
+        path.write_text(json.dumps(config), encoding="utf-8")
+    features = batch(LENGTHS)
+    [states] = run(tmp_path / "model", features, tmp_path, states=True)
+    assert_close(states, states_of(model, features), 1e-4)
+    [states] = run(tmp_path / "model", features, tmp_path, "--save", tmp_path / "saved", "--steps", 3, states=True)
+    assert_close(states, states_of(AutoModel.from_pretrained(tmp_path / "saved"), features), 1e-4)
 
 
 def test_a_padding_token_within_a_text(tmp_path):

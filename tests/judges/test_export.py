@@ -43,6 +43,12 @@ MODELS = {
     "qwen3_moe": "{architecture: qwen3_moe, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
                  "hidden_size: 64, moe_intermediate_size: 48, intermediate_size: 96, seq_len: 64, num_experts: 6, "
                  "num_experts_per_tok: 2, norm_topk_prob: true}",
+    "gpt_oss": "{architecture: gpt_oss, num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2, "
+               "hidden_size: 64, head_dim: 24, intermediate_size: 48, seq_len: 64, num_local_experts: 5, "
+               "num_experts_per_tok: 2, sliding_window: 20, swiglu_limit: 2.0}",
+    "gpt_oss_unscaled": "{architecture: gpt_oss, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, "
+                        "hidden_size: 64, head_dim: 16, intermediate_size: 32, seq_len: 64, num_local_experts: 3, "
+                        "num_experts_per_tok: 1, rope_theta: 5000.0, rope_scaling: {rope_type: default}}",
 }
 
 

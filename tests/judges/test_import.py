@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from models import (LLAMA3_ROPE, MAKERS, YARN_ROPE, assert_close, assert_close_relatively, edit_config, gemma3, gpt2, llama,
+from models import (LLAMA3_ROPE, MAKERS, YARN_ROPE, assert_close, assert_close_relatively, edit_config, gemma3, gpt2, gpt_oss, llama,
                     logits_of, mistral, prompt, qwen2)
 from safetensors.torch import load_file, save_file
 
@@ -163,6 +163,12 @@ FAMILIES = [
     ("qwen3_moe", {}),
     ("qwen3_moe", {"norm_topk_prob": True, "num_experts_per_tok": 1, "num_experts": 2, "attention_bias": True}),
     ("qwen3_moe", {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1], "num_hidden_layers": 4}),
+    ("gpt_oss", {}),
+    ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 1, "attention_bias": False, "swiglu_limit": 0.3,
+                 "swiglu_alpha": 1.1, "tie_word_embeddings": True}),
+    ("gpt_oss", {"layer_types": ["full_attention", "full_attention", "sliding_attention"], "num_key_value_heads": 4,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}),
+    ("gpt_oss", {"rope_parameters": {"rope_theta": 5000.0, **YARN_ROPE}}),
     ("qwen2", {"rope_parameters": {"rope_theta": 5000.0, **YARN_ROPE}}),
     ("qwen3", {"rope_parameters": {"rope_theta": 1e6, **YARN_ROPE, "attention_factor": 1.3, "beta_fast": 8.0,
                                    "beta_slow": 2.0, "truncate": False}}),
@@ -212,3 +218,35 @@ def test_families_in_the_older_spelling(tessera, tmp_path, family):
     edit_config(tmp_path / "model", spread)
     ids = prompt(80, model.config.vocab_size)
     assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(model, ids))
+
+
+def test_gpt_oss_as_on_the_hub(tessera, tmp_path):
+    """With the keys of OpenAI's own code beside those of transformers 4."""
+    model = gpt_oss()
+    model.save_pretrained(tmp_path / "model")
+
+    def spread(config):
+        rope = config.pop("rope_parameters")
+        assert rope["truncate"] is False and rope["factor"] == 32.0
+        config.update(rope_theta=int(rope.pop("rope_theta")), rope_scaling=rope, initial_context_length=4096,
+                      experts_per_token=config["num_experts_per_tok"])
+
+    edit_config(tmp_path / "model", spread)
+    ids = prompt(80, model.config.vocab_size)
+    assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(model, ids))
+
+
+def test_gpt_oss_without_a_scaling_has_its_own(tessera, tmp_path):
+    """Transformers takes YaRN where the configuration lacks the keys, and where they are null."""
+    model = gpt_oss()
+    model.save_pretrained(tmp_path / "model")
+
+    def forget(config):
+        del config["rope_parameters"]
+        config.update(rope_theta=150000.0, rope_scaling=None)
+
+    edit_config(tmp_path / "model", forget)
+    again = type(model).from_pretrained(tmp_path / "model")
+    assert again.config.rope_parameters["rope_type"] == "yarn"
+    ids = prompt(80, model.config.vocab_size)
+    assert_close_relatively(tessera.logits(tmp_path / "model", ids), logits_of(again.eval(), ids))

@@ -14,6 +14,10 @@ LANGUAGE_MODELS = {
     "gpt2": "architecture: gpt2, n_layer: 2, n_head: 2, n_embd: 64",
     "llama": "architecture: llama, num_hidden_layers: 2, hidden_size: 64, intermediate_size: 96, num_attention_heads: 4, "
              "num_key_value_heads: 2, tie_word_embeddings: true, rope_scaling: {rope_type: linear, factor: 2}",
+    "qwen3": "architecture: qwen3, num_hidden_layers: 2, hidden_size: 64, intermediate_size: 96, num_attention_heads: 4, "
+             "num_key_value_heads: 2, head_dim: 24",
+    "qwen3_moe": "architecture: qwen3_moe, num_hidden_layers: 2, hidden_size: 64, moe_intermediate_size: 48, num_experts: 4, "
+                 "num_experts_per_tok: 2, norm_topk_prob: true, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16",
 }
 
 
@@ -56,6 +60,8 @@ def job_of(resolved, weights, modes, **more):
 @pytest.mark.parametrize(("model", "modes", "more"), [
     ("gpt2", ["fsdp2", "ddp"], ", gradient_accumulation_steps: 2"),
     ("llama", ["fsdp1"], ""),
+    ("qwen3", ["fsdp2"], ""),
+    ("qwen3_moe", ["fsdp2"], ", gradient_accumulation_steps: 2"),
 ])
 def test_losses_of_a_language_model_agree(tessera, text, model, modes, more):
     resolved, weights, expected = train(tessera, recipe(LANGUAGE_MODELS[model], text, more), 2)
@@ -94,7 +100,10 @@ def test_unsupported_runs_of_a_peer_are_refused_with_the_reason(tmp_path, text):
              ("pytorch", {"mode": "ddp", "data": {"train": "absent.txt"}}, "absent.txt"),
              ("pytorch", {"mode": "ddp", "train": {"task": "sentence_pairs"}}, "sentence_transformers.py"),
              ("pytorch", {"mode": "ddp", "sharding": {"offload": {"optimizer": "file"}}}, "offload"),
-             ("pytorch", {"mode": "ddp", "model": {"architecture": "qwen3"}}, "qwen3"),
+             ("pytorch", {"mode": "ddp", "model": {"architecture": "olmo2"}}, "olmo2"),
+             ("pytorch", {"mode": "ddp", "model": {"architecture": "qwen3_moe", "decoder_sparse_step": 2}}, "decoder_sparse_step 2"),
+             ("pytorch", {"mode": "ddp", "train": {"optimizer": "lion"}}, "lion"),
+             ("pytorch", {"mode": "ddp", "train": {"adamw": {"state_dtype": "bf16"}}}, "bf16 moments"),
              ("pytorch", {"mode": "ddp", "model": {"architecture": "llama", "rope_scaling.rope_type": "yarn"}}, "yarn"),
              ("sentence_transformers", {"mode": "ddp"}, "pytorch.py"), ("deepspeed", {"mode": "zero3"}, "deepspeed")]
     for peer, change, word in cases:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 from conftest import PROGRAM
-from models import assert_close_relatively, edit_config, logits_of, prompt, qwen3
+from models import assert_close_relatively, edit_config, gpt_oss, logits_of, prompt, qwen3
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -108,6 +108,44 @@ def test_a_model_is_loaded_from_fp8(tessera):
         quantization_config={**FP8, "weight_block_size": [16, 16]}))
     ids = prompt(40, model.config.vocab_size)
     assert_close_relatively(tessera.logits("fp8", ids), logits_of(model, ids))
+
+
+def with_mxfp4_experts(model, folder):
+    """gpt-oss as OpenAI publishes it: the experts' matrices in MXFP4, the rest in bfloat16."""
+    model.save_pretrained(folder)
+    path = folder / "model.safetensors"
+    generator = torch.Generator().manual_seed(6)
+    stored = {}
+    for name, tensor in load_file(path).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            stored[name] = tensor.bfloat16()
+            model.get_parameter(name).data = stored[name].float()
+            continue
+        experts, width, rows = tensor.shape
+        blocks = torch.randint(0, 256, (experts, rows, width // 32, 16), generator=generator, dtype=torch.uint8)
+        exponents = torch.randint(119, 124, (experts, rows, width // 32), generator=generator, dtype=torch.uint8)
+        stored.update({name + "_blocks": blocks, name + "_scales": exponents})
+        model.get_parameter(name).data = convert_moe_packed_tensors(blocks, exponents).float().contiguous()
+    save_file(stored, path, metadata={"format": "pt"})
+    edit_config(folder, lambda config: config.update(quantization_config={
+        "quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                                            "model.embed_tokens", "lm_head"]}))
+
+
+def test_gpt_oss_is_loaded_from_mxfp4_and_trained(tessera, text):
+    model = gpt_oss(vocabulary=256, intermediate_size=96)
+    with_mxfp4_experts(model, tessera.folder / "mxfp4")
+    ids = prompt(80, 256)
+    assert_close_relatively(tessera.logits("mxfp4", ids), logits_of(model, ids))
+    tessera.train(f"""
+model: {{pretrained: mxfp4, seq_len: 32}}
+data: {{train: {json.dumps(str(text))}, tokenizer: bytes, batch_size: 2}}
+train: {{steps: 2, lr: 1.0e-3}}
+checkpoint: {{dir: out, every: 2}}
+""")
+    again = AutoModelForCausalLM.from_pretrained(tessera.folder / "out/step-2").eval()
+    assert not hasattr(again.config, "quantization_config")
+    assert_close_relatively(tessera.logits("out/step-2", ids), logits_of(again, ids))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "aqlm"])

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "support/free_port.h"
 #include "tests/cli/program_testing.h"
 
 namespace tessera::launcher {
@@ -11,17 +12,12 @@ namespace {
 
 using std::chrono::seconds;
 using testing::eventually;
+using testing::free_port;
 using testing::Program;
 using Words = std::vector<std::string>;
 using Environment = std::map<std::string, std::string>;
 
 constexpr const char* waiters_key = "the-key-of-this-test";
-
-// The launchers' own port is the next one.
-int pair_of_ports() {
-  static int count = 0;
-  return 42000 + (::getpid() * 37 + 2 * count++) % 18000;
-}
 
 std::unique_ptr<Program> launcher(int node, int nodes, int port,
                                   const std::string& address = "127.0.0.1") {
@@ -54,7 +50,7 @@ void expect_waits(const Program& program, const std::string& said) {
 
 // The message is printed once, and the waiting continues.
 TEST(Waiting, LaunchersReportForWhom) {
-  const int of_first = pair_of_ports(), of_second = pair_of_ports();
+  const int of_first = free_port(), of_second = free_port();
   const auto first = launcher(0, 3, of_first);
   const auto second = launcher(1, 2, of_second);
   expect_waits(*first, "node 0 waits for the launcher of node(s) 1, 2 of 3 at 127.0.0.1 port " +
@@ -70,8 +66,8 @@ TEST(Waiting, LaunchersReportForWhom) {
 }
 
 TEST(Waiting, RanksReportForWhom) {
-  const int here_0 = pair_of_ports(), here_1 = pair_of_ports();
-  const int there_0 = pair_of_ports(), there_1 = pair_of_ports();
+  const int here_0 = free_port(), here_1 = free_port();
+  const int there_0 = free_port(), there_1 = free_port();
   const auto rank_0 = rank_alone(0, 1, here_0);
   const auto rank_1 = rank_alone(1, 1, here_1);
   const auto rank_0_of_hosts = rank_alone(0, 2, there_0);
@@ -91,8 +87,8 @@ TEST(Waiting, AnInvalidAddressIsNotWaitedFor) {
   const std::string none = "no_such_host.invalid";
   std::vector<std::unique_ptr<Program>> programs;
   for (const int number : {0, 1}) {
-    programs.push_back(launcher(number, 2, pair_of_ports(), none));
-    programs.push_back(rank_alone(number, 2, pair_of_ports(), none));
+    programs.push_back(launcher(number, 2, free_port(), none));
+    programs.push_back(rank_alone(number, 2, free_port(), none));
   }
   for (const auto& program : programs) {
     EXPECT_EQ(program->wait(seconds(20)), 3) << program->err();

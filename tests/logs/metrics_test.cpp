@@ -86,29 +86,29 @@ TEST(Metrics, EveryStepIsWrittenAtOnceAndResumeDropsLaterOnes) {
   const TemporaryFolder folder;
   const auto path = folder / "new/folder/metrics.jsonl";
   {
-    MetricsWriter writer(path, 0);
+    MetricsWriter writer("log.jsonl", path, 0);
     for (std::int64_t i = 1; i <= 5; ++i) {
       writer.write(step(i));
       EXPECT_EQ(steps_in(path).size(), static_cast<std::size_t>(i));
     }
   }
-  { MetricsWriter(path, 3).write(step(4)); }
+  { MetricsWriter("log.jsonl", path, 3).write(step(4)); }
   EXPECT_EQ(steps_in(path), (std::vector<std::int64_t>{1, 2, 3, 4}));
   std::ofstream(path, std::ios::app) << "{\"step\": 5, \"lo";  // a crash in the middle of a line
-  { MetricsWriter(path, 4).write(step(5)); }
+  { MetricsWriter("log.jsonl", path, 4).write(step(5)); }
   EXPECT_EQ(steps_in(path), (std::vector<std::int64_t>{1, 2, 3, 4, 5}));
-  { MetricsWriter(path, 0).write(step(1)); }
+  { MetricsWriter("log.jsonl", path, 0).write(step(1)); }
   EXPECT_EQ(steps_in(path), (std::vector<std::int64_t>{1}));
 }
 
 TEST(Metrics, OtherFilesAreLeftAlone) {
   const TemporaryFolder folder;
   std::ofstream(folder / "recipe.yaml") << "train: {steps: 1}\n";
-  EXPECT_THROW(MetricsWriter(folder / "recipe.yaml", 0), Error);
+  EXPECT_THROW(MetricsWriter("log.jsonl", folder / "recipe.yaml", 0), Error);
   EXPECT_EQ(read_text(folder / "recipe.yaml"), "train: {steps: 1}\n");
-  testing::error_of([&] { MetricsWriter(folder / "recipe.yaml/metrics.jsonl", 0); },
+  testing::error_of([&] { MetricsWriter("log.jsonl", folder / "recipe.yaml/metrics.jsonl", 0); },
                     ErrorCode::configuration);
-  EXPECT_THROW(MetricsWriter("/dev/full", 0).write(step(1)), Error);
+  EXPECT_THROW(MetricsWriter("log.jsonl", "/dev/full", 0).write(step(1)), Error);
 }
 
 TEST(Metrics, PeakMemoryIsThatOfThisProcess) {

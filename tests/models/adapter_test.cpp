@@ -124,13 +124,14 @@ INSTANTIATE_TEST_SUITE_P(
                       std::tuple{"smollm3", "all-linear"}, std::tuple{"phi3", "all-linear"},
                       std::tuple{"phi3", ".*(qkv|gate_up)_proj"},
                       std::tuple{"mixtral", "all-linear"}, std::tuple{"gemma3_text", "all-linear"},
-                      std::tuple{"qwen3_moe", "all-linear"}));
+                      std::tuple{"qwen3_moe", "all-linear"}, std::tuple{"gpt_oss", "all-linear"}));
 
 TEST(AdaptedModels, EncodersGiveTheResultsOfMergedWeights) {
   const testing::OneThread one_thread;
-  for (const std::string type : {"bert", "mpnet", "roberta", "distilbert"}) {
+  for (const std::string type : {"bert", "mpnet", "roberta", "distilbert", "modernbert", "t5"}) {
     for (const std::string layers :
-         {"all-linear", R"(.*(intermediate\.dense|ffn\.lin1))", ".*layer.*(query|q|q_lin)"}) {
+         {"all-linear", R"(.*(intermediate\.dense|ffn\.lin1|mlp\.Wi|DenseReluDense\.wi))",
+          R"(.*layer.*(query|q|q_lin|attn\.Wqkv))"}) {
       manual_seed(11);
       const auto model = models::make_mean_pooling_encoder(testing::tiny_encoder(type), "test");
       models::add_lora(*model, {.rank = 3, .alpha = 6, .target_pattern = layers});

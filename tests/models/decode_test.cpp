@@ -40,6 +40,12 @@ json small_gemma3() {
   return config;
 }
 
+json small_gpt_oss() {
+  json config = small_family("gpt_oss", "sliding_window", 4);
+  config.update({{"num_local_experts", 5}, {"num_experts_per_tok", 2}, {"head_dim", 8}});
+  return config;
+}
+
 std::vector<std::int64_t> counted_ids(std::int64_t count, std::int64_t step) {
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < count; ++i) ids.push_back((3 + i * step) % 50);
@@ -153,7 +159,8 @@ INSTANTIATE_TEST_SUITE_P(
                       small_llama("qwen2"), small_family("qwen3", "head_dim", 12),
                       small_llama("olmo2"), small_family("smollm3", "no_rope_layer_interval", 2),
                       small_family("phi3", "partial_rotary_factor", 0.5), small_llama("mixtral"),
-                      small_gemma3(), small_family("qwen3_moe", "num_experts", 12)),
+                      small_gemma3(), small_family("qwen3_moe", "num_experts", 12),
+                      small_gpt_oss()),
     [](const auto& tested) { return tested.param.at("model_type").template get<std::string>(); });
 
 TEST(KeyValueCache, HoldsNoMoreThanItsCapacity) {

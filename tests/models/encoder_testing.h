@@ -29,6 +29,23 @@ inline nlohmann::json tiny_encoder(const std::string& type) {
             {"max_position_embeddings", 16},
             {"initializer_range", 0.3}};
   }
+  if (type == "t5") {
+    return {{"model_type", type}, {"vocab_size", 29}, {"d_model", 12}, {"num_layers", 2},
+            {"num_heads", 3},     {"d_kv", 5},        {"d_ff", 20},    {"n_positions", 16}};
+  }
+  if (type == "modernbert") {  // the second layer has a window
+    return {{"model_type", type},
+            {"vocab_size", 29},
+            {"hidden_size", 12},
+            {"num_hidden_layers", 2},
+            {"num_attention_heads", 3},
+            {"intermediate_size", 20},
+            {"max_position_embeddings", 16},
+            {"local_attention", 4},
+            {"attention_dropout", 0.1},
+            {"embedding_dropout", 0.1},
+            {"initializer_range", 0.3}};
+  }
   // Both have positions for padding.
   const bool shifted = type != "bert";
   nlohmann::json config = {{"model_type", type},
@@ -70,6 +87,16 @@ inline std::vector<std::string> bert_names_and_shapes(int positions) {
 }
 
 inline void set_dropout(nlohmann::json& config, double dropout) {
+  if (config.at("model_type") == "t5") {
+    config["dropout_rate"] = dropout;
+    return;
+  }
+  if (config.at("model_type") == "modernbert") {
+    for (const char* place : {"embedding_dropout", "attention_dropout", "mlp_dropout"}) {
+      config[place] = dropout;
+    }
+    return;
+  }
   const bool distilbert = config.at("model_type") == "distilbert";
   config[distilbert ? "dropout" : "hidden_dropout_prob"] = dropout;
   config[distilbert ? "attention_dropout" : "attention_probs_dropout_prob"] = dropout;

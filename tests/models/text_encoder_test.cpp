@@ -15,7 +15,8 @@ using testing::tiny_encoder;
 
 class TextEncoderTest : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(All, TextEncoderTest,
-                         ::testing::Values("bert", "mpnet", "roberta", "distilbert"));
+                         ::testing::Values("bert", "mpnet", "roberta", "distilbert", "modernbert",
+                                           "t5"));
 
 TEST_P(TextEncoderTest, Gradients) {
   testing::check_encoder_gradients(tiny_encoder(GetParam()));

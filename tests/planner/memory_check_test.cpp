@@ -95,16 +95,39 @@ TEST(MemoryCheck, ForSentencesOnlyTheStateCountsBecauseBatchesMayBeShort) {
   planned.use[MemoryKind::activations] = 500 * mib;
   training::Recipe recipe;
   const MemoryNeed tokens = memory_need(recipe, DeviceType::cpu, planned);
-  EXPECT_EQ(tokens.bytes, 530 * mib);
+  EXPECT_EQ(tokens.bytes(), 530 * mib);
   EXPECT_FALSE(tokens.at_least);
-  EXPECT_EQ(tokens.kinds, "parameters 10.0 MiB, optimizer 20.0 MiB, activations 500 MiB");
+  EXPECT_EQ(text_of(tokens.kinds), "parameters 10.0 MiB, optimizer 20.0 MiB, activations 500 MiB");
   recipe.train.task = training::TaskKind::sentence_pairs;
   const MemoryNeed sentences = memory_need(recipe, DeviceType::cpu, planned);
-  EXPECT_EQ(sentences.bytes, 30 * mib);
+  EXPECT_EQ(sentences.bytes(), 30 * mib);
   EXPECT_TRUE(sentences.at_least);
   // For a rank on a GPU, the part on the host.
   planned.on_host[MemoryKind::optimizer] = 7 * mib;
-  EXPECT_EQ(memory_need(recipe, DeviceType::cuda, planned).bytes, 7 * mib);
+  EXPECT_EQ(memory_need(recipe, DeviceType::cuda, planned).bytes(), 7 * mib);
+}
+
+TEST(MemoryCheck, MeasuredPartsMoveBetweenAllRanksOfTheWorld) {
+  training::Recipe recipe;
+  recipe.data.batch_size = 8;
+  recipe.data.rank_weights = {.measured = true, .limit = 2};
+  EXPECT_EQ(share_to_check(recipe, 0, 4, 4), 8);   // one memory has all parts
+  EXPECT_EQ(share_to_check(recipe, 0, 4, 2), 15);  // one sample for each rank of the other memory
+  EXPECT_EQ(share_to_check(recipe, 0, 4, 1), 16);
+  recipe.data.rank_weights.limit = 1.2;
+  EXPECT_EQ(share_to_check(recipe, 3, 4, 2), 9);
+  recipe.data.rank_weights = {.given = {5, 1, 1, 1}};
+  EXPECT_EQ(share_to_check(recipe, 0, 4, 2), 20);
+  EXPECT_EQ(share_to_check(recipe, 3, 4, 2), 4);
+  recipe.data.rank_weights = {};
+  EXPECT_EQ(share_to_check(recipe, 3, 4, 2), 8);
+}
+
+TEST(MemoryCheck, TheMeanOfRanksHasTheMeanOfEachKind) {
+  const MemoryNeed mean{mean_of({{{"parameters", 4 * mib}, {"activations", 9 * mib}},
+                                 {{"parameters", 4 * mib}, {"other", mib}}})};
+  EXPECT_EQ(text_of(mean.kinds), "parameters 4.00 MiB, activations 4.50 MiB, other 512 KiB");
+  EXPECT_EQ(mean.bytes(), 9 * mib);
 }
 
 void expect_no_room(const Ended& ended, const std::string& message) {
@@ -175,6 +198,24 @@ TEST(MemoryCheck, AllRanksOfAHostCount) {
   expect_no_room(shared, "free for each of 2 ranks; ");
   EXPECT_GT(free_mib(shared), 0);
   EXPECT_LT(free_mib(shared), 0.6 * free_mib(processes));
+}
+
+// Each process has a limit of its own, so that what the other rank does not need is of no use. One
+// rank has 808 MiB of activations, and half of them would fit.
+TEST(MemoryCheck, UnequalRanksAreJudgedOneByOneWhereEachHasItsOwnLimit) {
+  const TrainingFolder folder;
+  const Settings settings = wide_batch(folder) + Settings{{"data.batch_size", "256"}};
+  const AddressSpaceLimit limit(rlim_t{1000} * mib);
+  const auto ended = [&](const std::string& weights) {
+    return run_program(
+        launched(2, train_arguments(settings + Settings{{"data.rank_weights", weights}})));
+  };
+  const Ended refused = ended("[1, 31]");
+  expect_no_room(refused, "; or give it a smaller part in data.rank_weights; ");
+  EXPECT_NE(refused.err.find("a rank needs 8"), std::string::npos) << refused.err;
+  EXPECT_EQ(ended("[1, 1]").err.find("a rank needs"), std::string::npos);
+  const Ended measured = ended("auto");
+  expect_no_room(measured, "; or lower data.rank_weights_limit; ");
 }
 
 // The program itself takes up to 85 MiB of the addresses, by the number of GPUs that it has kernels

@@ -1,4 +1,5 @@
 // `tessera plan`: its figures, its JSON, what it says when nothing fits, and bad input.
+#include <algorithm>
 #include <set>
 
 #include "tests/cli/training_testing.h"
@@ -76,6 +77,18 @@ TEST(Plan, HasEveryStrategyAndKind) {
   EXPECT_EQ(plan["plans"][0]["peak"]["phase"], "forward");
   EXPECT_NEAR(of(3, "gradients") / of(3, "parameters"), 1.0, 0.002);
   EXPECT_LT(of(0, "gradients"), of(0, "parameters") / 8);
+}
+
+// A list of weights is bound to its world.
+TEST(Plan, AdvisesMoreRanksWithoutTheWeightsOfThePresentOnes) {
+  const nlohmann::json plan = planned(example("llama3-405b.yaml"),
+                                      {"--world-size", "2", "--device", "cuda", "--device-memory",
+                                       "64GiB", "--set", "data.rank_weights=[3, 1]"},
+                                      6);
+  ASSERT_EQ(plan["advice"].size(), 1u);
+  const auto changes = plan["advice"][0]["changes"].get<std::vector<std::string>>();
+  EXPECT_EQ(std::count(changes.begin(), changes.end(), "--set data.rank_weights=null"), 1);
+  EXPECT_EQ(std::count(changes.begin(), changes.end(), "--world-size 8"), 1);
 }
 
 // With a GPU the copy of an asynchronous save is in page-locked memory of the host.

@@ -58,6 +58,7 @@ inline SequenceReference attend(const kernels::SequenceShape& s, const std::vect
         std::vector<double> p(static_cast<std::size_t>(length)), keep(p.size(), 1.0);
         double total = 0;
         for (std::int64_t j = 0; j < length; ++j) {
+          if (s.window > 0 && std::abs(i - j) > s.window) continue;
           double score = 0;
           for (std::int64_t c = 0; c < dim; ++c) score += q[at(i, c)] * k[at(j, c)];
           score *= static_cast<double>(s.scale);

@@ -78,6 +78,7 @@ void attention(const AttentionHead& head, const AttentionResults& results) {
   }
   for (Eigen::Index i = 0; i < scores.rows(); ++i) {
     for (Eigen::Index j = 0; j < scores.cols(); ++j) {
+      if (head.bias) scores(i, j) += head.bias(i, j);
       if (!head.sees(i, j)) scores(i, j) = -infinity;
     }
   }
@@ -97,9 +98,11 @@ void attention(const AttentionHead& head, const AttentionResults& results) {
 
   const Eigen::VectorXd delta = out.cwiseProduct(dout).rowwise().sum();
   const RowMajor slopes = times(dout, v.transpose()).cwiseProduct(kept).colwise() - delta;
-  const RowMajor dscores =
-      (probabilities.cwiseProduct(slopes).cwiseProduct(cap_slopes) * head.scale)
-          .unaryExpr(head.rounded);
+  const RowMajor biased = probabilities.cwiseProduct(slopes);
+  for (Eigen::Index i = 0; results.add_bias_gradient && i < biased.rows(); ++i) {
+    for (Eigen::Index j = 0; j < biased.cols(); ++j) results.add_bias_gradient(i, j, biased(i, j));
+  }
+  const RowMajor dscores = (biased.cwiseProduct(cap_slopes) * head.scale).unaryExpr(head.rounded);
   view(results.out) = out;
   view(results.dq) = times(dscores, k).unaryExpr(head.rounded);
   view(results.dk) += times(dscores.transpose(), q);

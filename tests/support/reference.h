@@ -51,12 +51,15 @@ struct AttentionHead {
   // Rounds probabilities, their gradients, out and dq to the type in which they are stored.
   std::function<double(double)> rounded;
   double soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap); 0 for no cap
+  std::function<double(std::int64_t query, std::int64_t key)> bias = {};  // of capped scores
 };
 
 // Sets out, dq and, for each query, log_sum_exp; adds to dk and dv, which several heads may share.
 struct AttentionResults {
   MutableMatrix out, dq, dk, dv;
   double* log_sum_exp;
+  // Called with the gradient of each biased score.
+  std::function<void(std::int64_t query, std::int64_t key, double)> add_bias_gradient = {};
 };
 void attention(const AttentionHead& head, const AttentionResults& results);
 

@@ -54,16 +54,24 @@ TEST(PreparedQueue, ReturnsARanksSamplesInOrder) {
   const BatchOrder order({.samples = {10}});
   DataPosition from = order.begin();
   from.next = {20};
-  PreparedQueue queue(task, order, {.rank = 1, .world_size = 2, .batch_size = 2}, from);
+  PreparedQueue queue(task, order, {.first = 2, .samples = 2, .all = 4}, from);
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{22, 23}));
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{26, 27}));
   EXPECT_EQ(queue.take().batch.first, 28);
 }
 
+TEST(PreparedQueue, ReturnsPartsOfAnySize) {
+  const NumberTask task;
+  const BatchOrder order({.samples = {10}});
+  PreparedQueue queue(task, order, {.first = 1, .samples = 3, .all = 5}, order.begin());
+  EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{1, 2, 3}));
+  EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{6, 7, 8}));
+}
+
 TEST(PreparedQueue, PreparesAhead) {
   const NumberTask task;
   const BatchOrder order({.samples = {10}});
-  PreparedQueue queue(task, order, {.rank = 0, .world_size = 1, .batch_size = 2}, order.begin());
+  PreparedQueue queue(task, order, {.first = 0, .samples = 2, .all = 2}, order.begin());
   (void)queue.take();
   for (int i = 0; i < 1000 && task.prepared < 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -75,7 +83,7 @@ TEST(PreparedQueue, CountsTheWaitingTime) {
   NumberTask task;
   task.slow = true;
   const BatchOrder order({.samples = {10}});
-  PreparedQueue queue(task, order, {.rank = 0, .world_size = 1, .batch_size = 2}, order.begin());
+  PreparedQueue queue(task, order, {.first = 0, .samples = 2, .all = 2}, order.begin());
   for (int i = 0; i < 3; ++i) (void)queue.take();
   EXPECT_GT(queue.waited_seconds(), 0.03);
 }
@@ -83,7 +91,7 @@ TEST(PreparedQueue, CountsTheWaitingTime) {
 TEST(PreparedQueue, RethrowsAnExceptionWhenItsBatchIsTaken) {
   const NumberTask task(5);
   const BatchOrder order({.samples = {10}});
-  PreparedQueue queue(task, order, {.rank = 0, .world_size = 1, .batch_size = 2}, order.begin());
+  PreparedQueue queue(task, order, {.first = 0, .samples = 2, .all = 2}, order.begin());
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{0, 1}));
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{2, 3}));
   EXPECT_EQ(testing::error_of([&] { (void)queue.take(); }, ErrorCode::data),

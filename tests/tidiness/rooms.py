@@ -8,11 +8,11 @@ import re
 
 ROOMS = {
     "base": (".", "text"),
-    "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
+    "kernels": ("keys", ".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
                 "cpu/indexing", "cpu/blocks", "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/cudnn", "cuda/elementwise",
                 "cuda/reductions", "cuda/indexing"),
     "engine": ("places", "device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "ops/head", "ops/products", "nn",
-               "optim", "data/compression", "data"),
+               "optim/matrices", "optim/parts", "optim", "optim/state", "data/compression", "data", "interop"),
     "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "nodes", "nodes/mpi", "nodes/tcp", "record",
              "connect", "nccl"),
     # Only for tests: the emulated GPU.
@@ -23,12 +23,12 @@ ROOMS = {
                    "formats/gguf", "formats/step_folder", "narrow", "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "chat/values", "chat/jinja",
                    "chat", "."),
-    "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "roberta", "distilbert", "registry", "sentence_encoder", "load"),
+    "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "roberta", "distilbert", "modernbert", "t5", "vit", "clip", "registry", "sentence_encoder", "load"),
     "tasks": ("losses", "columnar/arrow", "columnar/tar", "conversations", "columnar", ".", "instructions"),
     "trainer": ("pruning", "."),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),
-    "training": ("recipe", "recipe/accelerate", "."),
+    "training": ("recipe/yaml", "recipe", "recipe/accelerate", "."),
     "planner": (".",),
     "logs": (".",),
     "bench": ("harness", "kernels", "programs"),

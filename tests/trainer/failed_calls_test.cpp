@@ -134,6 +134,33 @@ TEST(FailedCalls, AnEvaluationLeavesTheModeAndTheLastStep) {
             });
 }
 
+// An evaluation that fails leaves neither the averages in the place of the weights nor the
+// optimizer in the state of an evaluation.
+TEST(FailedCalls, AnEvaluationOfAveragesThatFailsMayBeRepeatedAndLosesNothing) {
+  const testing::TemporaryFolder folder;
+  const auto make = [](const Context& /*context*/, testing::DroppingNet& /*net*/) {
+    return std::make_unique<EvaluatedTask>();
+  };
+  const TrainerOptions options{.optimizer = optim::ScheduleFreeAdamWOptions{.lr = 0.05},
+                               .checkpoint = {.dir = folder / "run"}};
+  std::vector<float> whole, resumed;
+  run_small({.options = options, .make = make},
+            [&](Trainer& trainer) { whole = testing::losses_of(trainer, 4); });
+  run_small({.options = options, .make = make}, [&](Trainer& trainer) {
+    (void)testing::losses_of(trainer, 2);
+    (void)trainer.evaluate();
+    EXPECT_THROW((void)trainer.evaluate(), std::runtime_error);
+    EXPECT_THROW((void)trainer.evaluate(), std::runtime_error);
+    (void)trainer.save();
+  });
+  run_small({.options = options, .make = make}, [&](Trainer& trainer) {
+    (void)trainer.resume();
+    EXPECT_EQ(trainer.position().steps, 2);
+    resumed = testing::losses_of(trainer, 4);
+  });
+  EXPECT_EQ(resumed, std::vector<float>(whole.begin() + 2, whole.end()));
+}
+
 class LongEvaluation final : public testing::MadeTask {
  public:
   [[nodiscard]] bool evaluates() const override { return true; }

@@ -119,6 +119,7 @@ struct Split {
   LabelTaskOptions task = {};
   ShardingOptions sharding = {};
   bool sync_each_batch = true;
+  std::vector<double> weights = {};  // of the ranks
 };
 
 StepGradient of_split(const Split& split) {
@@ -127,6 +128,7 @@ StepGradient of_split(const Split& split) {
   options.gradient_accumulation_steps = split.micro_batches;
   options.sync_each_batch = split.sync_each_batch;
   options.sharding = split.sharding;
+  options.rank_weights.given = split.weights;
   return testing::gradient_of_step(split.ranks, options,
                                    [&] { return std::make_unique<LabelTask>(split.task); });
 }
@@ -165,6 +167,13 @@ TEST(LabelWeights, GiveEveryStrategyTheGradientOfTheWholeBatch) {
     split.sharding.defer_replica_sums = true;
     expect_equal(expected, split);
   }
+}
+
+TEST(LabelWeights, GiveRanksWithUnequalPartsTheGradientOfTheWholeBatch) {
+  const StepGradient expected = of_whole_batch();
+  expect_equal(expected, {.ranks = 2, .weights = {3, 1}});
+  expect_equal(expected, {.ranks = 2, .micro_batches = 2, .weights = {1, 3}});
+  expect_equal(expected, {.ranks = 4, .weights = {1, 5, 1, 1}});
 }
 
 // Without weights the loss is another one: a mean of means.

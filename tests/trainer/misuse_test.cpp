@@ -57,7 +57,15 @@ TEST(TrainerMisuse, OptionsAreRefusedByName) {
       {[](Options& o) { o.optimizer = optim::MuonOptions{.products = float16}; },
        "optimizer.products is float16: it is bfloat16 or float32"},
       {[](Options& o) { o.optimizer = optim::MuonOptions{.lr = 0, .adamw_lr = 0.5}; },
-       "optimizer.adamw_lr is 0.5: it is kept as a multiple of optimizer.lr, which is 0"},
+       "optimizer.adamw_lr is 0.5: it is kept as a multiple of lr, which is 0"},
+      {[](Options& o) { o.optimizer = optim::ScheduleFreeAdamWOptions{.r = -1}; },
+       "optimizer.r is -1" + not_negative},
+      {[](Options& o) { o.optimizer = optim::AdafactorOptions{.beta2_decay = 0.5}; },
+       "optimizer.beta2_decay is 0.5: it cannot be positive"},
+      {[](Options& o) { o.optimizer = optim::AdafactorOptions{.eps1 = 0}; },
+       "optimizer.eps1 is 0: its square must be a normal number of fp32: at least 1.1e-19"},
+      {[](Options& o) { o.optimizer = optim::AdafactorOptions{.clip_threshold = 0.5}; },
+       "optimizer.clip_threshold is 0.5: it must be at least 1"},
       {[](Options& o) { o.optimizer = optim::OptimizerFactory{}; },
        "optimizer is an empty function: it must make an optimizer"},
       {[](Options& o) { o.optimizer = optim::SgdOptions{.weight_decay = -1}; },
@@ -111,6 +119,11 @@ TEST(TrainerMisuse, OptionsAreRefusedByName) {
   for (const auto& [change, message] : cases) {
     EXPECT_TRUE(refused_option(change).starts_with("TrainerOptions: " + message)) << message;
   }
+  const std::string averages = refused_option([](Options& o) {
+    o.optimizer = optim::ScheduleFreeAdamWOptions{};
+    o.pruning = PruningOptions{.weights = {{"net.weight"}}};
+  });
+  EXPECT_TRUE(averages.starts_with("pruning: the optimizer saves averages")) << averages;
 }
 
 std::string refused_in_a_step(

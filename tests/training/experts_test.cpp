@@ -46,6 +46,11 @@ constexpr const char* tested_qwen3_moe =
     "architecture: qwen3_moe, intermediate_size: 50, moe_intermediate_size: 11, num_experts: 9, "
     "num_experts_per_tok: 3, decoder_sparse_step: 2";
 
+// A window shorter than the text, and an expert's two tensors of odd sizes.
+constexpr const char* tested_gpt_oss =
+    "architecture: gpt_oss, intermediate_size: 11, num_local_experts: 7, num_experts_per_tok: 2, "
+    "head_dim: 10, sliding_window: 9, output_router_logits: true, router_aux_loss_coef: 0.05";
+
 void expect_same_lines(const ExpertRun& model, int ranks, const Settings& settings) {
   std::vector<std::string> expected;
   for (const Settings& strategy : testing::all_strategies(testing::divisors(ranks))) {
@@ -59,6 +64,7 @@ void expect_same_lines(const ExpertRun& model, int ranks, const Settings& settin
 TEST(Experts, EveryStrategyPrintsTheSameBits) {
   expect_same_lines(ExpertRun(tested_mixtral), 2, {});
   expect_same_lines(ExpertRun(tested_qwen3_moe), 2, {});
+  expect_same_lines(ExpertRun(tested_gpt_oss), 2, {});
 }
 
 TEST(Experts, EveryStrategyPrintsTheSameBitsInMixedPrecision) {
@@ -68,22 +74,27 @@ TEST(Experts, EveryStrategyPrintsTheSameBitsInMixedPrecision) {
 }
 
 TEST(Experts, RecomputationPrintsTheSameBits) {
-  const ExpertRun model(tested_mixtral);
-  const auto plain = model.lines(2, {{"sharding.mixed_precision", "bf16"}});
-  for (const char* how : {"true", "selective"}) {
-    EXPECT_EQ(model.lines(2, {{"sharding.mixed_precision", "bf16"},
-                              {"sharding.activation_checkpointing", how}}),
-              plain)
-        << how;
+  for (const char* tested : {tested_mixtral, tested_gpt_oss}) {
+    const ExpertRun model(tested);
+    const auto plain = model.lines(2, {{"sharding.mixed_precision", "bf16"}});
+    for (const char* how : {"true", "selective"}) {
+      EXPECT_EQ(model.lines(2, {{"sharding.mixed_precision", "bf16"},
+                                {"sharding.activation_checkpointing", how}}),
+                plain)
+          << tested << ", " << how;
+    }
   }
 }
 
 // All experts of a layer as a unit beside the layer's.
 TEST(Experts, UnitsOfTheirOwnPrintTheSameBits) {
-  const ExpertRun model(tested_mixtral);
-  EXPECT_EQ(
-      model.lines(2, {{"sharding.transformer_layer_cls_to_wrap", "MixtralDecoderLayer,Experts"}}),
-      model.lines(2, {}));
+  for (const auto& [tested, units] : {std::pair{tested_mixtral, "MixtralDecoderLayer,Experts"},
+                                      {tested_gpt_oss, "GptOssDecoderLayer,Experts"}}) {
+    const ExpertRun model(tested);
+    EXPECT_EQ(model.lines(2, {{"sharding.transformer_layer_cls_to_wrap", units}}),
+              model.lines(2, {}))
+        << units;
+  }
 }
 
 TEST(Experts, RanksAgreeWithOneRankOfTheirBatches) {
@@ -100,8 +111,8 @@ TEST(Experts, RanksAgreeWithOneRankOfTheirBatches) {
   }
 }
 
-TEST(Experts, RunsResumeWithTheSameBitsAndOnOtherWorlds) {
-  const ExpertRun model(tested_mixtral);
+void expect_resumed(const char* tested) {
+  const ExpertRun model(tested);
   const auto into = [&](const std::string& name, int steps, int batch) {
     return Settings{{"log.jsonl", model.folder.path(name + ".jsonl")},
                     {"checkpoint.dir", model.folder.path(name)},
@@ -123,9 +134,14 @@ TEST(Experts, RunsResumeWithTheSameBitsAndOnOtherWorlds) {
   EXPECT_EQ(losses_in(jsonl("on2")), losses_in(jsonl("whole")));
 }
 
+TEST(Experts, RunsResumeWithTheSameBitsAndOnOtherWorlds) {
+  expect_resumed(tested_mixtral);
+  expect_resumed(tested_gpt_oss);
+}
+
 // Whichever experts the tokens choose, a step has the buffers of its plan.
 TEST(Experts, MemoryIsAsPlanned) {
-  for (const char* config : {tested_mixtral, tested_qwen3_moe}) {
+  for (const char* config : {tested_mixtral, tested_qwen3_moe, tested_gpt_oss}) {
     const ExpertRun model(config);
     const std::string file = model.folder.path("memory.json");
     const Ended ended = model.run(2, {{"log.memory", file}, {"train.steps", "6"}});
@@ -137,6 +153,16 @@ TEST(Experts, MemoryIsAsPlanned) {
     const auto planned = log["planned"]["total"].get<double>();
     EXPECT_NEAR(planned, log["measured"]["total"].get<double>(), 0.02 * planned);
   }
+}
+
+TEST(Experts, MuonIsRefusedWhereTheirMatricesLieInOneTensor) {
+  const ExpertRun model(tested_gpt_oss);
+  const Ended ended = testing::run_program(
+      {"train", model.folder.path("experts.yaml"), "--set", "train.optimizer=muon"});
+  EXPECT_EQ(ended.code, 3);
+  EXPECT_NE(ended.err.find("muon does not orthogonalise the matrices of this model's experts"),
+            std::string::npos)
+      << ended.err;
 }
 
 TEST(Experts, APlanHasTheirTimeAndMemory) {

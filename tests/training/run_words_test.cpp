@@ -178,7 +178,7 @@ std::pair<Keys, Keys> pruning_differences(const std::string& saved, const std::s
     return keys;
   };
   const auto decisive = decisive_differences(step, now, config);
-  return {decisive.empty() ? texts(pruning_changes(step, now)) : Keys(), texts(decisive)};
+  return {decisive.empty() ? texts(allowed_changes(step, now)) : Keys(), texts(decisive)};
 }
 
 TEST(RecipeDifferences, InPruningDecideFromItsBeginOn) {
@@ -203,6 +203,24 @@ TEST(RecipeDifferences, InPruningDecideFromItsBeginOn) {
          {});
   EXPECT_THROW(pruning_differences(saved, "global, begin: 10, end: 15", 15), Error);
   EXPECT_THROW(pruning_differences(saved, "global, begin: 10, end: 20, sparsity: 0.6", 20), Error);
+}
+
+// The folder may have moved, or hold other weights.
+TEST(RecipeDifferences, InTheBaseOfAnAdapterAreNoted) {
+  const std::string lora = "model: {lora: {target_modules: [c_attn]}}";
+  Recipe before = recipe_of(lora), now = recipe_of(lora);
+  before.model.pretrained = "one";
+  now.model.pretrained = "another";
+  const SavedRecipe step{to_json(before), now.model.config, "step", false, 3};
+  const auto noted = allowed_changes(step, now);
+  ASSERT_EQ(noted.size(), 1u);
+  EXPECT_EQ(texts_of(noted).first, "model.pretrained one");
+  EXPECT_EQ(texts_of(noted).second, "model.pretrained another");
+  EXPECT_TRUE(allowed_changes(step, before).empty());
+  // All weights of a model come from the step.
+  Recipe whole = recipe_of("");
+  whole.model.pretrained = "another";
+  EXPECT_TRUE(allowed_changes(step, whole).empty());
 }
 
 TEST(RecipeDifferences, AreNotInKeysThatMayChange) {

@@ -30,6 +30,27 @@ inline std::vector<Settings> all_strategies(const std::vector<int>& groups) {
   return rows;
 }
 
+// Settings of a run into folder `name`, which saves every two steps.
+inline Settings saving_into(const TrainingFolder& folder, const std::string& name, int steps,
+                            const std::string& strategy) {
+  return folder.small() + Settings{{"train.steps", std::to_string(steps)},
+                                   {"checkpoint.dir", folder.path(name)},
+                                   {"checkpoint.every", "2"},
+                                   {"checkpoint.state_dict_type", "SHARDED_STATE_DICT"},
+                                   {"log.jsonl", folder.path(name + ".jsonl")},
+                                   {"sharding.sharding_strategy", strategy}};
+}
+
+// A run of five steps in three parts, each under another strategy, has the losses of a whole one.
+// The folder "parts" has its steps.
+inline void expect_resumes_elsewhere(const TrainingFolder& folder, const Settings& more) {
+  train(2, saving_into(folder, "whole", 5, "FULL_SHARD") + more);
+  train(2, saving_into(folder, "parts", 2, "FULL_SHARD") + more);
+  train_on(2, saving_into(folder, "parts", 4, "NO_SHARD") + more);
+  train_on(2, saving_into(folder, "parts", 5, "SHARD_GRAD_OP") + more);
+  EXPECT_EQ(losses_in(folder.path("parts.jsonl")), losses_in(folder.path("whole.jsonl")));
+}
+
 inline void expect_equal_bits(int world, const std::vector<int>& groups,
                               const Settings& more = {}) {
   const TrainingFolder folder;

@@ -140,6 +140,9 @@ void validate_pruning(const Recipe& recipe) {
             begin);
   check_key(end <= recipe.train.steps, recipe, prune.end ? "train.prune.end" : "train.prune.begin",
             "{} is after the last step, train.steps {}", end, recipe.train.steps);
+  check_key(recipe.train.optimizer != OptimizerKind::schedule_free_adamw, recipe, method,
+            "sets weights to zero, and schedule_free_adamw saves an average of them; take another "
+            "train.optimizer");
   const Placement place = offload_options(recipe).parameters;
   check_key(place == Placement::device, recipe, method,
             "needs the parameters on the device; leave sharding.offload.parameters out");

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "training/recipe/recipe.h"
-#include "training/recipe/yaml_tree.h"
+#include "training/recipe/yaml/yaml_tree.h"
 
 namespace tessera::training {
 

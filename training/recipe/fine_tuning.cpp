@@ -115,6 +115,9 @@ nn::LoraOptions lora_options(const Recipe& recipe) {
   options.alpha = lora.alpha.value_or(options.alpha);
   options.dropout = lora.dropout.value_or(options.dropout);
   options.rslora = lora.use_rslora.value_or(options.rslora);
+  options.rank_pattern = lora.rank_pattern;
+  options.alpha_pattern = lora.alpha_pattern;
+  options.modules_to_save = lora.modules_to_save.value_or(std::vector<std::string>());
   options.target_modules = lora.target_modules.value().names;
   options.target_pattern = lora.target_modules->pattern;
   return options;
@@ -122,7 +125,9 @@ nn::LoraOptions lora_options(const Recipe& recipe) {
 
 void validate_fine_tuning(const Recipe& recipe) {
   const LoraRecipe& lora = recipe.model.lora;
-  const bool some = lora.r || lora.alpha || lora.dropout || lora.use_rslora;
+  const bool some = lora.r || lora.alpha || lora.dropout || lora.use_rslora ||
+                    !lora.rank_pattern.empty() || !lora.alpha_pattern.empty() ||
+                    lora.modules_to_save;
   const std::string targets = "model.lora.target_modules";
   check_key(!some || lora.target_modules, recipe, targets,
             "is missing: the linear layers that get an adapter, as [q_proj, v_proj]; all-linear "
@@ -133,6 +138,7 @@ void validate_fine_tuning(const Recipe& recipe) {
   check_key(factor.can_scale(), recipe, "model.lora.alpha", "is {}, too much to multiply by",
             factor.alpha);
   validate_groups(recipe);
+  validate_quantized_base(recipe);
   const bool rounds = recipe.model.quantize_aware != WeightRounding::none;
   check_key(!rounds || predicts_tokens(recipe), recipe, "model.quantize_aware",
             "is for language models, which GGUF files hold");
@@ -167,6 +173,74 @@ RecipeKey target_modules_key() {
   row.write = [](const Recipe& recipe) {
     return write_module_names(recipe.model.lora.target_modules);
   };
+  return row;
+}
+
+namespace {
+
+// A mapping of patterns to numbers, which `take` reads and checks.
+template <class T, class Take>
+std::vector<std::pair<std::string, T>> read_patterns(const YamlNode& node, const std::string& key,
+                                                     const Take& take) {
+  if (node.kind != YamlNode::Kind::mapping) {
+    refuse_value(node, key, "patterns with numbers, as {q_proj: 16}");
+  }
+  std::vector<std::pair<std::string, T>> patterns;
+  for (std::size_t i = 0; i < node.keys.size(); ++i) {
+    const std::string& pattern = node.keys[i].text;
+    check_expression(pattern, node.keys[i].where, key);
+    patterns.emplace_back(pattern, take(node.items[i], key + "." + pattern));
+  }
+  return patterns;
+}
+
+template <class T>
+nlohmann::json write_patterns(const std::vector<std::pair<std::string, T>>& patterns) {
+  if (patterns.empty()) return nullptr;
+  nlohmann::json object = nlohmann::json::object();
+  for (const auto& [pattern, value] : patterns) object[pattern] = value;
+  return object;
+}
+
+RecipeKey pattern_key(const std::string& name, const std::string& help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "patterns with numbers";
+  row.fallback = "none";
+  row.help = help;
+  row.optional = true;
+  return row;
+}
+
+}  // namespace
+
+RecipeKey rank_pattern_key() {
+  RecipeKey row = pattern_key("model.lora.rank_pattern",
+                              "Layers with another rank, as {q_proj: 16, 'h.0.*': 4}: a regular "
+                              "expression for whole names or their ends after a dot.");
+  row.read = [name = row.name](Recipe& recipe, const YamlNode& node) {
+    recipe.model.lora.rank_pattern = read_patterns<
+        std::int64_t>(node, name, [](const YamlNode& value, const std::string& key) {
+      const std::int64_t rank = read_integer(value, key);
+      check_range(value, key, Range{1, nn::max_lora_rank, false, false}, static_cast<double>(rank));
+      return rank;
+    });
+  };
+  row.write = [](const Recipe& recipe) { return write_patterns(recipe.model.lora.rank_pattern); };
+  return row;
+}
+
+RecipeKey alpha_pattern_key() {
+  RecipeKey row = pattern_key("model.lora.alpha_pattern", "The same for `alpha`.");
+  row.read = [name = row.name](Recipe& recipe, const YamlNode& node) {
+    recipe.model.lora.alpha_pattern =
+        read_patterns<double>(node, name, [](const YamlNode& value, const std::string& key) {
+          const double alpha = read_number(value, key);
+          check_range(value, key, above(0), alpha);
+          return alpha;
+        });
+  };
+  row.write = [](const Recipe& recipe) { return write_patterns(recipe.model.lora.alpha_pattern); };
   return row;
 }
 
@@ -243,9 +317,6 @@ void validate_muon(const Recipe& recipe) {
   of_muon(muon.adamw_lr.has_value(), "train.muon.adamw_lr");
   of_muon(muon.products.has_value(), "train.muon.products");
   if (!chosen) return;
-  check_key(!offload_options(recipe).uses_files(), recipe, "train.optimizer",
-            "muon keeps parameters, gradients and moments in memory; leave sharding.offload out, "
-            "or take adamw");
   check_key(!muon.adamw_lr || recipe.train.lr > 0 || *muon.adamw_lr == 0, recipe,
             "train.muon.adamw_lr", "follows train.lr, which is 0; set train.lr");
   const auto& groups = recipe.train.parameter_groups;

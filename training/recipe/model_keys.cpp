@@ -147,6 +147,21 @@ std::vector<RecipeKey> model_keys() {
                           "The dropout rate of the adapters' input.", from_up_to(0, 1))),
       default_is("false", key(TESSERA_KEY(model, lora.use_rslora),
                               "Multiply by `alpha / sqrt(r)` instead.")),
+      rank_pattern_key(),
+      alpha_pattern_key(),
+      default_is("none", key(TESSERA_KEY(model, lora.modules_to_save),
+                             "Modules that are trained whole beside the adapters and saved with "
+                             "them, by the ends of their names as in PEFT: [lm_head, "
+                             "embed_tokens].")),
+      default_is(
+          "none, or with `adapter` that of its step",
+          choice(TESSERA_KEY(model, quantize_base),
+                 std::vector<Choice<BaseWeights>>{{"none", BaseWeights::none},
+                                                  {"nf4", BaseWeights::nf4},
+                                                  {"int8", BaseWeights::int8}},
+                 "QLoRA: the frozen weights of linear layers but the head as 4-bit NF4 with double "
+                 "quantisation, or as 8-bit integers "
+                 "([fine-tuning.md](fine-tuning.md#quantised-base)).")),
       default_is("none", key(TESSERA_KEY(model, adapter),
                              "A folder of an adapter, PEFT's or a step of a run with `model.lora`: "
                              "training of its adapters continues, over the base in `pretrained`.")),

@@ -22,9 +22,7 @@ constexpr std::string_view zero_stages =
 constexpr std::string_view of_answers = "answers, of assistants and completions, or all";
 constexpr std::string_view local_folder = "a folder; nothing is downloaded";
 constexpr std::string_view local_files = "a file, several or a folder; nothing is downloaded";
-constexpr std::string_view whole_weights =
-    "weights are not quantised for training; with sharding.mixed_precision: bf16 the base of "
-    "adapters is kept in bf16";
+constexpr std::string_view base_formats = "nf4 or int8, for the frozen weights under adapters";
 constexpr std::string_view pairs_only =
     "where dpo trains on pairs of answers; there is no KTO or GRPO";
 
@@ -66,6 +64,8 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "grad_accum_steps", "train.gradient_accumulation_steps"},
     {"key", "accumulate_grad_batches", "train.gradient_accumulation_steps"},
     {"key", "accumulation_steps", "train.gradient_accumulation_steps"},
+    {"key", "rampup_batch_size", "train.accumulation_ramp"},
+    {"key", "curriculum_learning", "data.seq_len_ramp"},
     {"key", "sample_packing", "data.packing"},
     {"key", "assistant_only_loss", "data.loss_on", of_answers},
     {"key", "completion_only_loss", "data.loss_on", of_answers},
@@ -198,9 +198,10 @@ constexpr auto words = std::to_array<OtherWord>({
      "attention is always computed in tiles (docs/architecture.md)"},
     {"key", "sdp_attention", "", "attention is always computed in tiles (docs/architecture.md)"},
     {"key", "use_liger_kernel", "", "the head's loss never holds all logits"},
-    {"key", "load_in_8bit", "", whole_weights},
-    {"key", "load_in_4bit", "", whole_weights},
-    {"key", "quantization_config", "", whole_weights},
+    {"key", "load_in_8bit", "model.quantize_base", base_formats},
+    {"key", "load_in_4bit", "model.quantize_base", base_formats},
+    {"key", "bnb_4bit_quant_type", "model.quantize_base", base_formats},
+    {"key", "quantization_config", "model.quantize_base", base_formats},
     {"key", "model_type", "model.architecture"},
     {"key", "data_seed", "train.seed"},
     {"key", "random_seed", "train.seed"},
@@ -214,6 +215,9 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "lora_target_modules", "model.lora.target_modules"},
     {"key", "lora_target_linear", "model.lora.target_modules", "all-linear"},
     {"key", "lora_model_dir", "model.adapter"},
+    {"key", "lora_modules_to_save", "model.lora.modules_to_save"},
+    {"key", "modules_to_save", "model.lora.modules_to_save"},
+    {"key", "additional_target", "model.lora.modules_to_save"},
     {"key", "use_rslora", "model.lora.use_rslora"},
     {"key", "qat", "model.quantize_aware", "none, q8_0 or q4_0"},
     // Precision and sharding.
@@ -317,7 +321,11 @@ constexpr auto words = std::to_array<OtherWord>({
     {"train.optimizer", "adamw_torch", "adamw"},
     {"train.optimizer", "adamw_torch_fused", "adamw"},
     {"train.optimizer", "adamw_hf", "adamw"},
+    {"train.optimizer", "adamw_bnb_8bit", "adamw8bit"},
+    {"train.optimizer", "adamw_8bit", "adamw8bit"},
     {"train.optimizer", "lion_32bit", "lion"},
+    {"train.optimizer", "adamw_schedule_free", "schedule_free_adamw"},
+    {"train.optimizer", "adamwschedulefree", "schedule_free_adamw"},
     {"train.lr_schedule", "constant_with_warmup", "constant"},
     {"train.lr_schedule", "cosine_with_min_lr", "cosine"},
     {"train.lr_schedule", "cosine_with_hard_restarts", "cosine_with_restarts"},

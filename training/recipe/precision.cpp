@@ -1,9 +1,11 @@
-// The keys about precision, taken together.
+// The keys about precision, taken together, and the format of frozen weights.
 #include <fmt/format.h>
 
 #include <array>
 
 #include "base/error.h"
+#include "checkpoint/load/peft.h"
+#include "training/recipe/fine_tuning.h"
 #include "training/recipe/recipe.h"
 
 namespace tessera::training {
@@ -93,6 +95,34 @@ void validate_precision(const Recipe& recipe) {
                 "{}: sharding.reduce_dtype: fp16 needs sharding.mixed_precision: fp16, whose loss "
                 "scale keeps gradients in its range",
                 where(recipe, "sharding.reduce_dtype"));
+}
+
+std::optional<QuantizedFormat> quantized_base(const Recipe& recipe) {
+  const auto& chosen = recipe.model.quantize_base;
+  if (!chosen) {
+    return recipe.model.adapter ? checkpoint::quantized_base_of(*recipe.model.adapter)
+                                : std::nullopt;
+  }
+  switch (*chosen) {
+    case BaseWeights::nf4:
+      return QuantizedFormat::nf4;
+    case BaseWeights::int8:
+      return QuantizedFormat::int8;
+    case BaseWeights::none:
+      break;
+  }
+  return std::nullopt;
+}
+
+void validate_quantized_base(const Recipe& recipe) {
+  const std::string key = "model.quantize_base";
+  if (recipe.model.quantize_base.value_or(BaseWeights::none) == BaseWeights::none) return;
+  check_key(trains_adapters(recipe), recipe, key,
+            "is for frozen weights under adapters; choose their layers in "
+            "model.lora.target_modules, or name a folder in model.adapter");
+  check_key(recipe.model.pretrained.has_value(), recipe, key,
+            "needs model.pretrained, the folder of the model that is quantised");
+  check_key(predicts_tokens(recipe), recipe, key, "is for language models");
 }
 
 }  // namespace tessera::training

@@ -27,12 +27,21 @@
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
 #include "trainer/pruning/options.h"
+#include "trainer/rank_shares.h"
 #include "trainer/spikes.h"
-#include "training/recipe/yaml_tree.h"
+#include "training/recipe/yaml/yaml_tree.h"
 
 namespace tessera::training {
 
-enum class OptimizerKind : std::uint8_t { adamw, lion, sgd, muon };
+enum class OptimizerKind : std::uint8_t {
+  adamw,
+  adamw8bit,
+  lion,
+  sgd,
+  muon,
+  adafactor,
+  schedule_free_adamw
+};
 enum class TaskKind : std::uint8_t { next_token, sft, dpo, sentence_pairs };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 using ShardingStrategy = tessera::Strategy;
@@ -59,7 +68,12 @@ struct LoraRecipe {
   std::optional<ModuleNamesRecipe> target_modules;
   std::optional<double> dropout;
   std::optional<bool> use_rslora;
+  std::vector<std::pair<std::string, std::int64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
+  std::optional<std::vector<std::string>> modules_to_save;
 };
+
+enum class BaseWeights : std::uint8_t { none, nf4, int8 };
 
 struct ModelRecipe {
   std::string architecture = "gpt2";
@@ -69,6 +83,7 @@ struct ModelRecipe {
   std::int64_t seq_len = 256;
   double dropout = 0.0;
   WeightRounding quantize_aware = WeightRounding::none;
+  std::optional<BaseWeights> quantize_base;  // of the frozen weights under adapters
   // Without `pretrained`: the whole configuration of the architecture under the names of Hugging
   // Face's config.json, with its defaults. With it: only the values of the folder's config.json
   // that the recipe changes (the dropout rates).
@@ -115,6 +130,8 @@ struct DataRecipe {
   bool group_by_length = false;
   bool packing = false;
   tasks::LossOn loss_on = tasks::LossOn::answers;
+  StepRamp seq_len_ramp;
+  RankWeightOptions rank_weights;
 };
 
 // Weights are pruned if method is given.
@@ -145,6 +162,21 @@ struct MuonRecipe {
   std::optional<DType> products;
 };
 
+// train.optimizer: adamw. Absent: the defaults of AdamWOptions.
+struct AdamWRecipe {
+  std::optional<DType> state_dtype;
+};
+
+// train.optimizer: adamw8bit. Absent: the defaults of AdamW8BitOptions.
+struct AdamW8BitRecipe {
+  std::optional<std::int64_t> min_size;
+};
+
+// train.optimizer: adafactor. Absent: the defaults of AdafactorOptions.
+struct AdafactorRecipe {
+  std::optional<double> beta2_decay, eps1, eps2, clip_threshold;
+};
+
 struct TrainRecipe {
   TaskKind task = TaskKind::next_token;
   std::int64_t steps = 1000;
@@ -162,9 +194,13 @@ struct TrainRecipe {
   double eps = 1.0e-8;
   double momentum = 0.0;
   MuonRecipe muon;
+  AdamWRecipe adamw;
+  AdamW8BitRecipe adamw8bit;
+  AdafactorRecipe adafactor;
   std::vector<ParameterGroupRecipe> parameter_groups;
   double max_grad_norm = 1.0;  // 0: no clipping
   std::int64_t gradient_accumulation_steps = 1;
+  StepRamp accumulation_ramp;
   bool sync_each_batch = true;
   std::int64_t eval_every = 0;  // 0: after the last step only
   std::int64_t eval_batches = 16;
@@ -294,8 +330,9 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
 inline bool predicts_tokens(const Recipe& recipe) {
   return recipe.train.task != TaskKind::sentence_pairs;
 }
-// Batches have different lengths, so that a plan is for the longest.
+// Steps have different sizes, so that a plan is for the largest.
 inline bool batches_vary(const Recipe& recipe) {
+  if (!recipe.train.accumulation_ramp.empty() || !recipe.data.seq_len_ramp.empty()) return true;
   switch (recipe.train.task) {
     case TaskKind::next_token:
       return false;

@@ -3,6 +3,7 @@
 
 #include "models/registry/registry.h"
 #include "training/recipe/fine_tuning.h"
+#include "training/recipe/optimizers.h"
 #include "training/recipe/reshard_keys.h"
 #include "training/recipe/schema_rows.h"
 
@@ -43,6 +44,22 @@ std::vector<RecipeKey> data_keys() {
           at_least(1)),
       key(TESSERA_KEY(data, split_batches),
           "`batch_size` counts the samples of the world. The number of ranks must divide it."),
+      default_is("none", rank_weights(TESSERA_KEY(data, rank_weights),
+                                      "For ranks of unequal speed: how they divide a micro-batch. "
+                                      "A list has a number for each rank, which takes samples in "
+                                      "this proportion; `auto`: by the speed that is measured. "
+                                      "Otherwise the parts are equal. Samples, loss and gradient "
+                                      "of a step stay the same (sharding.md).")),
+      key(
+          "data.rebalance_every",
+          [](auto& recipe) -> auto& { return recipe.data.rank_weights.rebalance_every; },
+          "`rank_weights: auto`: steps between two comparisons of the ranks' speeds.", at_least(1)),
+      key(
+          "data.rank_weights_limit",
+          [](auto& recipe) -> auto& { return recipe.data.rank_weights.limit; },
+          "`rank_weights: auto`: a rank takes at most so many times the samples of an equal part; "
+          "`tessera plan` plans for so many.",
+          at_least(1)),
       key(TESSERA_KEY(data, shuffle),
           "Each epoch takes the samples in a new random order; otherwise in the order of the "
           "file."),
@@ -63,6 +80,13 @@ std::vector<RecipeKey> data_keys() {
           "`sft`: several conversations share a row of `model.seq_len` tokens, without attention "
           "from one to another, and positions begin anew in each. Otherwise each has a row, padded "
           "to the longest of its micro-batch. The loss is the same."),
+      default_is(
+          "none",
+          step_ramp(TESSERA_KEY(data, seq_len_ramp),
+                    "`next_token`: steps whose rows are shorter, as {1: 128, 500: 256, 900: "
+                    "512}: a sequence of `model.seq_len` tokens is cut into rows of so many, "
+                    "with positions that begin anew in each. A step has the same tokens.",
+                    1)),
       choice(TESSERA_KEY(data, loss_on),
              std::vector<Choice<tasks::LossOn>>{{"answers", tasks::LossOn::answers},
                                                 {"all", tasks::LossOn::all}},
@@ -79,6 +103,12 @@ std::vector<Choice<optim::ScheduleKind>> schedule_choices() {
   return choices;
 }
 
+std::vector<Choice<OptimizerKind>> optimizer_choices() {
+  std::vector<Choice<OptimizerKind>> choices;
+  for (const OptimizerRow& row : optimizer_rows()) choices.push_back({row.name, row.kind});
+  return choices;
+}
+
 std::vector<RecipeKey> train_keys() {
   return {
       choice(TESSERA_KEY(train, task),
@@ -89,13 +119,12 @@ std::vector<RecipeKey> train_keys() {
              "The task: the next token of a text, the answers in conversations or the preferred "
              "one of two answers (data.md), or embeddings of sentences (sentence-encoders.md)."),
       key(TESSERA_KEY(train, steps), "Optimizer steps.", at_least(0)),
-      choice(TESSERA_KEY(train, optimizer),
-             std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},
-                                                {"lion", OptimizerKind::lion},
-                                                {"sgd", OptimizerKind::sgd},
-                                                {"muon", OptimizerKind::muon}},
-             "The optimizer. `muon`: hidden matrices by Muon, embeddings, heads, biases and norms "
-             "by AdamW."),
+      choice(
+          TESSERA_KEY(train, optimizer), optimizer_choices(),
+          "The optimizer. `adamw8bit`: moments of 8 bits. `muon`: hidden matrices by Muon, "
+          "embeddings, heads, biases and norms by AdamW. `adafactor`: second moments of rows and "
+          "columns. `schedule_free_adamw`: AdamW at a constant rate, of whose weights an average "
+          "is evaluated and saved."),
       key(TESSERA_KEY(train, lr), "The highest learning rate.", at_least(0)),
       choice(TESSERA_KEY(train, lr_schedule), schedule_choices(),
              "The curve of the learning rate from `lr` to `min_lr` after the warm-up; `wsd_`: "
@@ -116,19 +145,29 @@ std::vector<RecipeKey> train_keys() {
                           at_least(1))),
       key(TESSERA_KEY(train, min_lr), "The last learning rate.", at_least(0)),
       key(TESSERA_KEY(train, weight_decay),
-          "Weight decay of matrices (not of biases and norms), decoupled in AdamW, Lion and Muon.",
+          "Weight decay of matrices (not of biases and norms), decoupled in all but SGD.",
           at_least(0)),
-      default_is("[0.9,0.999]; lion: [0.9,0.99]",
-                 key(TESSERA_KEY(train, betas),
-                     "AdamW's and Lion's two decay rates, also of AdamW's part of `muon`.",
-                     from_up_to(0, 1))),
-      key(TESSERA_KEY(train, eps), "AdamW's epsilon.", above(0)),
+      default_is(
+          "[0.9,0.999]; lion: [0.9,0.99]",
+          key(TESSERA_KEY(train, betas),
+              "AdamW's and Lion's two decay rates, also of AdamW's part of `muon`. Of "
+              "`schedule_free_adamw` the first is the part of the average in the weights that "
+              "are trained.",
+              from_up_to(0, 1))),
+      key(TESSERA_KEY(train, eps),
+          "The epsilon of AdamW, also of 8 bits, in `schedule_free_adamw` and in `muon`.",
+          above(0)),
       key(TESSERA_KEY(train, momentum), "SGD's momentum.", from_up_to(0, 1)),
       default_is("none", parameter_groups_key()),
       key(TESSERA_KEY(train, max_grad_norm),
           "Gradients are scaled down to this norm over all ranks; 0: no clipping.", at_least(0)),
       key(TESSERA_KEY(train, gradient_accumulation_steps), "Micro-batches in an optimizer step.",
           at_least(1)),
+      default_is("none",
+                 step_ramp(TESSERA_KEY(train, accumulation_ramp),
+                           "Later steps with another number of micro-batches, as {500: 2, 2000: "
+                           "4}: step 500 is the first with 2. So a batch grows during the run.",
+                           2)),
       key(TESSERA_KEY(train, sync_each_batch),
           "Reduce gradients after each micro-batch; otherwise sum locally and reduce once per "
           "step, which takes more memory."),
@@ -441,10 +480,10 @@ void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
 
 std::vector<RecipeKey> all_keys() {
   std::vector<RecipeKey> keys;
-  for (auto part :
-       {model_keys(), model_config_keys(), data_keys(), train_keys(), preference_keys(),
-        muon_keys(), compression_keys(), strategy_keys(), precision_and_group_keys(),
-        loss_scale_keys(), recomputation_keys(), offload_keys(), checkpoint_keys(), log_keys()}) {
+  for (auto part : {model_keys(), model_config_keys(), data_keys(), train_keys(), preference_keys(),
+                    optimizer_keys(), muon_keys(), compression_keys(), strategy_keys(),
+                    precision_and_group_keys(), loss_scale_keys(), recomputation_keys(),
+                    offload_keys(), checkpoint_keys(), log_keys()}) {
     for (RecipeKey& row : part) keys.push_back(std::move(row));
   }
   add_prefixed_synonyms(keys);

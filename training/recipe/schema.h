@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "models/config/config_key.h"
 #include "training/recipe/recipe.h"
-#include "training/recipe/yaml_tree.h"
+#include "training/recipe/yaml/yaml_tree.h"
 
 namespace tessera::training {
 

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/text/byte_size.h"
 #include "training/recipe/data_sets.h"
 #include "training/recipe/schema.h"
@@ -266,6 +268,79 @@ RecipeKey number_or_word(const std::string& name, Access access, std::string_vie
   row.write = [=](const Recipe& recipe) -> nlohmann::json {
     if (!access(recipe)) return std::string(word);
     return *access(recipe);
+  };
+  return row;
+}
+
+// A positive number for each rank, or `auto`.
+template <class Access>
+RecipeKey rank_weights(const std::string& name, Access access, std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "auto \\| list of numbers";
+  row.help = std::move(help);
+  row.optional = true;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    RankWeightOptions& weights = access(recipe);
+    weights.given.clear();
+    weights.measured = node.kind == YamlNode::Kind::scalar && lower_case(node.text) == "auto";
+    if (weights.measured) return;
+    if (node.kind != YamlNode::Kind::sequence || node.items.empty()) {
+      refuse_value(node, name, "auto or a list of numbers, one for each rank");
+    }
+    for (const YamlNode& item : node.items) {
+      const double weight = read_number(item, name);
+      check_range(item, name, above(0), weight);
+      weights.given.push_back(weight);
+    }
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    const RankWeightOptions& weights = access(recipe);
+    if (weights.are_equal()) return nullptr;
+    if (weights.measured) return "auto";
+    return weights.given;
+  };
+  return row;
+}
+
+// A mapping of steps, from `first` on, to numbers.
+template <class Access>
+RecipeKey step_ramp(const std::string& name, Access access, std::string help, std::int64_t first) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "steps with numbers";
+  row.help = std::move(help);
+  row.optional = true;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    if (node.kind != YamlNode::Kind::mapping) {
+      refuse_value(node, name, "steps with numbers, as {500: 2, 2000: 4}");
+    }
+    StepRamp& ramp = access(recipe);
+    ramp.changes.clear();
+    for (std::size_t i = 0; i < node.keys.size(); ++i) {
+      YamlNode step = node.keys[i];
+      step.quoted = false;  // JSON quotes all keys
+      const std::string key = "a step of " + name;
+      const std::int64_t from = read_integer(step, key);
+      check_range(step, key, at_least(static_cast<double>(first)), static_cast<double>(from));
+      const std::string place = name + "." + step.text;
+      const std::int64_t number = read_integer(node.items[i], place);
+      check_range(node.items[i], place, at_least(1), static_cast<double>(number));
+      ramp.changes.emplace_back(from, number);
+    }
+    std::sort(ramp.changes.begin(), ramp.changes.end());
+    const auto twice = std::adjacent_find(
+        ramp.changes.begin(), ramp.changes.end(),
+        [](const auto& one, const auto& other) { return one.first == other.first; });
+    TESSERA_CHECK(twice == ramp.changes.end(), ErrorCode::configuration,
+                  "{}: {} has step {} twice; keep one", node.where, name, twice->first);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    const StepRamp& ramp = access(recipe);
+    if (ramp.empty()) return nullptr;
+    nlohmann::json object = nlohmann::json::object();
+    for (const auto& [from, number] : ramp.changes) object[std::to_string(from)] = number;
+    return object;
   };
   return row;
 }

@@ -8,6 +8,7 @@
 #include "engine/data/tokenizer.h"
 #include "models/registry/registry.h"
 #include "training/recipe/fine_tuning.h"
+#include "training/recipe/optimizers.h"
 #include "training/recipe/recipe.h"
 #include "training/recipe/reshard_keys.h"
 #include "training/recipe/schema.h"
@@ -78,8 +79,27 @@ void validate_data(const Recipe& recipe) {
   check_key(!recipe.data.packing || tunes, recipe, "data.packing", "is for train.task: sft");
   check_key(recipe.data.loss_on == tasks::LossOn::answers || tunes, recipe, "data.loss_on",
             "is for train.task: sft");
+  const StepRamp& ramp = recipe.data.seq_len_ramp;
+  check_key(ramp.empty() || recipe.train.task == TaskKind::next_token, recipe, "data.seq_len_ramp",
+            "is for train.task: next_token");
+  for (const auto& [step, length] : ramp.changes) {
+    check_key(recipe.model.seq_len % length == 0, recipe, "data.seq_len_ramp",
+              "has {} for step {}; it must divide model.seq_len {}", length, step,
+              recipe.model.seq_len);
+  }
   check_key(!recipe.data.group_by_length || recipe.train.task == TaskKind::sentence_pairs, recipe,
             "data.group_by_length", "is for train.task: sentence_pairs");
+}
+
+void validate_rank_weights(const Recipe& recipe, int world_size) {
+  const RankWeightOptions& weights = recipe.data.rank_weights;
+  for (const char* key : {"data.rebalance_every", "data.rank_weights_limit"}) {
+    check_key(weights.measured || !recipe.given.contains(key), recipe, key,
+              "needs data.rank_weights: auto");
+  }
+  check_key(weights.given.empty() || weights.given.size() == static_cast<std::size_t>(world_size),
+            recipe, "data.rank_weights", "has {} for {}; give one for each rank, or auto",
+            counted(weights.given.size(), "weight"), counted(world_size, "rank"));
 }
 
 void validate_model(const Recipe& recipe) {
@@ -239,6 +259,7 @@ void validate(const Recipe& recipe, int world_size) {
   TESSERA_REQUIRE(world_size > 0, "validate() needs a world of at least one rank, got {}",
                   world_size);
   validate_data(recipe);
+  validate_rank_weights(recipe, world_size);
   validate_model(recipe);
   validate_train(recipe);
   validate_sharding(recipe, world_size);
@@ -248,7 +269,7 @@ void validate(const Recipe& recipe, int world_size) {
   validate_offload(recipe);
   validate_log(recipe);
   validate_fine_tuning(recipe);
-  validate_muon(recipe);
+  validate_optimizer(recipe);
   validate_compression(recipe);
   validate_preferences(recipe);
   check_key(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,

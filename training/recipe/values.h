@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "models/config/value_range.h"
 #include "training/recipe/other_words.h"
-#include "training/recipe/yaml_tree.h"
+#include "training/recipe/yaml/yaml_tree.h"
 
 namespace tessera::training {
 

@@ -35,6 +35,30 @@ std::string short_json(const json& value) {
   return text.size() <= longest ? text : text.substr(0, longest) + "...";
 }
 
+// True for the keys of torch.optim.Adafactor whose tensors have 1 in place of a dimension of the
+// parameter: the last one, or the one before.
+bool is_factor(const std::string& key) {
+  return key == "row_var" || key == "col_var";
+}
+
+// Whether a state of this shape can be that of a parameter.
+bool fits_parameter(const std::string& key, const std::vector<std::int64_t>& state,
+                    std::vector<std::int64_t> parameter) {
+  if (key == "step" || state.empty()) return true;
+  if (is_factor(key) && parameter.size() >= 2) {
+    parameter[parameter.size() - (key == "row_var" ? 1 : 2)] = 1;
+  }
+  return state == parameter;
+}
+
+// The parameter's shape, from those of its two factors.
+std::vector<std::int64_t> joined_factors(std::vector<std::int64_t> one,
+                                         const std::vector<std::int64_t>& other) {
+  for (std::size_t i = 0; i < std::min(one.size(), other.size()); ++i)
+    one[i] = std::max(one[i], other[i]);
+  return one;
+}
+
 struct OptimizerTensor {
   std::string parameter;
   std::string key;
@@ -250,8 +274,8 @@ class Namer {
       }
       state.parameter = name->second;
       const auto shape = shapes_.find(resolved(state.parameter));
-      const bool fits = shape == shapes_.end() || state.key == "step" ||
-                        *shape->second == state.tensor->shape || state.tensor->shape.empty();
+      const bool fits =
+          shape == shapes_.end() || fits_parameter(state.key, state.tensor->shape, *shape->second);
       if (!fits) {
         return fmt::format("the state of parameter {} has the shape {}, and {} in its place has {}",
                            number, describe_shape(state.tensor->shape), shown(state.parameter),
@@ -269,8 +293,10 @@ class Namer {
       const auto number = static_cast<std::size_t>(std::stoul(state.parameter));
       NumberedParameter& parameter = known[number];
       parameter.number = number;
-      const bool has_shape = state.key != "step" && !state.tensor->shape.empty();
-      if (has_shape) parameter.shape = state.tensor->shape;
+      if (state.key == "step" || state.tensor->shape.empty()) continue;
+      parameter.shape = is_factor(state.key) && parameter.shape
+                            ? joined_factors(*parameter.shape, state.tensor->shape)
+                            : state.tensor->shape;
     }
     std::vector<NumberedParameter> parameters;
     const json params = groups_.empty() ? json() : groups_.front().value("params", json());
@@ -434,6 +460,7 @@ class Namer {
       note("parameter group {}: {}{}", i, counted(parameters, "parameter"), line);
       kept.push_back(std::move(group));
     }
+    keep_counts_of_groups(kept, out_.contents);
     if (!kept.empty()) scalars()[param_groups_key] = std::move(kept);
   }
 

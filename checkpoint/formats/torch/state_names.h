@@ -47,10 +47,9 @@ struct NamedState {
 NamedState name_state(StateItems items, const std::function<double(std::size_t handle)>& number,
                       const std::string& source);
 
-// The scalars that keep the hyperparameters of the optimizer's parameter groups, a list of {"lr":
-// ..., "params": [names]}, and the steps done by parameter.
+// The scalar that keeps the hyperparameters of the optimizer's parameter groups, a list of {"lr":
+// ..., "params": [names]}.
 inline constexpr const char* param_groups_key = "param_groups";
-inline constexpr const char* step_counts_key = "optimizer_step_counts";
 // In a parameter group of StateItems: names like PyTorch's param_names that a reader took from the
 // order of the model's tensors, so that they are assumed.
 inline constexpr const char* assumed_names_key = "assumed_param_names";
@@ -62,6 +61,9 @@ void add_step_count(StepCounts& steps, const std::string& parameter, double valu
 // Keeps them: the largest as the scalar "step", and all under step_counts_key, with 0 for
 // parameters without state. Notes it if they differ. No steps: nothing is kept.
 void keep_step_counts(const StepCounts& steps, Contents& contents);
+// The same for groups of schedule-free AdamW, which count steps, with the numbers beside them. The
+// groups have the names of their parameters.
+void keep_counts_of_groups(const nlohmann::json& groups, Contents& contents);
 // The name without the wrappers around its module.
 std::string unwrapped_name(const std::string& name);
 

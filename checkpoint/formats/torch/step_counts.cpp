@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 #include <string_view>
 
 #include "base/error.h"
@@ -56,6 +58,42 @@ void keep_step_counts(const StepCounts& steps, Contents& contents) {
     if (tensor.part == Part::model) counts[tensor.name] = 0;  // without state: not stepped yet
   }
   for (const auto& [name, step] : steps) counts[name] = step;
+}
+
+void keep_counts_of_groups(const nlohmann::json& groups, Contents& contents) {
+  std::set<std::string> averaged;  // parameters with its state
+  for (const TensorInfo& tensor : contents.tensors) {
+    if (tensor.part == Part::optimizer && tensor.name.ends_with(".z")) {
+      averaged.insert(tensor.name.substr(0, tensor.name.size() - 2));
+    }
+  }
+  StepCounts steps;
+  nlohmann::json numbers = nlohmann::json::object();
+  for (const nlohmann::json& group : groups) {
+    const auto number = [&](const char* key) {
+      return group.contains(key) && group[key].is_number();
+    };
+    if (!number("k") || !number("lr_max") || !number("weight_sum")) continue;
+    if (group.value("train_mode", nlohmann::json(false)) == true) {
+      contents.notes.push_back(
+          "the optimizer was saved in training mode, so the weights are not the averages, and "
+          "training cannot go on from the result: call its eval() before a save");
+      return;
+    }
+    for (const nlohmann::json& name : group.value("params", nlohmann::json::array())) {
+      if (!name.is_string() || !averaged.contains(name)) continue;
+      add_step_count(steps, name, group["k"].get<double>(), "the parameter groups");
+      for (const char* key : {"lr_max", "weight_sum"}) numbers[key][name] = group[key];
+    }
+  }
+  if (steps.empty()) return;
+  keep_step_counts(steps, contents);
+  // Parameters without state have not been stepped yet.
+  for (const auto& [name, count] : json_of(contents.scalars)[step_counts_key].items()) {
+    if (steps.contains(name)) continue;
+    for (auto& values : numbers) values[name] = 0.0;
+  }
+  json_of(contents.scalars)[numbers_key] = std::move(numbers);
 }
 
 }  // namespace tessera::checkpoint::formats

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -53,14 +55,40 @@ nlohmann::json muon_defaults() {
           {"adjust_lr_fn", nullptr}};
 }
 
+// The defaults of the package schedulefree. A checkpoint has the average as the weights, as the
+// package's in evaluation mode.
+nlohmann::json schedule_free_defaults() {
+  return {{"lr", 2.5e-3},
+          {"betas", {0.9, 0.999}},
+          {"eps", 1e-8},
+          {"r", 0.0},
+          {"k", 0},
+          {"warmup_steps", 0},
+          {"train_mode", false},
+          {"weight_sum", 0.0},
+          {"lr_max", -1.0},
+          {"scheduled_lr", 0.0},
+          {"weight_lr_power", 2.0},
+          {"weight_decay", 0},
+          {"foreach", true}};
+}
+
+nlohmann::json adafactor_defaults() {
+  return {{"lr", 1e-2},          {"beta2_decay", -0.8}, {"eps", {nullptr, 1e-3}}, {"d", 1.0},
+          {"weight_decay", 0.0}, {"foreach", nullptr},  {"maximize", false}};
+}
+
 // The optimizers whose defaults are known, by the state of a parameter.
-enum class Kind : std::uint8_t { adam, sgd, lion, muon, other };
+enum class Kind : std::uint8_t { adam, sgd, lion, muon, schedule_free, adafactor, other };
 
 template <class Tensors>
 Kind kind_of(const Tensors& tensors) {
+  if (tensors.size() == 2 && tensors.contains("z") && tensors.contains("exp_avg_sq"))
+    return Kind::schedule_free;
   if (tensors.contains("exp_avg_sq")) return Kind::adam;
   if (tensors.size() == 1 && tensors.contains("momentum_buffer")) return Kind::sgd;
   if (tensors.size() == 1 && tensors.contains("exp_avg")) return Kind::lion;
+  if (tensors.contains("row_var") || tensors.contains("variance")) return Kind::adafactor;
   return Kind::other;
 }
 
@@ -74,6 +102,10 @@ nlohmann::json defaults_of(Kind kind) {
       return lion_defaults();
     case Kind::muon:
       return muon_defaults();
+    case Kind::schedule_free:
+      return schedule_free_defaults();
+    case Kind::adafactor:
+      return adafactor_defaults();
     case Kind::other:
       break;
   }
@@ -145,6 +177,7 @@ void OptimizerLayout::set_steps(const Contents& contents) {
   for (Parameter& parameter : parameters_) {
     const Kind kind = kind_of(parameter.tensors);
     if (kind == Kind::sgd || kind == Kind::lion) continue;  // they count no steps
+    if (kind == Kind::schedule_free) continue;              // its groups count them
     parameter.has_step = true;
     if (counts != scalars.end() && counts->is_object() && counts->contains(parameter.name)) {
       const nlohmann::json& count = counts->at(parameter.name);
@@ -152,12 +185,14 @@ void OptimizerLayout::set_steps(const Contents& contents) {
                     "the steps done on {} are not a number: the checkpoint is damaged",
                     shown(parameter.name));
       parameter.step = count.get<float>();
-    } else if (kind != Kind::adam && !contents.scalars.contains("step")) {
+    } else if (kind != Kind::adam && kind != Kind::adafactor &&
+               !contents.scalars.contains("step")) {
       parameter.has_step = false;
     } else {
       TESSERA_CHECK(contents.scalars.contains("step"), ErrorCode::checkpoint,
                     "the checkpoint does not say how many steps the optimizer has done, which "
-                    "PyTorch's AdamW needs: add --weights-only");
+                    "PyTorch's {} needs: add --weights-only",
+                    kind == Kind::adafactor ? "Adafactor" : "AdamW");
       parameter.step = static_cast<float>(contents.scalars.get<std::int64_t>("step"));
     }
   }
@@ -172,6 +207,7 @@ void OptimizerLayout::set_groups(const Contents& contents) {
       if (group.is_object()) groups_.push_back(whole_group(kind, group));
     }
   }
+  if (groups_.empty() && kind == Kind::schedule_free) set_schedule_free_groups(scalars);
   if (groups_.empty()) set_default_groups();
   if (groups_.size() == 1 && !names_parameters(groups_[0])) {
     nlohmann::json& names = groups_[0]["params"] = nlohmann::json::array();
@@ -204,6 +240,35 @@ void OptimizerLayout::set_default_groups() {
     if (names.empty()) continue;
     groups_.push_back(defaults_of(kind));
     groups_.back()["params"] = std::move(names);
+  }
+}
+
+// A group for the parameters with the same steps and the same numbers.
+void OptimizerLayout::set_schedule_free_groups(const nlohmann::json& scalars) {
+  std::map<std::tuple<std::int64_t, double, double>, std::size_t> group_of;
+  for (const Parameter& parameter : parameters_) {
+    const auto number = [&](const nlohmann::json::json_pointer& list) {
+      const auto place = list / parameter.name;
+      TESSERA_CHECK(scalars.contains(place) && scalars.at(place).is_number(), ErrorCode::checkpoint,
+                    "the checkpoint has no number {} of {}: add --weights-only", list.back(),
+                    shown(parameter.name));
+      return scalars.at(place).get<double>();
+    };
+    using Path = nlohmann::json::json_pointer;
+    const double weight_sum = number(Path() / numbers_key / "weight_sum");
+    const double lr_max = number(Path() / numbers_key / "lr_max");
+    const auto steps = static_cast<std::int64_t>(number(Path() / step_counts_key));
+    const auto [found, is_new] =
+        group_of.emplace(std::tuple(steps, lr_max, weight_sum), groups_.size());
+    if (is_new) {
+      nlohmann::json group = schedule_free_defaults();
+      group["k"] = steps;
+      group["lr_max"] = group["lr"] = lr_max;
+      group["weight_sum"] = weight_sum;
+      group["params"] = nlohmann::json::array();
+      groups_.push_back(std::move(group));
+    }
+    groups_[found->second]["params"].push_back(parameter.name);
   }
 }
 

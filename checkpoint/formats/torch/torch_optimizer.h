@@ -34,6 +34,7 @@ class OptimizerLayout {
   void set_steps(const Contents& contents);
   void set_groups(const Contents& contents);
   void set_default_groups();
+  void set_schedule_free_groups(const nlohmann::json& scalars);
   std::vector<Parameter> parameters_;
   nlohmann::json groups_;
 };

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "checkpoint/io/removal.h"
+#include "engine/interop/npy.h"
 #include "engine/storage/output_file.h"
 
 namespace tessera::cli {
@@ -23,18 +24,8 @@ bool is_npy(const std::filesystem::path& path) {
   return path.extension() == ".npy";
 }
 
-// Version 1.0: magic, version, the length of the text that follows, filled up with spaces.
 std::string npy_header(std::int64_t rows, std::int64_t dimension) {
-  constexpr std::size_t before = 10;
-  std::string text = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}",
-                                 rows, dimension);
-  text.resize(header_bytes - before - 1, ' ');
-  text += '\n';
-  const auto length = static_cast<std::uint16_t>(text.size());
-  std::string header("\x93NUMPY\x01\x00", 8);
-  header += static_cast<char>(length & 0xff);
-  header += static_cast<char>(length >> 8);
-  return header + text;
+  return tessera::npy_header(float32, Shape{rows, dimension}, header_bytes);
 }
 
 // The length of the JSON, then the JSON, padded with spaces.

@@ -17,6 +17,7 @@
 #include "cli/commands/encoders/embedding_file.h"
 #include "cli/commands/encoders/encoder_folder.h"
 #include "cli/subcommands.h"
+#include "cli/text_lines.h"
 #include "logs/output_files.h"
 #include "tasks/table_rows.h"
 #include "training/device.h"
@@ -30,7 +31,9 @@ constexpr std::size_t window_sentences = 16'384;
 // A file's lines, or those of stdin.
 class Lines {
  public:
-  explicit Lines(const std::string& path) : path_(path == "-" ? "stdin" : path) {
+  // `column`: of JSON lines, or nothing.
+  Lines(const std::string& path, std::string column)
+      : path_(path == "-" ? "stdin" : path), column_(std::move(column)) {
     if (path == "-") return;
     file_.open(path, std::ios::binary);
     TESSERA_CHECK(file_.is_open() && !std::filesystem::is_directory(path), ErrorCode::data,
@@ -46,11 +49,13 @@ class Lines {
     while (lines.size() < limit && std::getline(from, line)) {
       ++number_;
       if (!line.empty() && line.back() == '\r') line.pop_back();
-      TESSERA_CHECK(!line.empty(), ErrorCode::data,
-                    "{}:{}: an empty line; each line has to be a sentence", path_, number_);
+      const std::string place = fmt::format("{}:{}", path_, number_);
       TESSERA_CHECK(!tasks::malformed_utf8(line), ErrorCode::data,
-                    "{}:{}: not UTF-8; convert the file, as with iconv", path_, number_);
-      lines.push_back(std::move(line));
+                    "{}: not UTF-8; convert the file, as with iconv", place);
+      std::string text = line.empty() ? line : text_of_line(std::move(line), column_, place);
+      TESSERA_CHECK(!text.empty(), ErrorCode::data,
+                    "{}: an empty line; each line has to be a sentence", place);
+      lines.push_back(std::move(text));
     }
     TESSERA_CHECK(!from.bad(), ErrorCode::data, "{}: cannot be read to its end", path_);
     return lines;
@@ -58,6 +63,7 @@ class Lines {
 
  private:
   std::string path_;
+  std::string column_;
   std::ifstream file_;
   std::int64_t number_ = 0;
 };
@@ -70,9 +76,10 @@ void check_embedding_file(const std::string& out, const std::string& input) {
 }
 
 struct EncodeCommand {
-  std::string folder, base, input, out;
+  std::string folder, base, input, column, out;
   std::int64_t batch_size = 32;
   bool normalize = false;
+  std::vector<std::string> prompts;  // none: the folder's
   std::string device = "auto";
   std::string dtype = "float32";
 
@@ -122,16 +129,22 @@ int EncodeCommand::run() const {
                 "give the sentences as --input FILE (- for stdin) and the result as --out F.npy or "
                 "--out F.safetensors");
   EmbeddingFile::check_name(out);
+  TESSERA_CHECK(prompts.size() <= 1, ErrorCode::usage, "--prompt is given {} times; give one",
+                prompts.size());
   const DType compute = parse_compute_dtype(dtype);
   const comm::World world = comm::world_from_environment();
   TESSERA_CHECK(input != "-" || world.size == 1, ErrorCode::usage,
                 "--input -: {} ranks cannot share stdin; give a file", world.size);
-  Lines lines(input);
+  Lines lines(input, column);
   check_embedding_file(out, input);  // before the work
   const Context context = init(training::choose_device(device, world));
-  const LoadedEncoder encoder(folder, context,
-                              {.dtype = compute, .base = base, .many_texts = true});
-  EmbeddingFile file(out, encoder.model().dimension(), context);
+  const LoadedEncoder encoder(
+      folder, context,
+      {.dtype = compute,
+       .base = base,
+       .many_texts = true,
+       .prompt = prompts.empty() ? std::nullopt : std::optional(prompts.front())});
+  EmbeddingFile file(out, encoder.model().embedding_width(), context);
   const auto begin = std::chrono::steady_clock::now();
   std::int64_t rows = 0;
   for (auto window = lines.take(window_sentences); !window.empty();
@@ -144,7 +157,7 @@ int EncodeCommand::run() const {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   if (context.is_main()) {
     print_out("{}: {} as rows of {} numbers, {:.1f} sentences/s\n", out, counted(rows, "sentence"),
-              encoder.model().dimension(), static_cast<double>(rows) / seconds.count());
+              encoder.model().embedding_width(), static_cast<double>(rows) / seconds.count());
   }
   return 0;
 }
@@ -164,6 +177,7 @@ Command describe_encode() {
                          .target = &command->input,
                          .help = "The sentences, one per line, in UTF-8; - reads stdin",
                          .type = "FILE"},
+                        text_column_argument(&command->column),
                         {.name = "--out",
                          .target = &command->out,
                          .help = "The result, one row of fp32 per sentence: F.npy, or "
@@ -174,6 +188,11 @@ Command describe_encode() {
                          .help = "Sentences in one forward; does not change the result",
                          .shows_default = true,
                          .least = 1},
+                        {.name = "--prompt",
+                         .target = &command->prompts,
+                         .help = "A text that comes before each sentence, as 'query: ' (default: "
+                                 "the folder's default prompt, usually none)",
+                         .type = "TEXT"},
                         {.name = "--normalize",
                          .target = &command->normalize,
                          .help = "Scale each row to length 1"},

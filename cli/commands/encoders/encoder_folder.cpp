@@ -21,6 +21,7 @@
 #include "models/load/adapter.h"
 #include "models/load/int8.h"
 #include "models/load/load.h"
+#include "models/load/quantized.h"
 #include "models/load/weights.h"
 #include "models/model_folder.h"
 #include "models/registry/registry.h"
@@ -107,8 +108,9 @@ bool stays_int8(const std::string& folder, const Context& context, const Encoder
 
 // Gives a model on `meta` memory, with integers where the folder has them.
 std::vector<checkpoint::LogicalTensor> make_int8(models::Model& model, const std::string& folder,
-                                                 const Context& context) {
-  models::keep_int8_layers(model, folder, context.device());
+                                                 const Context& context,
+                                                 const std::vector<std::string>& modules_to_save) {
+  models::keep_int8_layers(model, folder, context.device(), modules_to_save);
   models::materialise(model, context.device());
   return whole_tensors(model);
 }
@@ -175,9 +177,10 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
   require_kind(path, models::ModelKind::text_encoder);
   models::check_weights_bound(path, models::read_config(path));
   tokens_.tokenizer = tokenizers::load_tokenizer(places.tokenizer);
+  LoraOptions of_adapter;
   const auto make = [&] {
     model_ = models::make_sentence_encoder(path);
-    if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
+    if (!places.adapter.empty()) of_adapter = models::add_lora_of(places.adapter, *model_);
   };
   std::vector<checkpoint::LogicalTensor> tensors;
   const bool int8 = stays_int8(path, context, choices);
@@ -187,7 +190,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
       const nn::ParameterDTypeGuard in(choices.dtype);
       make();
     }
-    tensors = make_int8(*model_, path, context);
+    tensors = make_int8(*model_, path, context, of_adapter.modules_to_save);
   } else if (choices.strategy) {
     {
       const DeviceGuard deferred(Device::meta());  // each rank has its own shard only
@@ -201,7 +204,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
     tensors = whole_tensors(*model_);
   }
   models::load_weights(places.model, context.communicator(), *model_,
-                       models::base_tensors(tensors));
+                       models::tensors_under(places.adapter, *model_, tensors));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, tensors);
   if (choices.many_texts && !choices.strategy && !int8 && choices.dtype == float32 &&
       context.device().type == DeviceType::cpu) {
@@ -214,6 +217,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
                 path, tokens_.tokenizer->vocabulary_size(), model_->vocabulary());
   tokens_.max_length = model_->max_seq_length();
   tokens_.lower_case = model_->do_lower_case();
+  tokens_.prompt = choices.prompt.value_or(model_->prompt());
 }
 
 nn::Linear LoadedEncoder::load_head() const {
@@ -246,8 +250,21 @@ nn::Linear LoadedEncoder::load_head() const {
 }
 
 tasks::Encode LoadedEncoder::encode() const {
+  model_->check_prompt(tokens_.prompt);
+  return [model = model_.get()](const models::TokenBatch& tokens) {
+    return model->embeddings(tokens);
+  };
+}
+
+tasks::Encode LoadedEncoder::encode_as_trained() const {
   return
       [model = model_.get()](const models::TokenBatch& tokens) { return model->forward(tokens); };
+}
+
+tasks::TextTokens LoadedEncoder::tokens_as_trained() const {
+  tasks::TextTokens tokens = tokens_;
+  tokens.prompt.clear();
+  return tokens;
 }
 
 LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Context& context,
@@ -263,7 +280,9 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
     const DeviceGuard deferred(Device::meta());
     const nn::ParameterDTypeGuard in(int8 ? choices.dtype : float32);
     model_ = models::make_language_model(config, (fs::path(path) / "config.json").string());
-    if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
+    if (!places.adapter.empty()) {
+      modules_to_save_ = models::add_lora_of(places.adapter, *model_).modules_to_save;
+    }
   }
   const bool of_bytes = !tokenizers::is_tokenizer_folder(places.tokenizer) &&
                         model_->vocabulary() == ByteTokenizer().vocabulary_size();
@@ -273,13 +292,13 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
   tokenizer_folder_ = places.tokenizer;
   checkpoint::State whole;
   if (int8) {
-    whole.model = make_int8(*model_, path, context);
+    whole.model = make_int8(*model_, path, context, modules_to_save_);
   } else {
     sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
     whole = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
   }
   models::load_weights(places.model, context.communicator(), *model_,
-                       models::base_tensors(whole.model));
+                       models::tensors_under(places.adapter, *model_, whole.model));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, whole.model);
   model_->eval();
 }

@@ -40,6 +40,7 @@ struct EncoderChoices {
   bool many_texts = false;
   // False for a language model that reads ids of another one: its own tokenizer is not loaded.
   bool with_tokenizer = true;
+  std::optional<std::string> prompt = {};  // unset: the folder's (SentenceEncoder::prompt())
 };
 
 // An encoder with its weights and its tokenizer, on the context's device, ready to use.
@@ -49,7 +50,10 @@ class LoadedEncoder {
 
   [[nodiscard]] const models::SentenceEncoder& model() const { return *model_; }
   [[nodiscard]] const tasks::TextTokens& tokens() const { return tokens_; }
-  [[nodiscard]] tasks::Encode encode() const;
+  [[nodiscard]] tasks::Encode encode() const;  // SentenceEncoder::embeddings()
+  // The encoder and its tokens without prompt and truncation, as in training.
+  [[nodiscard]] tasks::Encode encode_as_trained() const;
+  [[nodiscard]] tasks::TextTokens tokens_as_trained() const;
   // The head of SoftmaxLoss, which a training run with this loss saves in its steps as
   // `classifier`: fp32, whole on every rank. Error(checkpoint) if there is none.
   [[nodiscard]] nn::Linear load_head() const;
@@ -72,8 +76,11 @@ class LoadedLanguageModel {
   [[nodiscard]] const Tokenizer& tokenizer() const { return *tokenizer_; }
   // With its chat template.
   [[nodiscard]] const std::string& tokenizer_folder() const { return tokenizer_folder_; }
+  // LoraOptions::modules_to_save of the adapter; empty without one.
+  [[nodiscard]] const std::vector<std::string>& modules_to_save() const { return modules_to_save_; }
 
  private:
+  std::vector<std::string> modules_to_save_;
   std::unique_ptr<models::LanguageModel> model_;
   std::optional<ShardedModel> sharded_;
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -128,9 +128,9 @@ EvaluateCommand::Result EvaluateCommand::accuracy(const Context& context) const 
   const tasks::SentencePairs pairs =
       tasks::read_pairs(open_table(tasks::SentenceEvaluator::accuracy, classes));
   const auto scores = tasks::evaluate_classification(
-      pairs, encoder.encode(),
+      pairs, encoder.encode_as_trained(),
       [&](const Tensor& u, const Tensor& v) { return tasks::softmax_logits(u, v, head); },
-      {.tokens = encoder.tokens(), .batch_size = batch_size}, context);
+      {.tokens = encoder.tokens_as_trained(), .batch_size = batch_size}, context);
   return {scores, static_cast<std::int64_t>(pairs.size())};
 }
 
@@ -190,6 +190,11 @@ EvaluateCommand::Result EvaluateCommand::preferences(const Context& context) con
   TESSERA_CHECK(!reference.empty() || has_adapters(model.model()), ErrorCode::usage,
                 "--task dpo needs --reference, the folder of the model that {} is compared with",
                 folder);
+  TESSERA_CHECK(!reference.empty() || model.modules_to_save().empty(), ErrorCode::usage,
+                "--task dpo needs --reference for {}: without it the model is compared with itself "
+                "without its adapters, and the adapter's modules_to_save ({}) are trained whole; "
+                "give --reference the base",
+                folder, fmt::join(model.modules_to_save(), ", "));
   std::optional<LoadedLanguageModel> compared;
   if (!reference.empty()) {
     EncoderChoices of_reference = choices();

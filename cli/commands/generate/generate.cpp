@@ -19,6 +19,7 @@
 #include "cli/commands/dtype_option.h"
 #include "cli/commands/generate/prompts.h"
 #include "cli/subcommands.h"
+#include "cli/text_lines.h"
 #include "engine/autograd.h"
 #include "engine/data/tokenizer.h"
 #include "engine/device/backend.h"
@@ -40,6 +41,7 @@ struct GenerateCommand {
   std::vector<std::string> prompt;  // none, or one that may be empty
   Ids prompt_ids;
   std::string prompts_file;
+  std::string column;
   models::GenerateOptions options;
   bool ignore_eos = false;
   bool chat = false;
@@ -156,6 +158,8 @@ void GenerateCommand::check_request() const {
   TESSERA_CHECK(given == 1, ErrorCode::usage,
                 "give the beginning of the text either as --prompt TEXT or as --prompt-ids 1,2,3, "
                 "or several as --prompts FILE");
+  TESSERA_CHECK(column.empty() || !prompts_file.empty(), ErrorCode::usage,
+                "--column is the key of the texts in --prompts FILE");
   TESSERA_CHECK(options.sampling.top_p > 0, ErrorCode::usage, "--top-p must be above 0");
   TESSERA_CHECK(logits_file.empty() || prompts_file.empty(), ErrorCode::usage,
                 "--logits takes one prompt; give --prompt or --prompt-ids");
@@ -219,7 +223,7 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
 // Prints one JSON object per prompt, in their order.
 void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer& tokenizer,
                                    const Chat* around) const {
-  const std::vector<std::string> texts = read_prompts(prompts_file);
+  const std::vector<std::string> texts = read_prompts(prompts_file, column);
   std::vector<Ids> prompts;
   std::size_t prompt_tokens = 0;
   for (const std::string& text : texts) {
@@ -302,6 +306,7 @@ std::vector<Argument> prompt_arguments(GenerateCommand& command) {
            .help = "Several prompts: a file with one on each line, or - for standard input; each "
                    "text is printed as a line of JSON",
            .type = "FILE"},
+          text_column_argument(&command.column),
           {.name = "--chat",
            .target = &command.chat,
            .help = "Take a prompt as a user's message in the model's chat template, and print the "

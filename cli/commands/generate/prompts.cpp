@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cli/text_lines.h"
 #include "engine/data/corpus.h"
 #include "models/config/config_file.h"
 #include "tokenizers/load.h"
@@ -48,7 +49,7 @@ Ids end_of_text_ids(const std::string& folder) {
   return {};
 }
 
-std::vector<std::string> read_prompts(const std::string& name) {
+std::vector<std::string> read_prompts(const std::string& name, const std::string& column) {
   std::ifstream file;
   if (name != "-") {
     file.open(name);
@@ -58,9 +59,10 @@ std::vector<std::string> read_prompts(const std::string& name) {
   std::istream& stream = name == "-" ? std::cin : file;
   std::vector<std::string> prompts;
   for (std::string line; std::getline(stream, line);) {
-    TESSERA_CHECK(!line.empty(), ErrorCode::data, "{}: line {} is empty; each line is a prompt",
-                  name, prompts.size() + 1);
-    prompts.push_back(std::move(line));
+    const std::string place = fmt::format("{}: line {}", name, prompts.size() + 1);
+    std::string text = line.empty() ? line : text_of_line(std::move(line), column, place);
+    TESSERA_CHECK(!text.empty(), ErrorCode::data, "{} is empty; each line is a prompt", place);
+    prompts.push_back(std::move(text));
   }
   TESSERA_CHECK(!stream.bad() && !prompts.empty(), ErrorCode::data, "{}: no prompts there", name);
   return prompts;

@@ -25,9 +25,9 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
 // if it is neither an id nor a list of ids.
 Ids end_of_text_ids(const std::string& folder);
 
-// The lines of a file, or of standard input for "-". Throws Error(data): a file that cannot be
-// read, an empty line, no line.
-std::vector<std::string> read_prompts(const std::string& file);
+// The lines of a file, or of standard input for "-"; with a column, the texts under this key of
+// JSON lines. Throws Error(data): a file that cannot be read, an empty line, no line.
+std::vector<std::string> read_prompts(const std::string& file, const std::string& column);
 
 // Makes a conversation of each message of a user: the system's text, if there is one, the message,
 // and the beginning of the answer.

@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/ops.h"
 #include "engine/tensor.h"
 
 namespace tessera {
@@ -52,6 +53,11 @@ Tensor combine_rows(const Tensor& rows, const RowGroups& groups);
 // for each group, of one shape and dtype. x may have any floating dtype and is cast to the
 // weights'. The gradient of a weight whose group is empty is 0.
 Tensor grouped_linear(const Tensor& x, std::span<const Tensor> weights, const RowGroups& groups);
+// The same with the weights of all groups in one tensor, [groups, in, out] or, with out_in,
+// [groups, out, in], and their biases in another, [groups, out], or undefined. Gradients are
+// written to their places in that tensor: no group has a copy.
+Tensor grouped_linear(const Tensor& x, const Tensor& weights, const Tensor& biases,
+                      const RowGroups& groups, WeightLayout layout);
 // grouped_linear(silu(gate) * up, weights, groups). Saves only gate and up.
 Tensor grouped_swiglu_linear(const Tensor& gate, const Tensor& up, std::span<const Tensor> weights,
                              const RowGroups& groups);

@@ -6,12 +6,30 @@
 #include "engine/ops.h"
 #include "engine/ops/int8_linear.h"
 #include "engine/ops/products/linear_products.h"
+#include "engine/ops/products/quantized.h"
 
 namespace tessera {
 namespace {
 
+// A product with codes is computed in the dtype of the rows.
+ops::LinearShape quantized_shape(const char* op, const Tensor& x, const Tensor& weight,
+                                 const Tensor& bias, WeightLayout layout) {
+  ops::require_same_device(op, x, weight, bias);
+  TESSERA_REQUIRE(
+      x.dimensions() >= 1 && x.dtype() != float64,
+      "{}: x of shape {} and {}; a quantised weight is multiplied in fp32, bf16 or fp16", op,
+      x.shape().to_string(), name_of(x.dtype()));
+  const std::int64_t in = x.size(-1);
+  const std::int64_t out = ops::outputs_of_quantized(weight, in, layout);
+  TESSERA_REQUIRE(!bias.defined() || (bias.elements() == out && bias.dtype() == x.dtype()),
+                  "{}: bias of shape {} and dtype {} for {} outputs of {}", op,
+                  bias.shape().to_string(), name_of(bias.dtype()), out, name_of(x.dtype()));
+  return {x.elements() / in, in, out, layout == WeightLayout::out_in, x.dtype()};
+}
+
 ops::LinearShape linear_shape(const char* op, const Tensor& x, const Tensor& weight,
                               const Tensor& bias, WeightLayout layout) {
+  if (is_quantized_weight(weight)) return quantized_shape(op, x, weight, bias, layout);
   TESSERA_REQUIRE(
       weight.dimensions() == 2 && x.dimensions() >= 1,
       "{}: x of shape {} and weight of shape {}; the weight must be a matrix and x have "
@@ -45,8 +63,10 @@ Shape with_last(const Shape& shape, std::int64_t last) {
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   if (is_int8_product(input, weight)) return int8_linear(input, weight, bias);
-  ops::require_floating("linear", input, weight);
-  const Tensor x = cast(input, weight.dtype());
+  const bool is_floating_weight = !is_quantized_weight(weight);
+  ops::require_floating("linear", input, is_floating_weight ? weight : input);
+  const Tensor& of_dtype = is_floating_weight ? weight : bias.defined() ? bias : input;
+  const Tensor x = cast(input, of_dtype.dtype());
   const ops::LinearShape s = linear_shape("linear", x, weight, bias, layout);
   Tensor out;
   autograd::compute_or_take(Op::linear, {&out}, [&] {
@@ -72,7 +92,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
   if (is_int8_product(x, weight)) {
     return int8_linear(gelu(bias_in.defined() ? x + bias_in : x, exact), weight, bias);
   }
-  ops::require_floating("bias_gelu_linear", x, weight);
+  ops::require_floating("bias_gelu_linear", x, is_quantized_weight(weight) ? x : weight);
   const ops::LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
   TESSERA_REQUIRE(x.dtype() == s.dtype, "bias_gelu_linear: x of {} and weight of {}",
                   name_of(x.dtype()), name_of(s.dtype));
@@ -121,7 +141,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
 Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                      WeightLayout layout) {
   if (is_int8_product(gate, weight)) return int8_linear(silu(gate) * up, weight, {});
-  ops::require_floating("swiglu_linear", gate, up, weight);
+  ops::require_floating("swiglu_linear", gate, up, is_quantized_weight(weight) ? gate : weight);
   const ops::LinearShape s = linear_shape("swiglu_linear", gate, weight, {}, layout);
   TESSERA_REQUIRE(gate.shape() == up.shape() && gate.dtype() == s.dtype && up.dtype() == s.dtype,
                   "swiglu_linear: gate {} {}, up {} {}, weight {}", name_of(gate.dtype()),

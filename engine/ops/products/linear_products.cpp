@@ -2,6 +2,7 @@
 #include "engine/ops/products/linear_products.h"
 
 #include "engine/device/launch.h"
+#include "engine/ops/products/quantized.h"
 
 namespace tessera::ops {
 namespace {
@@ -15,6 +16,7 @@ std::int64_t bytes_before(const LinearShape& s, const Tensor& tensor, std::int64
 
 void linear_product(const LinearShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
                     const Tensor& result) {
+  if (is_quantized_weight(weight)) return quantized_product(s, x, weight, bias, result);
   TESSERA_LAUNCH(x.device(), matmul,
                  {.a = x.data() + bytes_before(s, x, s.in),
                   .b = weight.data(),
@@ -33,6 +35,7 @@ void linear_product(const LinearShape& s, const Tensor& x, const Tensor& weight,
 
 void linear_input_gradient(const LinearShape& s, const Tensor& dresult, const Tensor& weight,
                            const autograd::GradientSink::Slot& dx) {
+  if (is_quantized_weight(weight)) return quantized_input_gradient(s, dresult, weight, dx);
   TESSERA_LAUNCH(dresult.device(), matmul,
                  {.a = dresult.data() + bytes_before(s, dresult, s.out),
                   .b = weight.data(),

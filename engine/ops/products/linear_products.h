@@ -13,11 +13,12 @@ namespace tessera::ops {
 struct LinearShape {
   std::int64_t rows, in, out;
   bool transposed;  // the weight is [out, in]; otherwise [in, out]
-  DType dtype;      // of the rows and of the weight
+  DType dtype;      // of the rows, and of the weight if that is floating
   std::int64_t first_row = 0;
 };
 
-// result = x W (+ bias). The bias may be undefined.
+// result = x W (+ bias). The bias may be undefined. Here and in the next one the weight may be
+// codes (quantized.h).
 void linear_product(const LinearShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
                     const Tensor& result);
 // dx (+)= dresult W^T.

@@ -21,18 +21,20 @@ void check(const AttentionShape& s, const char* kernel) {
   const auto needs = [&](bool condition, const char* what) {
     TESSERA_REQUIRE(
         condition,
-        "{}: {} (batch {}, heads {}, key heads {}, head dim {}, lengths {} and {}, row strides "
-        "{}, {}, {}, {}, dropout {}, {})",
-        kernel, what, s.batch, s.heads, s.key_heads, s.head_dim, s.query_length, s.key_length,
-        s.q_stride, s.k_stride, s.v_stride, s.out_stride, s.dropout, name_of(s.dtype));
+        "{}: {} (batch {}, heads {}, key heads {}, head dim {}, value dim {}, lengths {} and {}, "
+        "row strides {}, {}, {}, {}, dropout {}, {})",
+        kernel, what, s.batch, s.heads, s.key_heads, s.head_dim, value_dim_of(s), s.query_length,
+        s.key_length, s.q_stride, s.k_stride, s.v_stride, s.out_stride, s.dropout,
+        name_of(s.dtype));
   };
   needs(is_floating(s.dtype), "the tensors must be of a floating-point type");
   needs(s.batch >= 0 && s.query_length >= 0 && s.key_length >= 0, "a size is negative");
-  needs(s.heads > 0 && s.key_heads > 0 && s.head_dim > 0, "a size is not positive");
+  needs(s.heads > 0 && s.key_heads > 0 && s.head_dim > 0 && s.value_dim >= 0,
+        "a size is not positive");
   needs(s.heads % s.key_heads == 0, "heads must be a multiple of key heads");
-  const std::int64_t query_row = s.heads * s.head_dim, key_row = s.key_heads * s.head_dim;
-  needs(s.q_stride >= query_row && s.out_stride >= query_row && s.k_stride >= key_row &&
-            s.v_stride >= key_row,
+  const std::int64_t value_dim = value_dim_of(s);
+  needs(s.q_stride >= s.heads * s.head_dim && s.k_stride >= s.key_heads * s.head_dim &&
+            s.v_stride >= s.key_heads * value_dim && s.out_stride >= s.heads * value_dim,
         "a row stride is less than a row");
   needs(s.dropout >= 0.0f && s.dropout < 1.0f, "dropout must lie in [0, 1)");
   needs(s.window >= 0 && (s.window == 0 || s.causal), "a window must be positive and causal");
@@ -59,6 +61,7 @@ void fill_key_bias(const std::uint8_t* mask, std::int64_t keys, C* bias) {
 
 AttentionPlan::AttentionPlan(const AttentionShape& arguments, const char* kernel)
     : shape(arguments),
+      value_dim(value_dim_of(arguments)),
       group(0),
       operand(operand_type(arguments.dtype)),
       compute(arguments.dtype == float64 ? float64 : float32),
@@ -68,15 +71,15 @@ AttentionPlan::AttentionPlan(const AttentionShape& arguments, const char* kernel
 }
 
 HeadRows AttentionPlan::queries(const void* base, std::int64_t stride, std::int64_t batch,
-                                std::int64_t head) const {
-  return {element(base, shape.dtype, batch * shape.query_length * stride + head * shape.head_dim),
-          stride};
+                                std::int64_t head, std::int64_t width) const {
+  return {element(base, shape.dtype, batch * shape.query_length * stride + head * width), stride,
+          width};
 }
 
 HeadRows AttentionPlan::keys(const void* base, std::int64_t stride, std::int64_t batch,
-                             std::int64_t key_head) const {
-  return {element(base, shape.dtype, batch * shape.key_length * stride + key_head * shape.head_dim),
-          stride};
+                             std::int64_t key_head, std::int64_t width) const {
+  return {element(base, shape.dtype, batch * shape.key_length * stride + key_head * width), stride,
+          width};
 }
 
 UpcomingRows AttentionPlan::rows_of_next_head(std::initializer_list<Tensor> tensors,
@@ -85,27 +88,28 @@ UpcomingRows AttentionPlan::rows_of_next_head(std::initializer_list<Tensor> tens
   UpcomingRows upcoming;
   const std::int64_t next = batch * shape.heads + head + 1;
   if (next == shape.batch * shape.heads) return upcoming;
-  upcoming.bytes = shape.head_dim * static_cast<std::int64_t>(size_of(shape.dtype));
   for (const Tensor& tensor : tensors) {
     const std::int64_t length = tensor.of_keys ? shape.key_length : shape.query_length;
     if (row + rows > length) continue;
     const std::int64_t next_batch = next / shape.heads, next_head = next % shape.heads;
-    const HeadRows first = tensor.of_keys
-                               ? keys(tensor.base, tensor.row_stride, next_batch, next_head / group)
-                               : queries(tensor.base, tensor.row_stride, next_batch, next_head);
+    const HeadRows first =
+        tensor.of_keys
+            ? keys(tensor.base, tensor.row_stride, next_batch, next_head / group, tensor.width)
+            : queries(tensor.base, tensor.row_stride, next_batch, next_head, tensor.width);
     const auto at = static_cast<std::size_t>(upcoming.tensors++);
     upcoming.first[at] =
         static_cast<const std::byte*>(element(first.data, shape.dtype, row * first.stride));
     upcoming.row_bytes[at] = first.stride * static_cast<std::int64_t>(size_of(shape.dtype));
+    upcoming.head_bytes[at] = first.width * static_cast<std::int64_t>(size_of(shape.dtype));
   }
   return upcoming;
 }
 
 HeadRows AttentionPlan::widened(HeadRows rows, std::int64_t count, ScratchBuffer& buffer) const {
   if (shape.dtype == operand) return rows;
-  auto* const wide = buffer.get<float>(count * shape.head_dim);
-  widen_matrix(rows.data, shape.dtype, rows.stride, wide, shape.head_dim, count, shape.head_dim);
-  return {wide, shape.head_dim};
+  auto* const wide = buffer.get<float>(count * rows.width);
+  widen_matrix(rows.data, shape.dtype, rows.stride, wide, rows.width, count, rows.width);
+  return {wide, rows.width, rows.width};
 }
 
 std::int64_t AttentionPlan::first_key_seen(std::int64_t batch, std::int64_t query) const {
@@ -147,6 +151,13 @@ AttentionTile AttentionPlan::tile(const QueryBlock& queries, std::int64_t head,
           .scale = static_cast<double>(shape.scale),
           .soft_cap = static_cast<double>(shape.soft_cap),
           .bias = bias == nullptr ? nullptr : element(bias, compute, first_key),
+          .pair_bias = shape.bias == nullptr
+                           ? nullptr
+                           : element(shape.bias, compute,
+                                     queries.batch * shape.bias_batch_stride +
+                                         head * shape.bias_head_stride +
+                                         queries.first * shape.key_length + first_key),
+          .pair_bias_stride = shape.key_length,
           .dropout_threshold = dropout_threshold_,
           .kept_scale = 1.0 / (1.0 - static_cast<double>(shape.dropout)),
           .key = shape.key,
@@ -166,16 +177,15 @@ const void* AttentionPlan::key_bias(std::int64_t batch, ScratchBuffer& buffer) c
 }
 
 void AttentionPlan::write_rows(const void* sums, void* base, std::int64_t offset,
-                               std::int64_t stride, std::int64_t rows) const {
+                               std::int64_t stride, std::int64_t rows, std::int64_t width) const {
   void* const out = element(base, shape.dtype, offset);
   if (shape.dtype == bfloat16 || shape.dtype == float16) {
-    narrow_matrix(static_cast<const float*>(sums), shape.head_dim, out, shape.dtype, stride, rows,
-                  shape.head_dim);
+    narrow_matrix(static_cast<const float*>(sums), width, out, shape.dtype, stride, rows, width);
     return;
   }
   for (std::int64_t r = 0; r < rows; ++r) {
-    std::memcpy(element(out, compute, r * stride), element(sums, compute, r * shape.head_dim),
-                static_cast<std::size_t>(shape.head_dim) * size_of(compute));
+    std::memcpy(element(out, compute, r * stride), element(sums, compute, r * width),
+                static_cast<std::size_t>(width) * size_of(compute));
   }
 }
 

@@ -22,6 +22,7 @@ inline constexpr std::int64_t kQueryRows = 64;
 struct HeadRows {
   const void* data;
   std::int64_t stride;
+  std::int64_t width = 0;  // elements of a row; products have their own sizes
 };
 
 // Queries whose scores are computed together.
@@ -40,19 +41,21 @@ class AttentionPlan {
   AttentionPlan(const AttentionShape& shape, const char* kernel);
 
   const AttentionShape& shape;
+  std::int64_t value_dim;
   std::int64_t group;  // query heads per key head
   DType operand;  // of the operands of the tiles' products: the tensors' type, or float32 instead
   DType compute;  // of scores, statistics and sums
 
+  // Rows of `width` elements: of head_dim for q, k and their gradients, else of value_dim.
   [[nodiscard]] HeadRows queries(const void* base, std::int64_t stride, std::int64_t batch,
-                                 std::int64_t head) const;
+                                 std::int64_t head, std::int64_t width) const;
   [[nodiscard]] HeadRows keys(const void* base, std::int64_t stride, std::int64_t batch,
-                              std::int64_t key_head) const;
+                              std::int64_t key_head, std::int64_t width) const;
 
   // A tensor of which rows_of_next_head() fetches the rows from `row` on, if there is a next head.
   struct Tensor {
     const void* base;
-    std::int64_t row_stride;
+    std::int64_t row_stride, width;
     bool of_keys;
   };
   [[nodiscard]] UpcomingRows rows_of_next_head(std::initializer_list<Tensor> tensors,
@@ -74,9 +77,9 @@ class AttentionPlan {
   // 0 or -inf for each key of a sample, or null without a mask.
   [[nodiscard]] const void* key_bias(std::int64_t batch, ScratchBuffer& buffer) const;
 
-  // Writes dense sums of the compute type into rows of a tensor.
+  // Writes dense sums of the compute type, of `width` elements, into rows of a tensor.
   void write_rows(const void* sums, void* base, std::int64_t offset, std::int64_t stride,
-                  std::int64_t rows) const;
+                  std::int64_t rows, std::int64_t width) const;
 
  private:
   [[nodiscard]] std::int64_t first_key_seen(std::int64_t batch, std::int64_t query) const;

@@ -6,8 +6,8 @@
 
 namespace tessera::kernels::cpu {
 
-// True if attention_forward uses this path: one query, log_sum_exp not requested (training always
-// requests it, so training has the bits of the blocked path), and no mask, documents or dropout.
+// True if attention_forward uses this path: one query, no backward (training has the bits of the
+// blocked path), and no mask, documents or dropout.
 bool is_single_query(const AttentionForward& arguments);
 void attention_single(const AttentionForward& arguments);
 

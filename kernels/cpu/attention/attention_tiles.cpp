@@ -44,7 +44,8 @@ HWY_INLINE void FetchUpcoming(const cpu::UpcomingRows& upcoming, std::int64_t ro
   for (int i = 0; i < upcoming.tensors; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const std::byte* const from = upcoming.first[at] + row * upcoming.row_bytes[at];
-    for (std::int64_t line = 0; line < upcoming.bytes; line += 64) hwy::Prefetch(from + line);
+    for (std::int64_t line = 0; line < upcoming.head_bytes[at]; line += 64)
+      hwy::Prefetch(from + line);
   }
 }
 
@@ -62,16 +63,21 @@ HWY_INLINE Vec<double> Keep(Vec<double> value, const std::uint32_t* draws,
   return hn::IfThenZeroElse(hn::RebindMask(Tag<double>(), dropped), value);
 }
 
-// score * scale, under a cap, (+ bias) of one row from column `first` on.
+// score * scale, under a cap, (+ biases) of row `r` from column `first` on.
 template <class C, bool kBias, bool kCap>
 struct ScaledScores {
   const C* scores;
-  const C* bias;
+  const C* bias;       // of the columns
+  const C* pair_bias;  // of the row; with kBias one of the two may be null
   Vec<C> scale, cap, inverse_cap;
 
-  HWY_INLINE ScaledScores(const AttentionTile& tile, const C* row, std::int64_t first)
+  HWY_INLINE ScaledScores(const AttentionTile& tile, const C* row, std::int64_t r,
+                          std::int64_t first)
       : scores(row + first),
-        bias(kBias ? static_cast<const C*>(tile.bias) + first : nullptr),
+        bias(kBias && tile.bias != nullptr ? static_cast<const C*>(tile.bias) + first : nullptr),
+        pair_bias(kBias && tile.pair_bias != nullptr
+                      ? static_cast<const C*>(tile.pair_bias) + r * tile.pair_bias_stride + first
+                      : nullptr),
         scale(hn::Set(Tag<C>(), static_cast<C>(tile.scale))),
         cap(hn::Set(Tag<C>(), static_cast<C>(tile.soft_cap))),
         inverse_cap(hn::Set(Tag<C>(), static_cast<C>(kCap ? 1 / tile.soft_cap : 0))) {}
@@ -84,7 +90,10 @@ struct ScaledScores {
   }
   template <class Access>
   HWY_INLINE Vec<C> AddBias(Vec<C> score, std::int64_t i, Access access) const {
-    if constexpr (kBias) return hn::Add(score, access.Load(bias + i));
+    if constexpr (kBias) {
+      if (bias != nullptr) score = hn::Add(score, access.Load(bias + i));
+      if (pair_bias != nullptr) score = hn::Add(score, access.Load(pair_bias + i));
+    }
     return score;
   }
   template <class Access>
@@ -139,7 +148,7 @@ HWY_NOINLINE void SoftmaxRows(const AttentionTile& tile, const Compute<E>* score
     const std::int64_t visible = VisibleColumns(tile, r);
     const std::int64_t hidden = HiddenColumns(tile, r, visible), seen = visible - hidden;
     FetchUpcoming(tile.upcoming, r);
-    const ScaledScores<C, kBias, kCap> row(tile, scores, hidden);
+    const ScaledScores<C, kBias, kCap> row(tile, scores, r, hidden);
     const C before = maximum[r];
     const C now = std::max(before, LargestScore<C>(row, seen));
     if (now == -kInfinity<C>) {
@@ -182,7 +191,7 @@ HWY_NOINLINE void GradientRows(const AttentionTile& tile, const Compute<E>* scor
     const std::int64_t hidden = HiddenColumns(tile, r, visible), seen = visible - hidden;
     FetchUpcoming(tile.upcoming, r);
     const std::int64_t first = r * tile.columns, offset = first + hidden;
-    const ScaledScores<C, kBias, kCap> row(tile, scores + first, hidden);
+    const ScaledScores<C, kBias, kCap> row(tile, scores + first, r, hidden);
     const auto shift = hn::Set(d, log_sum_exp[r]);
     const auto mean = hn::Set(d, delta[r]);
     const std::uint32_t* draws = nullptr;
@@ -209,13 +218,44 @@ HWY_NOINLINE void GradientRows(const AttentionTile& tile, const Compute<E>* scor
   }
 }
 
+// The gradients of a tile's biased scores, added to `sums`.
+template <class C, bool kDropout, bool kCap>
+HWY_NOINLINE void BiasGradientRows(const AttentionTile& tile, const C* scores, const C* gradients,
+                                   const C* log_sum_exp, const C* delta, C* sums) {
+  const Tag<C> d;
+  const auto kept_scale = hn::Set(d, static_cast<C>(tile.kept_scale));
+  PhiloxWords<kDropout ? cpu::kMostTileColumns : 1> words;
+  for (std::int64_t r = 0; r < tile.rows; ++r) {
+    const std::int64_t visible = VisibleColumns(tile, r);
+    const std::int64_t hidden = HiddenColumns(tile, r, visible), seen = visible - hidden;
+    const C* const gradient_row = gradients + r * tile.columns + hidden;
+    C* const sum_row = sums + r * tile.pair_bias_stride + hidden;
+    const ScaledScores<C, true, kCap> row(tile, scores + r * tile.columns, r, hidden);
+    const auto shift = hn::Set(d, log_sum_exp[r]);
+    const auto mean = hn::Set(d, delta[r]);
+    const std::uint32_t* draws = nullptr;
+    if constexpr (kDropout) {
+      draws = words.Generate(tile.key, tile.first_draw + r * tile.draw_stride + hidden, seen);
+    }
+    ForEach<C>(seen, [&](std::int64_t i, auto access) HWY_ATTR {
+      const auto probability = Exp(hn::Sub(row.Load(i, access), shift));
+      auto gradient = access.Load(gradient_row + i);
+      if constexpr (kDropout) {
+        gradient = Keep(hn::Mul(gradient, kept_scale), draws + i, tile.dropout_threshold);
+      }
+      const auto term = hn::Mul(probability, hn::Sub(gradient, mean));
+      access.Store(hn::Add(access.Load(sum_row + i), term), sum_row + i);
+    });
+  }
+}
+
 // Calls body.template operator()<bias, dropout, cap>() with the tile's options.
 template <class Body>
 void ForTileOptions(const AttentionTile& tile, Body&& body) {
   const auto with = [](bool option, auto&& next) {
     option ? next(std::true_type{}) : next(std::false_type{});
   };
-  with(tile.bias != nullptr, [&](auto bias) {
+  with(tile.bias != nullptr || tile.pair_bias != nullptr, [&](auto bias) {
     with(tile.dropout_threshold != 0, [&](auto dropout) {
       with(tile.soft_cap > 0, [&](auto cap) {
         body.template
@@ -248,27 +288,18 @@ void GradientTile(const AttentionTile& tile, const void* scores, const void* gra
 }
 
 template <class C>
-void ScaleRowsOf(C* values, const C* factor, std::int64_t rows, std::int64_t columns) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    C* const row = values + r * columns;
-    const auto by = hn::Set(Tag<C>(), factor[r]);
-    ForEach<C>(columns, [&](std::int64_t i, auto access)
-                            HWY_ATTR { access.Store(hn::Mul(access.Load(row + i), by), row + i); });
-  }
-}
-
-template <class T>
-void RowProductsOf(const T* out, std::int64_t out_stride, const T* gradient,
-                   std::int64_t gradient_stride, Compute<T>* delta, std::int64_t rows,
-                   std::int64_t columns) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const T* const x = out + r * out_stride;
-    const T* const y = gradient + r * gradient_stride;
-    auto total = hn::Zero(Tag<T>());
-    ForEach<T>(columns, [&](std::int64_t i, auto access) HWY_ATTR {
-      total = hn::MulAdd(access.Load(x + i), access.Load(y + i), total);
-    });
-    delta[r] = LaneSum(total);
+void BiasGradientTile(const AttentionTile& tile, const void* scores, const void* gradients,
+                      const void* log_sum_exp, const void* delta, void* sums) {
+  const auto run = [&](auto kernel) {
+    kernel(tile, static_cast<const C*>(scores), static_cast<const C*>(gradients),
+           static_cast<const C*>(log_sum_exp), static_cast<const C*>(delta), static_cast<C*>(sums));
+  };
+  if (tile.dropout_threshold != 0) {
+    tile.soft_cap > 0 ? run(BiasGradientRows<C, true, true>)
+                      : run(BiasGradientRows<C, true, false>);
+  } else {
+    tile.soft_cap > 0 ? run(BiasGradientRows<C, false, true>)
+                      : run(BiasGradientRows<C, false, false>);
   }
 }
 
@@ -300,31 +331,12 @@ void Gradient(const AttentionTile& tile, DType operand, const void* scores, cons
   }
 }
 
-void ScaleRows(DType operand, void* values, const void* factor, std::int64_t rows,
-               std::int64_t columns) {
+void BiasGradient(const AttentionTile& tile, DType operand, const void* scores,
+                  const void* gradients, const void* log_sum_exp, const void* delta, void* sums) {
   if (operand == DType::float64) {
-    ScaleRowsOf(static_cast<double*>(values), static_cast<const double*>(factor), rows, columns);
+    BiasGradientTile<double>(tile, scores, gradients, log_sum_exp, delta, sums);
   } else {
-    ScaleRowsOf(static_cast<float*>(values), static_cast<const float*>(factor), rows, columns);
-  }
-}
-
-void RowProducts(DType dtype, const void* out, std::int64_t out_stride, const void* gradient,
-                 std::int64_t gradient_stride, void* delta, std::int64_t rows,
-                 std::int64_t columns) {
-  const auto run = [&]<class T>(const T* typed_out) {
-    RowProductsOf<T>(typed_out, out_stride, static_cast<const T*>(gradient), gradient_stride,
-                     static_cast<Compute<T>*>(delta), rows, columns);
-  };
-  switch (dtype) {
-    case DType::bfloat16:
-      return run(static_cast<const BFloat16*>(out));
-    case DType::float16:
-      return run(static_cast<const Float16*>(out));
-    case DType::float64:
-      return run(static_cast<const double*>(out));
-    default:
-      return run(static_cast<const float*>(out));
+    BiasGradientTile<float>(tile, scores, gradients, log_sum_exp, delta, sums);
   }
 }
 
@@ -337,8 +349,7 @@ namespace tessera::kernels {
 namespace {
 HWY_EXPORT(Softmax);
 HWY_EXPORT(Gradient);
-HWY_EXPORT(ScaleRows);
-HWY_EXPORT(RowProducts);
+HWY_EXPORT(BiasGradient);
 }  // namespace
 
 namespace cpu {
@@ -358,16 +369,13 @@ void softmax_gradient_tile(const AttentionTile& tile, DType operand, const void*
   (tile, operand, scores, gradients, log_sum_exp, delta, probabilities, score_gradients);
 }
 
-void scale_rows(DType operand, void* values, const void* factor, std::int64_t rows,
-                std::int64_t columns) {
-  HWY_DYNAMIC_DISPATCH(ScaleRows)(operand, values, factor, rows, columns);
-}
-
-void row_products(DType dtype, const void* out, std::int64_t out_stride, const void* gradient,
-                  std::int64_t gradient_stride, void* delta, std::int64_t rows,
-                  std::int64_t columns) {
-  HWY_DYNAMIC_DISPATCH(RowProducts)
-  (dtype, out, out_stride, gradient, gradient_stride, delta, rows, columns);
+void add_bias_gradient_tile(const AttentionTile& tile, DType operand, const void* scores,
+                            const void* gradients, const void* log_sum_exp, const void* delta,
+                            void* sums) {
+  TESSERA_REQUIRE(tile.columns <= kMostTileColumns, "add_bias_gradient_tile: {} columns",
+                  tile.columns);
+  HWY_DYNAMIC_DISPATCH(BiasGradient)
+  (tile, operand, scores, gradients, log_sum_exp, delta, sums);
 }
 
 }  // namespace cpu

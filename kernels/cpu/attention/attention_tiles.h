@@ -21,9 +21,9 @@ inline constexpr std::int64_t kMostTileColumns = 512;
 struct UpcomingRows {
   static constexpr int kMostTensors = 5;
   std::array<const std::byte*, kMostTensors> first{};
-  std::array<std::int64_t, kMostTensors> row_bytes{};  // between rows
+  std::array<std::int64_t, kMostTensors> row_bytes{};   // between rows
+  std::array<std::int64_t, kMostTensors> head_bytes{};  // of a head in a row
   int tensors = 0;
-  std::int64_t bytes = 0;  // of a head in a row
 };
 
 // A tile holds the scores of some rows (queries) and columns (keys) of one head, with `columns`
@@ -40,6 +40,10 @@ struct AttentionTile {
   double scale = 1;
   double soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap); 0 for no cap
   const void* bias = nullptr;  // [columns] 0 or -inf, of the scores' type; or null
+  // Added to the capped score of row r, column c: element r * pair_bias_stride + c, of the scores'
+  // type; or null.
+  const void* pair_bias = nullptr;
+  std::int64_t pair_bias_stride = 0;
   // Dropout of the probabilities: the draw of row r, column c is element first_draw + r *
   // draw_stride + c.
   std::uint32_t dropout_threshold = 0;  // draws below it drop; 0 for no dropout
@@ -67,6 +71,12 @@ void softmax_tile(const AttentionTile& tile, DType operand, const void* scores,
 void softmax_gradient_tile(const AttentionTile& tile, DType operand, const void* scores,
                            const void* gradients, const void* log_sum_exp, const void* delta,
                            void* probabilities, void* score_gradients);
+
+// Adds the gradients of the biased scores to `sums`, rows of pair_bias_stride elements of the
+// scores' type. The other arguments are those of softmax_gradient_tile().
+void add_bias_gradient_tile(const AttentionTile& tile, DType operand, const void* scores,
+                            const void* gradients, const void* log_sum_exp, const void* delta,
+                            void* sums);
 
 // Scales row r of `values` [rows, columns] by factor[r]; both have the scores' type.
 void scale_rows(DType operand, void* values, const void* factor, std::int64_t rows,

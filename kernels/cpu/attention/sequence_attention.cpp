@@ -91,6 +91,40 @@ class SequenceHead {
     }
   }
 
+  // Keys that queries [first, first + rows) see, [first, last): those of one query, and those of a
+  // block, from a whole vector on.
+  struct Keys {
+    std::int64_t first, last;
+    [[nodiscard]] std::int64_t count() const { return last - first; }
+  };
+  [[nodiscard]] Keys KeysOf(std::int64_t first, std::int64_t rows) const {
+    if (shape_.window == 0) return {0, length_};
+    return {std::max<std::int64_t>(0, first - shape_.window),
+            std::min(length_, first + rows + shape_.window)};
+  }
+  [[nodiscard]] Keys BlockKeys(std::int64_t first, std::int64_t rows) const {
+    Keys keys = KeysOf(first, rows);
+    keys.first -= keys.first % static_cast<std::int64_t>(LaneCount<C>());
+    return keys;
+  }
+  // A block's columns in whole vectors.
+  [[nodiscard]] static std::int64_t WholeVectors(std::int64_t count) {
+    const auto lanes = static_cast<std::int64_t>(LaneCount<C>());
+    return (count + lanes - 1) / lanes * lanes;
+  }
+  // The scores of a block. The last vector of a query's keys is stored whole, and with a window the
+  // keys may begin anywhere: it reaches past the last row, or into the next row, where it changes
+  // keys that the next query does not see.
+  [[nodiscard]] std::int64_t BlockElements() const {
+    return kSequenceQueries * columns_ + static_cast<std::int64_t>(LaneCount<C>());
+  }
+  // Zeroes a query's values of the block's keys that it does not see. `values` begins with the
+  // block's first key.
+  void HideOthers(const Keys& block, const Keys& seen, C* values) const {
+    std::fill(values, values + (seen.first - block.first), C{0});
+    std::fill(values + (seen.last - block.first), values + block.count(), C{0});
+  }
+
   // score * scale (+ bias) of the keys from i on.
   template <class Access>
   HWY_INLINE Vec<C> Scaled(const C* scores, const C* bias, std::int64_t i, Access access) const {
@@ -98,21 +132,22 @@ class SequenceHead {
     const auto scaled = hn::Mul(access.Load(scores + i), scale);
     return bias == nullptr ? scaled : hn::Add(scaled, access.Load(bias + i));
   }
-  // The bias of a query's keys, or null.
-  [[nodiscard]] const C* BiasOf(std::int64_t query) const {
-    return bias_ == nullptr ? nullptr : bias_ + length_ - 1 - query;
+  // The bias of a query's keys from `first` on, or null.
+  [[nodiscard]] const C* BiasOf(std::int64_t query, std::int64_t first) const {
+    return bias_ == nullptr ? nullptr : bias_ + length_ - 1 - query + first;
   }
 
-  // Zeroes the dropped values of a query, and scales the kept ones.
-  void Drop(std::int64_t query, C* values) const {
+  // Zeroes the dropped values of a query's keys, and scales the kept ones.
+  void Drop(std::int64_t query, const Keys& keys, C* values) const {
     const auto threshold = static_cast<std::uint32_t>(shape_.dropout * 0x1p32);
     const auto kept = static_cast<C>(1.0 / (1.0 - static_cast<double>(shape_.dropout)));
     const std::int64_t row =
         ((shape_.first_sequence + sequence_) * shape_.heads + head_) * shape_.capacity + query;
     PhiloxWords<kSequenceDraws> words;
-    for (std::int64_t tile = 0; tile < length_; tile += kSequenceDraws) {
-      const std::int64_t count = std::min(kSequenceDraws, length_ - tile);
-      const std::uint32_t* draws = words.Generate(shape_.key, row * shape_.capacity + tile, count);
+    for (std::int64_t tile = 0; tile < keys.count(); tile += kSequenceDraws) {
+      const std::int64_t count = std::min(kSequenceDraws, keys.count() - tile);
+      const std::uint32_t* draws =
+          words.Generate(shape_.key, row * shape_.capacity + keys.first + tile, count);
       for (std::int64_t j = 0; j < count; ++j) {
         values[tile + j] = draws[j] < threshold ? C{0} : values[tile + j] * kept;
       }
@@ -141,6 +176,7 @@ template <class T>
 class SequenceForward : public SequenceHead<T> {
  public:
   using C = Compute<T>;
+  using Keys = typename SequenceHead<T>::Keys;
   using SequenceHead<T>::SequenceHead;
 
   void Run(const SequenceAttentionForward& a) {
@@ -150,30 +186,35 @@ class SequenceForward : public SequenceHead<T> {
     const C* const k = this->Transposed(this->Rows(a.k, s.k), s.k_columns);
     const C* const v = this->Rows(a.v, s.v);
     C* const out = s.out.template get<C>(this->length_ * this->width_);
-    C* const scores = s.scores.template get<C>(kSequenceQueries * columns);
+    C* const scores = s.scores.template get<C>(this->BlockElements());
     for (std::int64_t first = 0; first < this->length_; first += kSequenceQueries) {
       const std::int64_t rows = std::min(kSequenceQueries, this->length_ - first);
-      Multiply<C>({q + first * this->width_, this->width_, 1, k, columns, scores, columns, rows,
-                   columns, dim});
+      const Keys block = this->BlockKeys(first, rows);
+      Multiply<C>({q + first * this->width_, this->width_, 1, k + block.first, columns, scores,
+                   columns, rows, this->WholeVectors(block.count()), dim});
       for (std::int64_t r = 0; r < rows; ++r) {
-        const C log_sum_exp = Softmax(first + r, scores + r * columns);
+        const Keys seen = this->KeysOf(first + r, 1);
+        C* const row = scores + r * columns;
+        C* const values = row + seen.first - block.first;
+        const C log_sum_exp = Softmax(first + r, seen, values);
         if (a.log_sum_exp != nullptr) this->Statistics(a.log_sum_exp)[first + r] = log_sum_exp;
-        if (this->shape_.dropout > 0) this->Drop(first + r, scores + r * columns);
+        if (this->shape_.dropout > 0) this->Drop(first + r, seen, values);
+        this->HideOthers(block, seen, row);
       }
-      Multiply<C>({scores, columns, 1, v, this->width_, out + first * this->width_, this->width_,
-                   rows, this->width_, this->length_});
+      Multiply<C>({scores, columns, 1, v + block.first * this->width_, this->width_,
+                   out + first * this->width_, this->width_, rows, this->width_, block.count()});
     }
     this->Store(out, a.out);
   }
 
  private:
-  // Replaces scores by probabilities; returns their log-sum-exp.
-  C Softmax(std::int64_t query, C* scores) const {
+  // Replaces scores of the keys by probabilities; returns their log-sum-exp.
+  C Softmax(std::int64_t query, const Keys& keys, C* scores) const {
     const Tag<C> d;
-    const C* const bias = this->BiasOf(query);
+    const C* const bias = this->BiasOf(query, keys.first);
     const auto lowest = hn::Set(d, -std::numeric_limits<C>::infinity());
     auto largest = lowest;
-    ForEach<C>(this->length_, [&](std::int64_t i, auto access) HWY_ATTR {
+    ForEach<C>(keys.count(), [&](std::int64_t i, auto access) HWY_ATTR {
       const auto score = this->Scaled(scores, bias, i, access);
       hn::StoreU(score, d, scores + i);
       largest = hn::Max(largest, access.Keep(score, lowest));
@@ -181,14 +222,14 @@ class SequenceForward : public SequenceHead<T> {
     const C maximum = LaneMax(largest);
     const auto shift = hn::Set(d, maximum);
     auto total = hn::Zero(d);
-    ForEach<C>(this->length_, [&](std::int64_t i, auto access) HWY_ATTR {
+    ForEach<C>(keys.count(), [&](std::int64_t i, auto access) HWY_ATTR {
       const auto value = Exp(hn::Sub(access.Load(scores + i), shift));
       total = hn::Add(total, access.Keep(value, hn::Zero(d)));
       hn::StoreU(value, d, scores + i);
     });
     const C sum = LaneSum(total);
     const auto factor = hn::Set(d, C{1} / sum);
-    ForEach<C>(this->length_, [&](std::int64_t i, auto access) HWY_ATTR {
+    ForEach<C>(keys.count(), [&](std::int64_t i, auto access) HWY_ATTR {
       hn::StoreU(hn::Mul(access.Load(scores + i), factor), d, scores + i);
     });
     return maximum + std::log(sum);
@@ -199,6 +240,7 @@ template <class T>
 class SequenceBackward : public SequenceHead<T> {
  public:
   using C = Compute<T>;
+  using Keys = typename SequenceHead<T>::Keys;
   using SequenceHead<T>::SequenceHead;
 
   // Adds the gradients of distances 1 - length .. length - 1 to bias_gradient, unless that is null.
@@ -212,33 +254,48 @@ class SequenceBackward : public SequenceHead<T> {
     const C* const v_columns = this->Transposed(this->Rows(a.v, s.v), s.v_columns);
     const C* const dout = this->Rows(a.dout, s.dout);
     const C* const out = this->Rows(a.out, s.out);
-    C* const scores = s.scores.template get<C>(kSequenceQueries * columns);
-    C* const gradients = s.gradients.template get<C>(kSequenceQueries * columns);
+    C* const scores = s.scores.template get<C>(this->BlockElements());
+    C* const gradients = s.gradients.template get<C>(this->BlockElements());
     C* const probabilities = s.probabilities.template get<C>(columns);
     C* const dq = s.dq.template get<C>(length * width);
     C* const dk = s.dk.template get<C>(length * width);
     C* const dv = s.dv.template get<C>(length * width);
+    const bool windowed = this->shape_.window > 0;
+    if (windowed) {  // a block adds to the keys that it sees only
+      std::fill_n(dk, length * width, C{0});
+      std::fill_n(dv, length * width, C{0});
+    }
     for (std::int64_t first = 0; first < length; first += kSequenceQueries) {
       const std::int64_t rows = std::min(kSequenceQueries, length - first);
       const C* const q_rows = q + first * width;
       const C* const dout_rows = dout + first * width;
-      Multiply<C>({q_rows, width, 1, k_columns, columns, scores, columns, rows, columns, dim});
+      const Keys block = this->BlockKeys(first, rows);
+      const std::int64_t count = block.count(), whole = this->WholeVectors(count);
       Multiply<C>(
-          {dout_rows, width, 1, v_columns, columns, gradients, columns, rows, columns, dim});
+          {q_rows, width, 1, k_columns + block.first, columns, scores, columns, rows, whole, dim});
+      Multiply<C>({dout_rows, width, 1, v_columns + block.first, columns, gradients, columns, rows,
+                   whole, dim});
       for (std::int64_t r = 0; r < rows; ++r) {
+        const Keys seen = this->KeysOf(first + r, 1);
+        const std::int64_t offset = r * columns + seen.first - block.first;
         const C log_sum_exp = this->Statistics(a.log_sum_exp)[first + r];
         const C delta = Product(out + (first + r) * width, dout_rows + r * width);
-        Gradients(first + r, log_sum_exp, delta, scores + r * columns, gradients + r * columns,
+        Gradients(first + r, seen, log_sum_exp, delta, scores + offset, gradients + offset,
                   probabilities);
-        if (bias_gradient == nullptr) continue;
-        AddTo(bias_gradient + length - 1 - (first + r), gradients + r * columns);
+        if (bias_gradient != nullptr) {
+          AddTo(bias_gradient + length - 1 - (first + r) + seen.first, gradients + offset,
+                seen.count());
+        }
+        this->HideOthers(block, seen, scores + r * columns);
+        this->HideOthers(block, seen, gradients + r * columns);
       }
-      const bool more = first > 0;
-      Multiply<C>({scores, 1, columns, dout_rows, width, dv, width, length, width, rows, more});
-      Scale(gradients, rows * columns);
-      Multiply<C>({gradients, 1, columns, q_rows, width, dk, width, length, width, rows, more});
+      const std::int64_t at = block.first * width;
+      const bool more = first > 0 || windowed;
+      Multiply<C>({scores, 1, columns, dout_rows, width, dv + at, width, count, width, rows, more});
+      for (std::int64_t r = 0; r < rows; ++r) Scale(gradients + r * columns, whole);
+      Multiply<C>({gradients, 1, columns, q_rows, width, dk + at, width, count, width, rows, more});
       Multiply<C>(
-          {gradients, columns, 1, k, width, dq + first * width, width, rows, width, length});
+          {gradients, columns, 1, k + at, width, dq + first * width, width, rows, width, count});
     }
     this->Store(dq, a.dq);
     this->Store(dk, a.dk);
@@ -251,8 +308,8 @@ class SequenceBackward : public SequenceHead<T> {
       return hn::Mul(access.Load(x + i), access.Load(y + i));
     }));
   }
-  void AddTo(C* sums, const C* values) const {
-    ForEach<C>(this->length_, [&](std::int64_t i, auto access) HWY_ATTR {
+  void AddTo(C* sums, const C* values, std::int64_t count) const {
+    ForEach<C>(count, [&](std::int64_t i, auto access) HWY_ATTR {
       access.Store(hn::Add(access.Load(sums + i), access.Load(values + i)), sums + i);
     });
   }
@@ -262,25 +319,25 @@ class SequenceBackward : public SequenceHead<T> {
       access.Store(hn::Mul(access.Load(values + i), scale), values + i);
     });
   }
-  // Turns scores into probabilities after dropout, and gradients of probabilities into those of the
-  // scaled scores.
-  void Gradients(std::int64_t query, C log_sum_exp, C delta, C* scores, C* gradients,
-                 C* probabilities) const {
+  // Turns the keys' scores into probabilities after dropout, and gradients of probabilities into
+  // those of the scaled scores.
+  void Gradients(std::int64_t query, const Keys& keys, C log_sum_exp, C delta, C* scores,
+                 C* gradients, C* probabilities) const {
     const Tag<C> d;
-    const C* const bias = this->BiasOf(query);
+    const C* const bias = this->BiasOf(query, keys.first);
     const auto shift = hn::Set(d, log_sum_exp);
     const auto mean = hn::Set(d, delta);
     const bool dropout = this->shape_.dropout > 0;
-    ForEach<C>(this->length_, [&](std::int64_t i, auto access) HWY_ATTR {
+    ForEach<C>(keys.count(), [&](std::int64_t i, auto access) HWY_ATTR {
       const auto value = Exp(hn::Sub(this->Scaled(scores, bias, i, access), shift));
       hn::StoreU(value, d, scores + i);
       hn::StoreU(value, d, probabilities + i);
     });
     if (dropout) {
-      this->Drop(query, scores);
-      this->Drop(query, gradients);
+      this->Drop(query, keys, scores);
+      this->Drop(query, keys, gradients);
     }
-    ForEach<C>(this->length_, [&](std::int64_t i, auto access) HWY_ATTR {
+    ForEach<C>(keys.count(), [&](std::int64_t i, auto access) HWY_ATTR {
       const auto gradient = hn::Sub(access.Load(gradients + i), mean);
       hn::StoreU(hn::Mul(access.Load(probabilities + i), gradient), d, gradients + i);
     });

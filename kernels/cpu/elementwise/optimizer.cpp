@@ -6,6 +6,7 @@
 //
 #include "hwy/foreach_target.h"
 //
+#include "kernels/cpu/elementwise/adamw-inl.h"
 #include "kernels/cpu/simd/simd-inl.h"
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 #include "base/error.h"
 #include "base/low_precision.h"
 #include "base/parallel.h"
+#include "kernels/cpu/elementwise/decay_ranges.h"
+#include "kernels/cpu/elementwise/wide_gradient.h"
 #include "kernels/registry.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,33 +26,6 @@ namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 // Products and sums are not fused, so processors without fused instructions compute the same steps.
-
-// The scalars of AdamW in the parameter's type T, and one vector's step.
-template <class T>
-struct AdamWVectors {
-  static constexpr hn::ScalableTag<T> d{};
-  Vec<T> grad_scale, decay, beta1, beta2, rest1, rest2, step, root_correction2, eps;
-
-  HWY_INLINE explicit AdamWVectors(const AdamWStep& a)
-      : grad_scale(hn::Set(d, static_cast<T>(a.grad_scale))),
-        decay(hn::Set(d, static_cast<T>(a.lr * a.weight_decay))),
-        beta1(hn::Set(d, static_cast<T>(a.beta1))),
-        beta2(hn::Set(d, static_cast<T>(a.beta2))),
-        rest1(hn::Set(d, static_cast<T>(1.0 - a.beta1))),
-        rest2(hn::Set(d, static_cast<T>(1.0 - a.beta2))),
-        step(hn::Set(d, static_cast<T>(a.lr / a.correction1))),
-        root_correction2(hn::Set(d, static_cast<T>(std::sqrt(a.correction2)))),
-        eps(hn::Set(d, static_cast<T>(a.eps))) {}
-
-  HWY_INLINE void Step(Vec<T>& param, Vec<T> grad, Vec<T>& m, Vec<T>& v) const {
-    const auto g = hn::Mul(grad, grad_scale);
-    param = hn::Sub(param, hn::Mul(decay, param));
-    m = hn::Add(hn::Mul(beta1, m), hn::Mul(rest1, g));
-    v = hn::Add(hn::Mul(beta2, v), hn::Mul(hn::Mul(rest2, g), g));
-    const auto denominator = hn::Add(hn::Div(hn::Sqrt(v), root_correction2), eps);
-    param = hn::Sub(param, hn::Div(hn::Mul(step, m), denominator));
-  }
-};
 
 // The scalars of Lion in the parameter's type T, and one vector's step.
 template <class T>
@@ -187,12 +163,6 @@ void StepFloatGrad(const Step& a, std::int64_t first, std::int64_t last) {
 }
 
 template <class Narrow>
-void WidenTile(const void* from, std::int64_t first, std::int64_t count, double* to) {
-  const Narrow* x = static_cast<const Narrow*>(from) + first;
-  for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<double>(to_float(x[i]));
-}
-
-template <class Narrow>
 void NarrowTile(const double* from, std::int64_t first, std::int64_t count, void* to) {
   Narrow* x = static_cast<Narrow*>(to) + first;
   for (std::int64_t i = 0; i < count; ++i) x[i] = from_float<Narrow>(static_cast<float>(from[i]));
@@ -206,20 +176,7 @@ void StepDouble(const Step& a, std::int64_t begin, std::int64_t end) {
   double grad[kTile];
   for (std::int64_t first = begin; first < end; first += kTile) {
     const std::int64_t count = std::min(kTile, end - first);
-    switch (a.grad_dtype) {
-      case DType::float32:
-        WidenTile<float>(a.grad, first, count, grad);
-        break;
-      case DType::bfloat16:
-        WidenTile<BFloat16>(a.grad, first, count, grad);
-        break;
-      case DType::float16:
-        WidenTile<Float16>(a.grad, first, count, grad);
-        break;
-      default:
-        std::copy_n(static_cast<const double*>(a.grad) + first, count, grad);
-        break;
-    }
+    widen_gradient(a.grad, a.grad_dtype, first, count, grad);
     StepTyped<double>(a, grad, static_cast<NoCopy*>(nullptr), first, first + count);
     if (a.copy == nullptr) continue;
     const double* param = static_cast<const double*>(a.param) + first;
@@ -289,22 +246,6 @@ void require_types(const char* kernel, const Step& a) {
                   name_of(a.grad_dtype), name_of(a.dtype));
   TESSERA_REQUIRE(a.copy == nullptr || fits(a.copy_dtype), "{}: a copy of {} of parameters of {}",
                   kernel, name_of(a.copy_dtype), name_of(a.dtype));
-}
-
-// Calls body(step, first, last) for each part of [first, last) with uniform decay.
-template <class Step, class Body>
-void for_decay_ranges(const Step& a, std::int64_t first, std::int64_t last, Body&& body) {
-  if (a.decay.edges == nullptr) return body(a, first, last);
-  Step without = a;
-  without.weight_decay = 0;
-  const std::int64_t* const edges = a.decay.edges;
-  const std::int64_t* const end = edges + a.decay.count;
-  for (const std::int64_t* next = std::upper_bound(edges, end, first); first < last; ++next) {
-    const std::int64_t until = next == end ? last : std::min(last, *next);
-    if (until > first) body((next - edges) % 2 == 1 ? a : without, first, until);
-    first = until;
-    if (next == end) break;
-  }
 }
 
 }  // namespace

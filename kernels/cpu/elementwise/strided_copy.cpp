@@ -26,51 +26,96 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class T>
 inline constexpr std::int64_t tile_side = 64 / static_cast<std::int64_t>(sizeof(T));
 
-// out[c][r] = in[r][c] for a square of as many elements as a vector of 16 bytes has. Interleaving
-// the first half of the rows with the second, as often as the side has bits, transposes it.
+// The elements of a block of 16 bytes, which the interleaving instructions work in.
 template <class T>
-HWY_INLINE void TransposeSquare(const T* in, std::int64_t in_stride, T* out,
-                                std::int64_t out_stride) {
-  constexpr int side = 16 / static_cast<int>(sizeof(T));
-  const hn::FixedTag<T, side> d;
-  hn::Vec<decltype(d)> rows[side], mixed[side];
-  for (int r = 0; r < side; ++r) rows[r] = hn::LoadU(d, in + r * in_stride);
-  for (int step = side; step > 1; step /= 2) {
-    for (int r = 0; r < side / 2; ++r) {
-      mixed[2 * r] = hn::InterleaveLower(d, rows[r], rows[r + side / 2]);
-      mixed[2 * r + 1] = hn::InterleaveUpper(d, rows[r], rows[r + side / 2]);
+inline constexpr int block = 16 / static_cast<int>(sizeof(T));
+
+// Transposes the squares of which each row is a block of these `block<T>` vectors: interleaving the
+// first half of the vectors with the second, as often as their number has bits, does it.
+template <class D, class V, class T = hn::TFromD<D>>
+HWY_INLINE void TransposeBlocks(D d, V (&rows)[block<T>]) {
+  V mixed[block<T>];
+  for (int step = block<T>; step > 1; step /= 2) {
+    for (int r = 0; r < block<T> / 2; ++r) {
+      mixed[2 * r] = hn::InterleaveLower(d, rows[r], rows[r + block<T> / 2]);
+      mixed[2 * r + 1] = hn::InterleaveUpper(d, rows[r], rows[r + block<T> / 2]);
     }
-    for (int r = 0; r < side; ++r) rows[r] = mixed[r];
+    for (int r = 0; r < block<T>; ++r) rows[r] = mixed[r];
   }
-  for (int r = 0; r < side; ++r) hn::StoreU(rows[r], d, out + r * out_stride);
 }
 
-// The tile is assembled in a buffer, so that each line of `out` is written at once: `past_caches`
-// if the copy is larger than caches and the lines are aligned, which saves reading them first.
+template <bool past_caches, class D, class V, class T = hn::TFromD<D>>
+HWY_INLINE void StoreLine(V line, D d, T* out) {
+  if constexpr (past_caches) {
+    hn::Stream(line, d, out);
+  } else {
+    hn::StoreU(line, d, out);
+  }
+}
+
+#if HWY_MAX_BYTES == 64 && !HWY_HAVE_SCALABLE
+
+// out[c][r] = in[r][c] for a square of cache lines, which are vectors here. After the transposition
+// of the blocks, the vectors k of the four groups of rows have the columns k, block + k, .. as
+// their blocks.
+template <bool past_caches, class T>
+HWY_INLINE void TransposeTile(const T* in, std::int64_t in_stride, T* out,
+                              std::int64_t out_stride) {
+  const hn::FixedTag<T, tile_side<T>> d;
+  using V = hn::Vec<decltype(d)>;
+  V rows[4][block<T>];
+  for (int group = 0; group < 4; ++group) {
+    for (int r = 0; r < block<T>; ++r) {
+      rows[group][r] = hn::LoadU(d, in + (group * block<T> + r) * in_stride);
+    }
+    TransposeBlocks(d, rows[group]);
+  }
+  for (int k = 0; k < block<T>; ++k) {
+    const V low02 = hn::ConcatLowerLower(d, rows[2][k], rows[0][k]);
+    const V low13 = hn::ConcatLowerLower(d, rows[3][k], rows[1][k]);
+    const V high02 = hn::ConcatUpperUpper(d, rows[2][k], rows[0][k]);
+    const V high13 = hn::ConcatUpperUpper(d, rows[3][k], rows[1][k]);
+    const V columns[4] = {hn::OddEvenBlocks(hn::SwapAdjacentBlocks(low13), low02),
+                          hn::OddEvenBlocks(low13, hn::SwapAdjacentBlocks(low02)),
+                          hn::OddEvenBlocks(hn::SwapAdjacentBlocks(high13), high02),
+                          hn::OddEvenBlocks(high13, hn::SwapAdjacentBlocks(high02))};
+    for (int b = 0; b < 4; ++b) {
+      StoreLine<past_caches>(columns[b], d, out + (b * block<T> + k) * out_stride);
+    }
+  }
+}
+
+#else
+
+// The same through a buffer, so that each line of `out` is written at once: `past_caches` if the
+// copy is larger than caches and the lines are aligned, which saves reading them first.
 template <bool past_caches, class T>
 HWY_INLINE void TransposeTile(const T* in, std::int64_t in_stride, T* out,
                               std::int64_t out_stride) {
   constexpr std::int64_t side = tile_side<T>;
-  constexpr std::int64_t square = 16 / static_cast<std::int64_t>(sizeof(T));
   alignas(64) T buffer[side * side];
-  for (std::int64_t r = 0; r < side; r += square) {
-    for (std::int64_t c = 0; c < side; c += square) {
-      TransposeSquare(in + r * in_stride + c, in_stride, buffer + c * side + r, side);
+  const hn::FixedTag<T, block<T>> part;
+  for (std::int64_t r = 0; r < side; r += block<T>) {
+    for (std::int64_t c = 0; c < side; c += block<T>) {
+      hn::Vec<decltype(part)> rows[block<T>];
+      for (int i = 0; i < block<T>; ++i) {
+        rows[i] = hn::LoadU(part, in + (r + i) * in_stride + c);
+      }
+      TransposeBlocks(part, rows);
+      for (int i = 0; i < block<T>; ++i) hn::StoreU(rows[i], part, buffer + (c + i) * side + r);
     }
   }
   for (std::int64_t r = 0; r < side; ++r) __builtin_prefetch(in + r * in_stride + side);
-  const hn::FixedTag<T, square> d;
+  const hn::CappedTag<T, static_cast<std::size_t>(side)> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t c = 0; c < side; ++c) {
-    for (std::int64_t k = 0; k < side; k += square) {
-      const auto part = hn::Load(d, buffer + c * side + k);
-      if constexpr (past_caches) {
-        hn::Stream(part, d, out + c * out_stride + k);
-      } else {
-        hn::StoreU(part, d, out + c * out_stride + k);
-      }
+    for (std::int64_t k = 0; k < side; k += lanes) {
+      StoreLine<past_caches>(hn::Load(d, buffer + c * side + k), d, out + c * out_stride + k);
     }
   }
 }
+
+#endif
 
 // out[c * out_stride + r] = in[r * in_stride + c] for rows [first, last) and all columns. All tiles
 // of some columns are done before the next columns: neighbouring lines of `out` are written soon
@@ -79,20 +124,27 @@ template <bool past_caches, class T>
 void TransposeRows(const T* in, std::int64_t in_stride, T* out, std::int64_t out_stride,
                    std::int64_t first, std::int64_t last, std::int64_t columns) {
   constexpr std::int64_t side = tile_side<T>;
-  const std::int64_t whole_rows = first + (last - first) / side * side;
+  // Lines of `out` that are written past the caches are whole.
+  const auto place = reinterpret_cast<std::uintptr_t>(out + first) / sizeof(T) % side;
+  const std::int64_t before = past_caches ? (side - static_cast<std::int64_t>(place)) % side : 0;
+  const std::int64_t begin = std::min(first + before, last);
+  const std::int64_t whole_rows = begin + (last - begin) / side * side;
   const std::int64_t whole_columns = columns / side * side;
   for (std::int64_t c = 0; c < whole_columns; c += side) {
-    for (std::int64_t r = first; r < whole_rows; r += side) {
+    for (std::int64_t r = begin; r < whole_rows; r += side) {
       TransposeTile<past_caches>(in + r * in_stride + c, in_stride, out + c * out_stride + r,
                                  out_stride);
     }
   }
-  const auto by_elements = [&](std::int64_t r, std::int64_t first_column) {
-    for (std::int64_t c = first_column; c < columns; ++c)
-      out[c * out_stride + r] = in[r * in_stride + c];
+  // By columns, so that elements of one line of `out` are written together.
+  const auto by_elements = [&](std::int64_t row, std::int64_t end, std::int64_t first_column) {
+    for (std::int64_t c = first_column; c < columns; ++c) {
+      for (std::int64_t r = row; r < end; ++r) out[c * out_stride + r] = in[r * in_stride + c];
+    }
   };
-  for (std::int64_t r = first; r < whole_rows; ++r) by_elements(r, whole_columns);
-  for (std::int64_t r = whole_rows; r < last; ++r) by_elements(r, 0);
+  by_elements(first, begin, 0);
+  by_elements(begin, whole_rows, whole_columns);
+  by_elements(whole_rows, last, 0);
 }
 
 template <bool past_caches, class T>
@@ -105,31 +157,37 @@ void TransposeAll(const T* in, T* out, const StridedShape<2>& shape, int column)
     for (int k = 0; k < 2; ++k) outer.strides[k][outer.dimensions] = shape.strides[k][i];
     ++outer.dimensions;
   }
+  // Strips begin at cache lines of `out`, but for the first, which is shorter.
   constexpr std::int64_t strip = 4 * tile_side<T>;
-  const std::int64_t strips = (shape.sizes[inner] + strip - 1) / strip;
+  const std::int64_t before =
+      past_caches
+          ? static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % 64 / sizeof(T))
+          : 0;
+  const std::int64_t strips = (before + shape.sizes[inner] + strip - 1) / strip;
   parallel_for(0, outer.elements() * strips, cpu::rows_grain(strip * shape.sizes[column]),
                [&](std::int64_t first, std::int64_t last) {
                  for (std::int64_t i = first; i < last; ++i) {
                    const StridedWalk<2> walk(outer, outer.dimensions, i / strips);
-                   const std::int64_t row = i % strips * strip;
-                   TransposeRows<past_caches>(in + walk.offset(0), shape.strides[0][inner],
-                                              out + walk.offset(1), shape.strides[1][column], row,
-                                              std::min(row + strip, shape.sizes[inner]),
-                                              shape.sizes[column]);
+                   const std::int64_t row = i % strips * strip - before;
+                   TransposeRows<past_caches>(
+                       in + walk.offset(0), shape.strides[0][inner], out + walk.offset(1),
+                       shape.strides[1][column], std::max<std::int64_t>(row, 0),
+                       std::min(row + strip, shape.sizes[inner]), shape.sizes[column]);
                  }
                  if (past_caches) hwy::FlushStream();
                });
 }
 
-// True if `out` is larger than a core's caches and every tile begins at a cache line of it.
+// True if `out` is larger than a core's caches and its rows begin at the same place in a cache
+// line.
 template <class T>
-bool PastCaches(const T* out, const StridedShape<2>& shape) {
+bool PastCaches(const StridedShape<2>& shape) {
   constexpr std::int64_t large = 4 << 20;
   constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
   if (shape.elements() * static_cast<std::int64_t>(sizeof(T)) < large) return false;
   std::int64_t odd = 0;
   for (int i = 0; i < shape.dimensions - 1; ++i) odd |= shape.strides[1][i] % line;
-  return odd == 0 && reinterpret_cast<std::uintptr_t>(out) % 64 == 0;
+  return odd == 0;
 }
 
 template <class T>
@@ -163,7 +221,7 @@ void CopyOf(const StridedCopy& copy, const StridedShape<2>& shape) {
   const auto* in = static_cast<const T*>(copy.in);
   auto* out = static_cast<T*>(copy.out);
   if (const int column = TransposedColumn(shape); column >= 0) {
-    if (PastCaches(out, shape)) return TransposeAll<true>(in, out, shape, column);
+    if (PastCaches<T>(shape)) return TransposeAll<true>(in, out, shape, column);
     return TransposeAll<false>(in, out, shape, column);
   }
   const int inner = shape.dimensions - 1;

@@ -7,8 +7,8 @@
 #include "base/low_precision.h"
 #include "base/parallel.h"
 #include "kernels/cpu/simd/dispatch.h"
+#include "kernels/keys/sort_key.h"
 #include "kernels/registry.h"
-#include "kernels/sort_key.h"
 
 namespace tessera::kernels {
 namespace {

@@ -2,6 +2,9 @@
 #include "kernels/cpu/matmul/matmul_onednn.h"
 
 #include <dnnl_debug.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <array>
 #include <bit>
@@ -12,6 +15,7 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "kernels/cpu/matmul/matmul_amx.h"
 #include "kernels/cpu/matmul/matmul_scratch.h"
 #include "kernels/cpu/matmul/onednn_versions.h"
 
@@ -171,6 +175,19 @@ int threads_of_this_call() {
   return inside_parallel_for() ? 1 : compute_threads();
 }
 
+ProcessorModel processor_model() {
+  ProcessorModel found;
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(0, &a, &b, &c, &d) == 0) return found;
+  found.intel = b == signature_INTEL_ebx && c == signature_INTEL_ecx && d == signature_INTEL_edx;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
+  found.family = (a >> 8 & 0xF) + (a >> 20 & 0xFF);
+  found.model = (a >> 4 & 0xF) + (a >> 12 & 0xF0);
+#endif
+  return found;
+}
+
 dnnl_status_t set_address(const dnnl::memory& memory, const void* address) {
   return dnnl_memory_set_data_handle(memory.get(), const_cast<void*>(address));
 }
@@ -196,7 +213,14 @@ bool onednn_uses(dnnl_cpu_isa_t instructions) {
 }
 
 bool has_bfloat16_products() {
-  return onednn_uses(dnnl_cpu_isa_avx512_core_bf16);
+  static const bool fast = onednn_uses(dnnl_cpu_isa_avx512_core_bf16) &&
+                           (has_amx_products() || !has_slow_bfloat16_pairs(processor_model()));
+  return fast;
+}
+
+bool has_slow_bfloat16_pairs(const ProcessorModel& processor) {
+  constexpr unsigned cooper_lake = 85;  // the number of all servers before Ice Lake
+  return processor.intel && (processor.family != 6 || processor.model > cooper_lake);
 }
 
 bool onednn_rounds_rows_alike() {

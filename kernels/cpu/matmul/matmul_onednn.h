@@ -17,9 +17,24 @@ namespace tessera::kernels::cpu {
 // True if oneDNN uses these instructions: the processor has them, and DNNL_MAX_CPU_ISA allows them.
 bool onednn_uses(dnnl_cpu_isa_t instructions);
 
-// True if this processor multiplies bfloat16 in hardware and oneDNN uses it. Otherwise oneDNN's own
-// bfloat16 product is several times slower than widening the operands to single precision.
+// True if this processor multiplies bfloat16 in hardware, at more than the rate of single
+// precision, and oneDNN uses it. Otherwise it is faster to widen the operands to single precision:
+// by 1.8 times where the instructions are slow, and several times where they are missing. The two
+// ways round differently, so bf16 runs have other bits on a machine that shows AMX than on one of
+// the same model that hides it.
 bool has_bfloat16_products();
+
+struct ProcessorModel {
+  bool intel = false;
+  unsigned family = 0;  // as CPUID numbers them, with the extended parts
+  unsigned model = 0;
+};
+
+// True for a processor whose instruction for pairs of bfloat16 (VDPBF16PS) starts every second
+// cycle only. Intel's do so since Sapphire Rapids, which has AMX for this work; a virtual machine
+// often hides AMX. On one such core (family 6, model 207) oneDNN multiplies bfloat16 at 80 GFLOP/s
+// and single precision at 140.
+bool has_slow_bfloat16_pairs(const ProcessorModel& processor);
 
 // True if dnnl_sgemm rounds a row the same for every number of rows and threads. With AVX-512 it
 // does; its older kernels use different orders for different shapes.

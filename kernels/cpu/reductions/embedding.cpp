@@ -148,8 +148,8 @@ RowsOfIds sort_by_id(const Id* ids, std::int64_t rows, std::int64_t entries) {
 }  // namespace
 
 void cpu::embedding_forward(const EmbeddingForward& a, Queue) {
-  with_ids("embedding_forward", a.ids, a.id_dtype, [&](const auto* ids) {
-    check_ids("embedding_forward", ids, a.rows, a.entries);
+  with_ids("embedding", a.ids, a.id_dtype, [&](const auto* ids) {
+    check_ids("embedding", ids, a.rows, a.entries);
     const std::int64_t row_bytes = a.dim * static_cast<std::int64_t>(size_of(a.dtype));
     const auto* table = static_cast<const std::byte*>(a.table);
     auto* out = static_cast<std::byte*>(a.out);

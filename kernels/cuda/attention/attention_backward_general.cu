@@ -2,73 +2,11 @@
 // 32 queries (or keys) of one head and a panel of their gradients' columns;
 // attention_query_gradients.h and attention_key_gradients.h have the formulas and the order of
 // sums.
-#include "kernels/cuda/attention/attention_general.h"
+#include "kernels/cuda/attention/attention_general_gradients.h"
 
 namespace tessera::kernels::cuda {
 namespace general {
 namespace {
-
-// A tile of a head's queries against keys of its key head.
-struct ScoreTile {
-  int batch, head, first_query, first_key;
-};
-
-template <class T>
-struct Operands {
-  Rows<T> q, dout, k, v;
-};
-template <class T>
-__device__ __forceinline__ Operands<T> operands_of(const AttentionBackward& a,
-                                                   const ScoreTile& at) {
-  const AttentionShape& s = a.shape;
-  const int key_head = key_head_of(s, at.head);
-  return {
-      rows_of<T>(a.q, s.query_length, s.q_stride, at.batch, at.first_query, at.head, s.head_dim),
-      rows_of<T>(a.dout, s.query_length, s.out_stride, at.batch, at.first_query, at.head,
-                 s.head_dim),
-      rows_of<T>(a.k, s.key_length, s.k_stride, at.batch, at.first_key, key_head, s.head_dim),
-      rows_of<T>(a.v, s.key_length, s.v_stride, at.batch, at.first_key, key_head, s.head_dim)};
-}
-
-// Computes the probabilities of a tile after dropout, and the gradients of its scores.
-template <class T, bool variants>
-__device__ __forceinline__ void make_gradients(
-    const AttentionBackward& a, const Compute<T>* row_products, const AttentionDropout& dropout,
-    const ScoreTile& at, const Operands<T>& operands, Scores<Compute<T>>& probabilities,
-    Scores<Compute<T>>& gradients, Memory<Compute<T>>& memory) {
-  using C = Compute<T>;
-  const AttentionShape& shape = a.shape;
-  add_products(probabilities, operands.q, operands.k, memory);
-  add_products(gradients, operands.dout, operands.v, memory);
-  const std::uint8_t* const mask = mask_of(shape, at.batch);
-  const auto kept_scale = static_cast<C>(dropout.kept_scale);
-#pragma unroll
-  for (int i = 0; i < of_thread; ++i) {
-    const int query = at.first_query + of_thread * row() + i;
-    const bool there = query < shape.query_length;
-    const std::int64_t index = statistic_index(shape, at.batch, at.head, query);
-    const C log_sum_exp = there ? static_cast<const C*>(a.log_sum_exp)[index] : C{0};
-    const C row_product = there ? row_products[index] : C{0};
-    const std::uint32_t kept =
-        kept_scores(shape, dropout.threshold, at.batch, at.head, query, at.first_key);
-    const int first_seen = first_key_of<variants>(shape, at.batch, query);
-#pragma unroll
-    for (int j = 0; j < of_thread; ++j) {
-      const int key = at.first_key + of_thread * column() + j;
-      const C score = scaled<variants>(shape, probabilities[i][j]);
-      const bool seen = sees(shape, mask, query, key) && (!variants || key >= first_seen);
-      const C probability = seen ? exponential(score - log_sum_exp) : C{0};
-      const bool keep = (kept >> j & 1u) != 0;
-      probabilities[i][j] = keep ? probability * kept_scale : C{0};
-      const C gradient = keep ? gradients[i][j] * kept_scale : C{0};
-      gradients[i][j] = probability * (gradient - row_product);
-      if (variants && shape.soft_cap > 0.0f) {
-        const C ratio = score / static_cast<C>(shape.soft_cap);
-        gradients[i][j] *= C{1} - ratio * ratio;
-      }
-    }
-  }
-}
 
 template <class T, bool variants>
 __global__ void __launch_bounds__(threads, least_blocks)
@@ -128,38 +66,39 @@ __global__ void __launch_bounds__(threads, least_blocks)
   T* const to_k = head_rows(static_cast<T*>(a.dk), shape.key_length, shape.k_stride, keys.batch,
                             keys.first, keys.head, shape.head_dim);
   T* const to_v = head_rows(static_cast<T*>(a.dv), shape.key_length, shape.v_stride, keys.batch,
-                            keys.first, keys.head, shape.head_dim);
+                            keys.first, keys.head, value_dim_of(shape));
   store_panel<T>(dk, static_cast<C>(shape.scale), to_k, shape.k_stride, keys.rows, first_column,
                  shape.head_dim);
-  store_panel<T>(dv, C{1}, to_v, shape.v_stride, keys.rows, first_column, shape.head_dim);
+  store_panel<T>(dv, C{1}, to_v, shape.v_stride, keys.rows, first_column, value_dim_of(shape));
 }
 
 template <class T, bool variants>
 void launch_backward(const AttentionBackward& a, const Compute<T>* row_products, Context& context) {
   const AttentionShape& s = a.shape;
-  const std::int64_t panels = panels_of(s);
-  const Access reads_q = reads(a.q, query_bytes(s, s.q_stride));
-  const Access reads_dout = reads(a.dout, query_bytes(s, s.out_stride));
-  const Access reads_k = reads(a.k, key_bytes(s, s.k_stride));
-  const Access reads_v = reads(a.v, key_bytes(s, s.v_stride));
+  const std::int64_t panels = panels_of(s, s.head_dim);
+  const std::int64_t key_panels = panels_of(s, widest_row(s));
+  const Access reads_q = reads(a.q, query_bytes(s));
+  const Access reads_dout = reads(a.dout, output_bytes(s));
+  const Access reads_k = reads(a.k, key_bytes(s));
+  const Access reads_v = reads(a.v, value_bytes(s));
   const Access reads_log_sum_exp = reads(a.log_sum_exp, statistic_bytes(s));
   const Access reads_products = reads(row_products, statistic_bytes(s));
   const Access reads_mask = reads(s.key_mask, mask_bytes(s));
   const Access reads_documents = reads(s.document_starts, document_bytes(s));
+  const Access reads_bias = reads(s.bias, bias_bytes(s));
   launch(context,
          {"attention_key_gradients_general",
-          {s.batch, s.key_heads, s.query_length, s.key_length, s.head_dim},
+          {s.batch, s.key_heads, s.query_length, s.key_length, s.head_dim, value_dim_of(s)},
           {reads_q, reads_dout, reads_k, reads_v, reads_log_sum_exp, reads_products, reads_mask,
-           reads_documents, writes(a.dk, key_bytes(s, s.k_stride)),
-           writes(a.dv, key_bytes(s, s.v_stride))}},
-         {attention_blocks(s, s.key_heads, s.key_length, tile, panels), threads},
+           reads_documents, reads_bias, writes(a.dk, key_bytes(s)), writes(a.dv, value_bytes(s))}},
+         {attention_blocks(s, s.key_heads, s.key_length, tile, key_panels), threads},
          key_gradient_kernel<T, variants>, a, row_products, dropout_of(s),
-         static_cast<unsigned>(panels));
+         static_cast<unsigned>(key_panels));
   launch(context,
          {"attention_query_gradients_general",
-          {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
+          {s.batch, s.heads, s.query_length, s.key_length, s.head_dim, value_dim_of(s)},
           {reads_q, reads_dout, reads_k, reads_v, reads_log_sum_exp, reads_products, reads_mask,
-           reads_documents, writes(a.dq, query_bytes(s, s.q_stride))}},
+           reads_documents, reads_bias, writes(a.dq, query_bytes(s))}},
          {attention_blocks(s, s.heads, s.query_length, tile, panels), threads},
          query_gradient_kernel<T, variants>, a, row_products, dropout_of(s),
          static_cast<unsigned>(panels));

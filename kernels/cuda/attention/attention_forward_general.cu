@@ -19,7 +19,9 @@ __device__ __forceinline__ void scale_scores(const AttentionShape& shape, const 
     for (int j = 0; j < of_thread; ++j) {
       const int key = first_key + of_thread * column() + j;
       const bool seen = sees(shape, mask, query, key) && (!variants || key >= first_seen);
-      scores[i][j] = seen ? scaled<variants>(shape, scores[i][j]) : -static_cast<C>(INFINITY);
+      scores[i][j] = seen ? scaled<variants>(shape, scores[i][j]) +
+                                bias_of<variants, C>(shape, queries.batch, queries.head, query, key)
+                          : -static_cast<C>(INFINITY);
     }
   }
 }
@@ -91,26 +93,27 @@ __global__ void __launch_bounds__(threads, least_blocks)
     store_weights<false>(scores, memory);
     add_weighted(panel,
                  rows_of<T>(a.v, shape.key_length, shape.v_stride, queries.batch, key, key_head,
-                            shape.head_dim),
+                            value_dim_of(shape)),
                  first_column, memory);
   }
   finish(shape, queries, rows, static_cast<C>(dropout.kept_scale), panel,
          panel_index == 0 ? static_cast<C*>(a.log_sum_exp) : nullptr);
   T* const out = head_rows(static_cast<T*>(a.out), shape.query_length, shape.out_stride,
-                           queries.batch, queries.first, queries.head, shape.head_dim);
-  store_panel<T>(panel, C{1}, out, shape.out_stride, queries.rows, first_column, shape.head_dim);
+                           queries.batch, queries.first, queries.head, value_dim_of(shape));
+  store_panel<T>(panel, C{1}, out, shape.out_stride, queries.rows, first_column,
+                 value_dim_of(shape));
 }
 
 template <class T, bool variants>
 void launch_forward(const AttentionForward& a, Context& context) {
   const AttentionShape& s = a.shape;
-  const std::int64_t panels = panels_of(s);
+  const std::int64_t panels = panels_of(s, value_dim_of(s));
   launch(context,
          {"attention_forward_general",
-          {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
-          {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
-           reads(a.v, key_bytes(s, s.v_stride)), reads(s.key_mask, mask_bytes(s)),
-           reads(s.document_starts, document_bytes(s)), writes(a.out, query_bytes(s, s.out_stride)),
+          {s.batch, s.heads, s.query_length, s.key_length, s.head_dim, value_dim_of(s)},
+          {reads(a.q, query_bytes(s)), reads(a.k, key_bytes(s)), reads(a.v, value_bytes(s)),
+           reads(s.key_mask, mask_bytes(s)), reads(s.document_starts, document_bytes(s)),
+           reads(s.bias, bias_bytes(s)), writes(a.out, output_bytes(s)),
            writes(a.log_sum_exp, statistic_bytes(s))}},
          {attention_blocks(s, s.heads, s.query_length, tile, panels), threads},
          forward_kernel<T, variants>, a, dropout_of(s), static_cast<unsigned>(panels));

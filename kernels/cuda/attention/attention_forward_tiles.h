@@ -155,9 +155,9 @@ struct AttentionForwardWarp {
       }
     }
     T* const out = head_rows(static_cast<T*>(arguments.out), shape.query_length, shape.out_stride,
-                             tile.batch, tile.first, tile.head, shape.head_dim);
+                             tile.batch, tile.first, tile.head, value_dim_of(shape));
     store_rows(memory.q, first_row, sums,
-               {out, shape.out_stride, tile.rows, static_cast<int>(shape.head_dim)});
+               {out, shape.out_stride, tile.rows, static_cast<int>(value_dim_of(shape))});
   }
 };
 
@@ -200,18 +200,16 @@ __global__ void __launch_bounds__(attention_threads)
 template <class T, bool variants>
 void launch_attention_forward_tiles(const AttentionForward& a, Context& context) {
   const AttentionShape& s = a.shape;
-  for_head_size<variants>(s.head_dim, [&](auto head_size) {
-    launch(
-        context,
-        {"attention_forward",
-         {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
-         {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
-          reads(a.v, key_bytes(s, s.v_stride)), reads(s.key_mask, mask_bytes(s)),
-          reads(s.document_starts, document_bytes(s)), writes(a.out, query_bytes(s, s.out_stride)),
-          writes(a.log_sum_exp, statistic_bytes(s))}},
-        {attention_blocks(s, s.heads, s.query_length, attention_rows), attention_threads,
-         sizeof(AttentionForwardMemory<T, head_size>)},
-        attention_forward_kernel<T, head_size, variants>, a, dropout_of(s));
+  for_head_size<variants>(widest_row(s), [&](auto head_size) {
+    launch(context,
+           {"attention_forward",
+            {s.batch, s.heads, s.query_length, s.key_length, s.head_dim, value_dim_of(s)},
+            {reads(a.q, query_bytes(s)), reads(a.k, key_bytes(s)), reads(a.v, value_bytes(s)),
+             reads(s.key_mask, mask_bytes(s)), reads(s.document_starts, document_bytes(s)),
+             writes(a.out, output_bytes(s)), writes(a.log_sum_exp, statistic_bytes(s))}},
+           {attention_blocks(s, s.heads, s.query_length, attention_rows), attention_threads,
+            sizeof(AttentionForwardMemory<T, head_size>)},
+           attention_forward_kernel<T, head_size, variants>, a, dropout_of(s));
   });
 }
 

@@ -67,9 +67,9 @@ struct Rows {
 template <class T>
 __device__ __forceinline__ Rows<T> rows_of(const void* base, std::int64_t length,
                                            std::int64_t stride, int batch, int first, int head,
-                                           std::int64_t head_dim) {
-  return {head_rows(static_cast<const T*>(base), length, stride, batch, first, head, head_dim),
-          stride, static_cast<int>(length) - first, static_cast<int>(head_dim)};
+                                           std::int64_t width) {
+  return {head_rows(static_cast<const T*>(base), length, stride, batch, first, head, width), stride,
+          static_cast<int>(length) - first, static_cast<int>(width)};
 }
 
 // scores += left rows times right rows, transposed. All threads call it.
@@ -146,14 +146,14 @@ __device__ __forceinline__ void add_weighted(Panel<Compute<T>>& panel, Rows<T> r
 template <class T>
 __device__ __forceinline__ void store_panel(const Panel<Compute<T>>& panel, Compute<T> factor,
                                             T* to, std::int64_t stride, int rows, int first_column,
-                                            std::int64_t head_dim) {
+                                            std::int64_t width) {
 #pragma unroll
   for (int i = 0; i < of_thread; ++i) {
     const int r = of_thread * row() + i;
 #pragma unroll
     for (int j = 0; j < panel_of_thread<Compute<T>>; ++j) {
       const int c = first_column + column() + lanes * j;
-      if (r < rows && c < head_dim) to[r * stride + c] = from_compute<T>(panel[i][j] * factor);
+      if (r < rows && c < width) to[r * stride + c] = from_compute<T>(panel[i][j] * factor);
     }
   }
 }
@@ -226,6 +226,16 @@ __device__ __forceinline__ C scaled(const AttentionShape& shape, C product) {
   return score;
 }
 
+// The element of the bias for a query and a key that exist; 0 without a bias.
+template <bool variants, class C>
+__device__ __forceinline__ C bias_of(const AttentionShape& shape, int batch, int head, int query,
+                                     int key) {
+  if (!variants || shape.bias == nullptr) return C{0};
+  return static_cast<const C*>(
+      shape.bias)[batch * shape.bias_batch_stride + head * shape.bias_head_stride +
+                  query * shape.key_length + key];
+}
+
 // Bit j: dropout keeps the probability of `query` for the thread's key j of the tile.
 __device__ __forceinline__ std::uint32_t kept_scores(const AttentionShape& shape,
                                                      std::uint32_t threshold, int batch, int head,
@@ -236,9 +246,10 @@ __device__ __forceinline__ std::uint32_t kept_scores(const AttentionShape& shape
   return kept_bits<of_thread>(shape.key, draw, threshold);
 }
 
-inline std::int64_t panels_of(const AttentionShape& shape) {
+// The panels of rows of `width` elements.
+inline std::int64_t panels_of(const AttentionShape& shape, std::int64_t width) {
   const int columns = shape.dtype == float64 ? panel_columns<double> : panel_columns<float>;
-  return (shape.head_dim + columns - 1) / columns;
+  return (width + columns - 1) / columns;
 }
 
 }  // namespace tessera::kernels::cuda::general

@@ -181,13 +181,14 @@ struct KeyGradientWarp {
 #pragma unroll
       for (int e = 0; e < 4; ++e) dk[n][e] *= shape.scale;
     }
-    const int columns = static_cast<int>(shape.head_dim);
     T* const to_k = head_rows(k_gradient, shape.key_length, shape.k_stride, tile.batch, tile.first,
                               tile.head, shape.head_dim);
     T* const to_v = head_rows(v_gradient, shape.key_length, shape.v_stride, tile.batch, tile.first,
-                              tile.head, shape.head_dim);
-    store_rows(memory.k, first_row, dk, {to_k, shape.k_stride, tile.rows, columns});
-    store_rows(memory.v, first_row, dv, {to_v, shape.v_stride, tile.rows, columns});
+                              tile.head, value_dim_of(shape));
+    store_rows(memory.k, first_row, dk,
+               {to_k, shape.k_stride, tile.rows, static_cast<int>(shape.head_dim)});
+    store_rows(memory.v, first_row, dv,
+               {to_v, shape.v_stride, tile.rows, static_cast<int>(value_dim_of(shape))});
   }
 };
 
@@ -199,13 +200,14 @@ __device__ __forceinline__ void copy_query_tile(const AttentionBackward& a,
                                                 KeyGradientMemory<T, head_size, variants>& memory) {
   const AttentionShape& shape = a.shape;
   const int left = static_cast<int>(shape.query_length) - first;
-  const int columns = static_cast<int>(shape.head_dim);
   const T* const q = head_rows(static_cast<const T*>(a.q), shape.query_length, shape.q_stride,
                                batch, first, head, shape.head_dim);
   const T* const dout = head_rows(static_cast<const T*>(a.dout), shape.query_length,
-                                  shape.out_stride, batch, first, head, shape.head_dim);
-  copy_async<attention_threads, T>(memory.q[stage], {q, shape.q_stride, left, columns});
-  copy_async<attention_threads, T>(memory.dout[stage], {dout, shape.out_stride, left, columns});
+                                  shape.out_stride, batch, first, head, value_dim_of(shape));
+  copy_async<attention_threads, T>(memory.q[stage],
+                                   {q, shape.q_stride, left, static_cast<int>(shape.head_dim)});
+  copy_async<attention_threads, T>(
+      memory.dout[stage], {dout, shape.out_stride, left, static_cast<int>(value_dim_of(shape))});
   const int query = static_cast<int>(threadIdx.x);
   if (query < gradient_queries) {
     const bool there = query < left;
@@ -252,15 +254,15 @@ __global__ void __launch_bounds__(attention_threads)
 template <class T, bool variants>
 void launch_key_gradients(const AttentionBackward& a, const float* row_products, Context& context) {
   const AttentionShape& s = a.shape;
-  for_head_size<variants>(s.head_dim, [&](auto head_size) {
+  for_head_size<variants>(widest_row(s), [&](auto head_size) {
     launch(context,
            {"attention_key_gradients",
-            {s.batch, s.key_heads, s.query_length, s.key_length, s.head_dim},
-            {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
-             reads(a.v, key_bytes(s, s.v_stride)), reads(a.dout, query_bytes(s, s.out_stride)),
-             reads(a.log_sum_exp, statistic_bytes(s)), reads(row_products, statistic_bytes(s)),
-             reads(s.key_mask, mask_bytes(s)), reads(s.document_starts, document_bytes(s)),
-             writes(a.dk, key_bytes(s, s.k_stride)), writes(a.dv, key_bytes(s, s.v_stride))}},
+            {s.batch, s.key_heads, s.query_length, s.key_length, s.head_dim, value_dim_of(s)},
+            {reads(a.q, query_bytes(s)), reads(a.k, key_bytes(s)), reads(a.v, value_bytes(s)),
+             reads(a.dout, output_bytes(s)), reads(a.log_sum_exp, statistic_bytes(s)),
+             reads(row_products, statistic_bytes(s)), reads(s.key_mask, mask_bytes(s)),
+             reads(s.document_starts, document_bytes(s)), writes(a.dk, key_bytes(s)),
+             writes(a.dv, value_bytes(s))}},
            {attention_blocks(s, s.key_heads, s.key_length, attention_rows), attention_threads,
             sizeof(KeyGradientMemory<T, head_size, variants>)},
            key_gradient_kernel<T, head_size, variants>, a, row_products, dropout_of(s));

@@ -22,16 +22,19 @@ AttentionDropout dropout_of(const AttentionShape& shape);
 void check_attention(const AttentionShape& shape, const char* kernel);
 
 // True if the tensor-core kernels support the call: bfloat16 or float16 on a device of compute
-// capability 8.0 or more, heads of at most 128 elements, and rows that can be read 16 bytes at a
-// time. The general kernels take all others.
+// capability 8.0 or more, heads of at most 128 elements, rows that can be read 16 bytes at a time,
+// and no bias. The general kernels take all others.
 bool takes_tensor_cores(const Context& context, const AttentionForward& arguments);
 bool takes_tensor_cores(const Context& context, const AttentionBackward& arguments);
 
-// The bytes of `batch * length` rows, from the first element used to the last.
-std::size_t query_bytes(const AttentionShape& shape, std::int64_t stride);
-std::size_t key_bytes(const AttentionShape& shape, std::int64_t stride);
+// The bytes of q, k, v and out, and of their gradients, from the first element used to the last.
+std::size_t query_bytes(const AttentionShape& shape);
+std::size_t key_bytes(const AttentionShape& shape);
+std::size_t value_bytes(const AttentionShape& shape);
+std::size_t output_bytes(const AttentionShape& shape);
 std::size_t mask_bytes(const AttentionShape& shape);
 std::size_t document_bytes(const AttentionShape& shape);
+std::size_t bias_bytes(const AttentionShape& shape);
 // The bytes of log_sum_exp, and of the backward's row products.
 std::size_t statistic_bytes(const AttentionShape& shape);
 
@@ -55,5 +58,8 @@ void attention_backward_float16(const AttentionBackward& arguments, const float*
                                 Context& context);
 void attention_backward_general(const AttentionBackward& arguments, const void* row_products,
                                 Context& context);
+// The gradient of the bias, whichever kernels compute the others.
+void attention_bias_gradient(const AttentionBackward& arguments, const void* row_products,
+                             Context& context);
 
 }  // namespace tessera::kernels::cuda

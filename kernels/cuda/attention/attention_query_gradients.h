@@ -136,14 +136,15 @@ template <class T, int head_size>
 __device__ __forceinline__ void copy_queries(const AttentionBackward& a, const HeadTile& tile,
                                              QueryGradientMemory<T, head_size>& memory) {
   const AttentionShape& shape = a.shape;
-  const int columns = static_cast<int>(shape.head_dim);
   const T* const q = head_rows(static_cast<const T*>(a.q), shape.query_length, shape.q_stride,
                                tile.batch, tile.first, tile.head, shape.head_dim);
   const T* const dout =
       head_rows(static_cast<const T*>(a.dout), shape.query_length, shape.out_stride, tile.batch,
-                tile.first, tile.head, shape.head_dim);
-  copy_async<attention_threads, T>(memory.q, {q, shape.q_stride, tile.rows, columns});
-  copy_async<attention_threads, T>(memory.dout, {dout, shape.out_stride, tile.rows, columns});
+                tile.first, tile.head, value_dim_of(shape));
+  copy_async<attention_threads, T>(
+      memory.q, {q, shape.q_stride, tile.rows, static_cast<int>(shape.head_dim)});
+  copy_async<attention_threads, T>(
+      memory.dout, {dout, shape.out_stride, tile.rows, static_cast<int>(value_dim_of(shape))});
 }
 
 template <class T, int head_size, bool variants>
@@ -185,15 +186,14 @@ template <class T, bool variants>
 void launch_query_gradients(const AttentionBackward& a, const float* row_products,
                             Context& context) {
   const AttentionShape& s = a.shape;
-  for_head_size<variants>(s.head_dim, [&](auto head_size) {
+  for_head_size<variants>(widest_row(s), [&](auto head_size) {
     launch(context,
            {"attention_query_gradients",
-            {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
-            {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
-             reads(a.v, key_bytes(s, s.v_stride)), reads(a.dout, query_bytes(s, s.out_stride)),
-             reads(a.log_sum_exp, statistic_bytes(s)), reads(row_products, statistic_bytes(s)),
-             reads(s.key_mask, mask_bytes(s)), reads(s.document_starts, document_bytes(s)),
-             writes(a.dq, query_bytes(s, s.q_stride))}},
+            {s.batch, s.heads, s.query_length, s.key_length, s.head_dim, value_dim_of(s)},
+            {reads(a.q, query_bytes(s)), reads(a.k, key_bytes(s)), reads(a.v, value_bytes(s)),
+             reads(a.dout, output_bytes(s)), reads(a.log_sum_exp, statistic_bytes(s)),
+             reads(row_products, statistic_bytes(s)), reads(s.key_mask, mask_bytes(s)),
+             reads(s.document_starts, document_bytes(s)), writes(a.dq, query_bytes(s))}},
            {attention_blocks(s, s.heads, s.query_length, attention_rows), attention_threads,
             sizeof(QueryGradientMemory<T, head_size>)},
            query_gradient_kernel<T, head_size, variants>, a, row_products, dropout_of(s));

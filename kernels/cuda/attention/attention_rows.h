@@ -19,26 +19,28 @@ struct KeyRows {
   const T* k;
   const T* v;
   std::int64_t k_stride, v_stride;
-  int rows, columns;
+  int rows, key_columns, value_columns;
 
   __device__ __forceinline__ KeyRows(const AttentionShape& shape, const void* keys,
                                      const void* values, int batch, int key_head)
       : k_stride(shape.k_stride),
         v_stride(shape.v_stride),
         rows(static_cast<int>(shape.key_length)),
-        columns(static_cast<int>(shape.head_dim)) {
+        key_columns(static_cast<int>(shape.head_dim)),
+        value_columns(static_cast<int>(value_dim_of(shape))) {
     k = head_rows(static_cast<const T*>(keys), shape.key_length, k_stride, batch, 0, key_head,
                   shape.head_dim);
     v = head_rows(static_cast<const T*>(values), shape.key_length, v_stride, batch, 0, key_head,
-                  shape.head_dim);
+                  value_dim_of(shape));
   }
 
   // Begins to copy the tile from first_key on.
   template <class KeyTile>
   __device__ __forceinline__ void copy(int first_key, KeyTile& to_k, KeyTile& to_v) const {
     const int left = rows - first_key;
-    copy_async<attention_threads, T>(to_k, {k + first_key * k_stride, k_stride, left, columns});
-    copy_async<attention_threads, T>(to_v, {v + first_key * v_stride, v_stride, left, columns});
+    copy_async<attention_threads, T>(to_k, {k + first_key * k_stride, k_stride, left, key_columns});
+    copy_async<attention_threads, T>(to_v,
+                                     {v + first_key * v_stride, v_stride, left, value_columns});
   }
 };
 

@@ -143,6 +143,13 @@ __device__ __forceinline__ std::uint32_t kept_bits(RandomKey key, std::uint64_t 
   return static_cast<std::uint32_t>(bits >> skipped);
 }
 
+// The wider of a head's rows of keys and of values. Tiles have one width for both: rows that are
+// shorter end with zeros.
+inline std::int64_t widest_row(const AttentionShape& shape) {
+  const std::int64_t values = value_dim_of(shape);
+  return shape.head_dim > values ? shape.head_dim : values;
+}
+
 // Calls body(std::integral_constant<int, size>) for the tile width that holds a head: 32, 64, 96 or
 // 128. The kernels with variants have only 64 and 128, which halves their number.
 template <bool variants, class Body>

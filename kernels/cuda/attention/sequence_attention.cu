@@ -42,6 +42,26 @@ __device__ __forceinline__ std::int64_t statistic_of(const SequenceShape& s, con
   return at.head * s.rows + at.start + query;
 }
 
+// True if a query sees a key; either may be past the sequence's end.
+__device__ __forceinline__ bool sees_key(const SequenceShape& s, const SequenceTile& at, int query,
+                                         int key) {
+  const int distance = query < key ? key - query : query - key;
+  return query < at.length && key < at.length && (s.window == 0 || distance <= s.window);
+}
+
+// The tiles that the rows of a tile meet, from `first` up to `last`: those of keys that queries
+// see, and of queries that see keys.
+struct MetTiles {
+  int first, last;
+};
+__device__ __forceinline__ MetTiles met_tiles(const SequenceShape& s, const SequenceTile& at) {
+  if (s.window == 0) return {0, at.length};
+  const auto window = static_cast<int>(s.window);
+  const int first = at.first > window ? (at.first - window) / tile * tile : 0;
+  const int beyond = at.first + tile + window;
+  return {first, beyond < at.length ? beyond : at.length};
+}
+
 // The scaled score with its bias.
 template <class C>
 __device__ __forceinline__ C biased_score(const SequenceShape& s, int head, int query, int key,
@@ -78,7 +98,8 @@ __global__ void __launch_bounds__(threads, least_blocks)
     rows.sum[i] = 0;
   }
   Panel<C> panel = {};
-  for (int first_key = 0; first_key < at.length; first_key += tile) {
+  const MetTiles keys = met_tiles(s, at);
+  for (int first_key = keys.first; first_key < keys.last; first_key += tile) {
     Scores<C> scores = {};
     add_products(scores, rows_in<T>(s, a.q, at, at.first), rows_in<T>(s, a.k, at, first_key),
                  memory);
@@ -88,7 +109,7 @@ __global__ void __launch_bounds__(threads, least_blocks)
       for (int j = 0; j < of_thread; ++j) {
         const int query = at.first + of_thread * row() + i;
         const int key = first_key + of_thread * column() + j;
-        scores[i][j] = query < at.length && key < at.length
+        scores[i][j] = sees_key(s, at, query, key)
                            ? biased_score(s, at.head, query, key, scores[i][j])
                            : -static_cast<C>(INFINITY);
       }
@@ -168,7 +189,7 @@ __device__ __forceinline__ void sequence_gradients(
     for (int j = 0; j < of_thread; ++j) {
       const int key = first_key + of_thread * column() + j;
       C probability = 0;
-      if (there && key < at.length) {
+      if (sees_key(s, at, query, key)) {
         const C score = biased_score(s, at.head, query, key, probabilities[i][j]);
         probability = exponential(score - log_sum_exp);
       }
@@ -191,7 +212,8 @@ __global__ void __launch_bounds__(threads, least_blocks)
   if (at.rows <= 0) return;
   const int first_column = static_cast<int>(blockIdx.x % panels) * panel_columns<C>;
   Panel<C> dq = {};
-  for (int first_key = 0; first_key < at.length; first_key += tile) {
+  const MetTiles keys = met_tiles(s, at);
+  for (int first_key = keys.first; first_key < keys.last; first_key += tile) {
     Scores<C> probabilities = {}, gradients = {};
     sequence_gradients<T>(a, products, dropout, at, at.first, first_key, probabilities, gradients,
                           memory);
@@ -213,7 +235,8 @@ __global__ void __launch_bounds__(threads, least_blocks)
   if (at.rows <= 0) return;
   const int first_column = static_cast<int>(blockIdx.x % panels) * panel_columns<C>;
   Panel<C> dk = {}, dv = {};
-  for (int query = 0; query < at.length; query += tile) {
+  const MetTiles queries = met_tiles(s, at);
+  for (int query = queries.first; query < queries.last; query += tile) {
     Scores<C> probabilities = {}, gradients = {};
     sequence_gradients<T>(a, products, dropout, at, query, at.first, probabilities, gradients,
                           memory);

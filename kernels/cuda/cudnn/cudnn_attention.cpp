@@ -20,8 +20,9 @@ namespace {
 constexpr std::size_t most_plans = 256;
 
 bool cudnn_covers(const AttentionShape& s) {
-  return s.dropout == 0 && s.key_mask == nullptr && !has_variants(s) && s.batch > 0 &&
-         s.query_length > 1 && s.key_length > 1 && (!s.causal || s.query_length == s.key_length);
+  return s.dropout == 0 && s.key_mask == nullptr && !has_variants(s) &&
+         value_dim_of(s) == s.head_dim && s.batch > 0 && s.query_length > 1 && s.key_length > 1 &&
+         (!s.causal || s.query_length == s.key_length);
 }
 
 CudnnAttentionGraph graph_of(const AttentionShape& s, CudnnAttentionPass pass) {
@@ -182,7 +183,8 @@ bool attention_forward_cudnn(const AttentionForward& a, Context& context,
 bool attention_backward_cudnn(const AttentionBackward& a, Context& context,
                               const CudnnLibrary& library, bool required, std::size_t score_bytes) {
   const AttentionShape& s = a.shape;
-  if (!cudnn_covers(s) || context.compute_capability >= 100 || !takes_tensor_cores(context, a)) {
+  if (!cudnn_covers(s) || a.dlog_sum_exp != nullptr || context.compute_capability >= 100 ||
+      !takes_tensor_cores(context, a)) {
     return false;
   }
   const BackwardPart part = backward_part(s, score_bytes);

@@ -17,6 +17,7 @@ inline constexpr std::size_t most_score_bytes = std::size_t{256} << 20;
 //   * another type than bfloat16 and float16, or a device older than compute capability 8.0;
 //   * dropout, a key mask, a window, documents, a soft cap or a scale that is not positive;
 //   * a causal mask with different numbers of queries and keys, or less than two of either;
+//   * a backward with a gradient of log_sum_exp;
 //   * heads of more than 128 elements, or rows that do not begin on 16 bytes;
 //   * a graph for which cuDNN has no plan. The thread remembers that; with `required`, it is an
 //     Error(runtime) with cuDNN's text instead.

@@ -6,7 +6,7 @@
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/map.h"
 #include "kernels/cuda/device/registry.h"
-#include "kernels/sort_key.h"
+#include "kernels/keys/sort_key.h"
 
 namespace tessera::kernels::cuda {
 namespace {

@@ -228,8 +228,8 @@ TEST(StateNames, FlatDictsOfOptimizersAreTakenApart) {
                                 "optimizer/state.w.momentum"}));
     EXPECT_EQ(state.contents.tensors.size(), 4u + 3u);
     const json& scalars = json_of(state.contents.scalars);
-    EXPECT_EQ(scalars.at(formats::step_counts_key).at("b.0.weight"), 4);
-    EXPECT_EQ(scalars.at(formats::step_counts_key).at("b.0.bias"), 9);
+    EXPECT_EQ(scalars.at(step_counts_key).at("b.0.weight"), 4);
+    EXPECT_EQ(scalars.at(step_counts_key).at("b.0.bias"), 9);
     const json betas = {0.8, 0.9};
     const json decayed = {"b.0.weight", "state.w", "e"};
     EXPECT_EQ(
@@ -386,6 +386,24 @@ TEST(StateNames, AnOrderThatNoShapeProvesIsNoted) {
   EXPECT_EQ(groups_of(alike(assumed).name()), (json{{{"params", {"a", "b"}}}}));
   // The optimizer has a third parameter, which has no state yet.
   EXPECT_TRUE(has(all_notes(alike({{{"params", {0, 1, 2}}}}).name()), "states of 3 parameters"));
+}
+
+// torch.optim.Adafactor's tensors have 1 in place of a dimension; both together have the shape.
+TEST(StateNames, FactorsOfAParameterTellItsShape) {
+  const auto named = [](std::vector<std::int64_t> columns) {
+    return Items()
+        .tensor({"model", "a"}, {4, 6})
+        .tensor({"model", "b"}, {5, 6})
+        .tensor({"model", "c"}, {7})
+        .value({"optim", "param_groups"}, json{{{"params", {0, 1}}}})
+        .tensor({"optim", "state", "0", "row_var"}, {5, 1})
+        .tensor({"optim", "state", "0", "col_var"}, std::move(columns))
+        .tensor({"optim", "state", "1", "variance"}, {7})
+        .name();
+  };
+  EXPECT_EQ(names_of(named({1, 6})), (Names{"model/a", "model/b", "model/c", "optimizer/b.row_var",
+                                            "optimizer/b.col_var", "optimizer/c.variance"}));
+  EXPECT_EQ(names_of(named({1, 8})), (Names{"model/a", "model/b", "model/c"}));
 }
 
 TEST(StateNames, NamesOfTheOptimizerAreThoseOfTheModel) {

@@ -131,7 +131,7 @@ TEST_P(UniversalFolder, StepsAreOfEachParameter) {
   const auto source = formats::recognise(path()).open(path());
   const Scalars& scalars = source->contents().scalars;
   EXPECT_EQ(scalars.get<std::int64_t>("step"), 5);
-  const nlohmann::json& counts = json_of(scalars).at(formats::step_counts_key);
+  const nlohmann::json& counts = json_of(scalars).at(step_counts_key);
   EXPECT_EQ(counts.at("norm.bias"), 5);
   if (GetParam() == 2) {
     EXPECT_EQ(counts.at("head.weight"), 4);  // stage 3 has no others
@@ -140,7 +140,7 @@ TEST_P(UniversalFolder, StepsAreOfEachParameter) {
   const fs::path out = folder_.path() / "out";
   (void)convert(path(), out, {.to = "universal"});
   const auto again = formats::recognise(out).open(out);
-  EXPECT_EQ(json_of(again->contents().scalars).at(formats::step_counts_key).at("norm.bias"), 5);
+  EXPECT_EQ(json_of(again->contents().scalars).at(step_counts_key).at("norm.bias"), 5);
 }
 
 TEST(Universal, NamesThatAreNoFoldersAreRefused) {

@@ -36,7 +36,8 @@ StateValues values_after(int world, const OptimizerOfList& optimizer, const Body
     const tessera::testing::OneThread one_thread;
     manual_seed(3);
     Classifier net;
-    ShardedModel model = fully_shard(net, context, {.wrap = WrapPolicy::list({"trunk"})});
+    ShardedModel model =
+        fully_shard(net, context, optimizer.fit({.wrap = WrapPolicy::list({"trunk"})}));
     const auto made = optimizer.make(model.parameters());
     body(context, net, model, *made);
     whole.add(model, made.get());

@@ -92,15 +92,17 @@ TEST_F(Peft, AConfigIsReadAsItWasWritten) {
                           .rslora = true,
                           .fan_in_fan_out = true,
                           .target_modules = {"q", "v"},
+                          .modules_to_save = {"lm_head", "norm"},
                           .base = "base",
                           .task_type = "CAUSAL_LM"};
   write_all(adapter() / peft_config_file, to_text(wanted));
   const PeftConfig read = read_peft_config(adapter());
   EXPECT_EQ(read.rank, 4);
-  EXPECT_DOUBLE_EQ(read.scaling(), 3);
+  EXPECT_DOUBLE_EQ(read.scaling_of("model.q"), 3);
   EXPECT_EQ(read.dropout, 0.25);
   EXPECT_TRUE(read.fan_in_fan_out);
   EXPECT_EQ(read.target_modules, wanted.target_modules);
+  EXPECT_EQ(read.modules_to_save, wanted.modules_to_save);
   EXPECT_EQ(read.base, "base");
   config_["target_modules"] = ".*q";
   write_config();
@@ -113,8 +115,12 @@ TEST_F(Peft, UnsupportedSettingsAreRefusedByName) {
       {"peft_type", "IA3"},
       {"bias", "all"},
       {"use_dora", true},
-      {"modules_to_save", {"lm_head"}},
-      {"rank_pattern", {{"q", 4}}},
+      {"modules_to_save", "lm_head"},
+      {"modules_to_save", {"lm_head", 3}},
+      {"modules_to_save", {""}},
+      {"rank_pattern", {{"q", 0}}},
+      {"rank_pattern", "q"},
+      {"alpha_pattern", {{"q", "two"}}},
       {"init_lora_weights", "pissa"},
       {"r", 0},
       {"r", "eight"},
@@ -140,6 +146,38 @@ TEST_F(Peft, UnsupportedSettingsAreRefusedByName) {
   EXPECT_EQ(refusal(), "");
   write_all(adapter() / peft_config_file, "{");
   EXPECT_NE(error_of([&] { (void)read_peft_config(adapter()); }).find("adapter_config.json"),
+            std::string::npos);
+}
+
+TEST_F(Peft, PatternsGiveLayersTheirRankAndAlpha) {
+  config_["r"] = 8;
+  config_["rank_pattern"] = {{"l", 1}, {"other.q", 4}};
+  config_["alpha_pattern"] = {{".*\\.l", 5}};
+  write_config();
+  const PeftConfig read = read_peft_config(adapter());
+  EXPECT_EQ(read.rank_of("net.l"), 1);
+  EXPECT_EQ(read.rank_of("net.all"), 8);  // not an end after a dot
+  EXPECT_EQ(read.rank_of("other.q"), 4);
+  EXPECT_DOUBLE_EQ(read.scaling_of("net.l"), 5);
+  EXPECT_DOUBLE_EQ(read.scaling_of("other.q"), 0.75);
+  const PeftConfig again = [&] {
+    write_all(adapter() / peft_config_file, to_text(read));
+    return read_peft_config(adapter());
+  }();
+  EXPECT_EQ(again.rank_pattern, read.rank_pattern);
+  EXPECT_EQ(again.alpha_pattern, read.alpha_pattern);
+  // 5 * B A in place of 3 * B A.
+  config_["base_model_name_or_path"] = base().string();
+  write_config();
+  EXPECT_EQ(merged(), (std::vector<float>{11, -3, 103, -46, 1005, -494}));
+  const ConvertReport report =
+      convert(adapter(), folder_.path() / "noted", {.to = "hf", .merge = true});
+  EXPECT_EQ(report.notes.at(0).rfind("1 adapters of rank 1 merged from", 0), 0U)
+      << report.notes.at(0);
+  config_["rank_pattern"] = {{"l", 1}, {"net.l", 2}};
+  write_config();
+  EXPECT_NE(error_of([&] { (void)merged(); }, ErrorCode::configuration)
+                .find("give net.l the values 1 and 2"),
             std::string::npos);
 }
 
@@ -213,6 +251,67 @@ TEST_F(Peft, ABaseWithoutItsPrefixIsTheSameModel) {
   EXPECT_EQ(merged()[0], 7);
 }
 
+// The tensors of modules_to_save take the place of the base's, in the base's dtype.
+TEST_F(Peft, ModulesToSaveReplaceTheBases) {
+  const auto write = [&](const std::string& name, const std::vector<std::int64_t>& shape,
+                         const std::vector<float>& values) {
+    write_tensors(adapter() / peft_tensors_file,
+                  {{"base_model.model.net.l.lora_A.weight", {1, 2}, {2, -1}},
+                   {"base_model.model.net.l.lora_B.weight", {3, 1}, {1, 10, 100}},
+                   {"base_model.model." + name, shape, values}});
+  };
+  const auto refused = [&](ErrorCode code = ErrorCode::checkpoint) {
+    return error_of([&] { (void)merged(); }, code);
+  };
+  write("net.t.weight", {2}, {-1.5, 9});
+  EXPECT_NE(refused().find("'base_model.model.net.t.weight' is not an adapter of a linear layer; "),
+            std::string::npos)
+      << refused();
+  config_["modules_to_save"] = {"other"};
+  write_config();
+  EXPECT_NE(refused().find("or of the modules_to_save of adapter_config.json"), std::string::npos)
+      << refused();
+  config_["modules_to_save"] = {"t"};
+  write_config();
+  EXPECT_EQ(merged(), (std::vector<float>{7, -1, 63, -26, 605, -294}));
+  std::vector<float> table(2);
+  std::vector<LogicalTensor> tensors = {
+      {"net.t.weight", DType::float32, {2}, {{0, 2, reinterpret_cast<std::byte*>(table.data())}}}};
+  load_hugging_face(folder_.path() / "merged", tensors, {"net.l.weight"}, nullptr);
+  EXPECT_EQ(table, (std::vector<float>{-1.5, 9}));
+  write("net.t.weight", {3}, {1, 2, 3});
+  EXPECT_NE(refused().find("has shape [3], and the base's is [2]"), std::string::npos) << refused();
+  write("net.t.bias", {2}, {1, 2});
+  EXPECT_NE(refused().find("the base has no tensors of that name"), std::string::npos) << refused();
+}
+
+// PEFT trains a copy of a tied table or head, so its merged model is not tied.
+TEST_F(Peft, ACopyOfATiedTableIsNotMerged) {
+  write_all(base() / "config.json", R"({"model_type": "net", "tie_word_embeddings": true})");
+  write_tensors(base() / "model.safetensors",
+                {{"net.l.weight", {3, 2}, weight_}, {"net.wte.weight", {2}, {7, 8}}});
+  config_["modules_to_save"] = {"wte", "lm_head"};
+  write_config();
+  for (const char* name : {"net.wte.weight", "lm_head.weight"}) {
+    write_tensors(adapter() / peft_tensors_file,
+                  {{"base_model.model.net.l.lora_A.weight", {1, 2}, {2, -1}},
+                   {"base_model.model.net.l.lora_B.weight", {3, 1}, {1, 10, 100}},
+                   {std::string("base_model.model.") + name, {2}, {1, 2}}});
+    const std::string refused = error_of([&] { (void)merged(); }, ErrorCode::configuration);
+    EXPECT_NE(refused.find("of its modules_to_save is a copy that is not tied"), std::string::npos)
+        << refused;
+  }
+  EXPECT_FALSE(fs::exists(folder_.path() / "merged"));
+}
+
+TEST_F(Peft, NamesInAStepArePefts) {
+  const auto names = peft_names({"head"});
+  EXPECT_EQ(names("lm_head.weight", true), "base_model.model.lm_head.weight");
+  EXPECT_EQ(names("lm_head.weight", false), "");
+  EXPECT_EQ(names("l.lora_A.weight", true), "base_model.model.l.lora_A.weight");
+  EXPECT_EQ(names("classifier.weight", true), "classifier.weight");
+}
+
 TEST_F(Peft, AdaptersThatDoNotFitAreRefused) {
   const auto refused = [&] { return error_of([&] { (void)merged(); }); };
   write_adapter("base_model.model.net.other");
@@ -224,7 +323,8 @@ TEST_F(Peft, AdaptersThatDoNotFitAreRefused) {
   write_adapter("base_model.model.net.l");
   config_["r"] = 2;
   write_config();
-  EXPECT_NE(refused().find("not of the config's rank 2"), std::string::npos) << refused();
+  EXPECT_NE(refused().find("not of rank 2, which r and rank_pattern"), std::string::npos)
+      << refused();
   EXPECT_FALSE(fs::exists(folder_.path() / "merged"));
 }
 

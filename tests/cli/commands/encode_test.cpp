@@ -34,9 +34,8 @@ class EncodeCommandTest : public ::testing::Test {
     return all;
   }
   // The rows of a file in either format. Both have a header of 256 bytes.
-  static Rows rows_in(const std::string& name, std::size_t rows = 70) {
+  static Rows rows_in(const std::string& name, std::size_t rows = 70, std::size_t dimension = 32) {
     const std::string bytes = testing::read_text(path(name));
-    const std::size_t dimension = 32;
     EXPECT_EQ(bytes.size(), 256 + rows * dimension * sizeof(float));
     if (bytes.size() != 256 + rows * dimension * sizeof(float)) return {};
     Rows all(rows, std::vector<float>(dimension));
@@ -75,6 +74,58 @@ TEST_F(EncodeCommandTest, RowsAreTheEmbeddingsOfTheLines) {
   ASSERT_NE(header.find("embeddings"), nullptr);
   EXPECT_EQ(header.find("embeddings")->shape, (std::vector<std::int64_t>{70, 32}));
   EXPECT_EQ(header.find("embeddings")->begin, 256u);
+}
+
+// A folder of Sentence Transformers with a default prompt and shorter embeddings.
+void write_prompted(const testing::TrainingFolder& folder, const std::string& of_encoding,
+                    const std::string& of_pooling = "") {
+  std::filesystem::remove_all(folder.path("prompted"));
+  std::filesystem::copy(folder.path("encoder"), folder.path("prompted"),
+                        std::filesystem::copy_options::recursive);
+  folder.write(
+      "prompted/1_Pooling/config.json",
+      R"({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": true)" + of_pooling + "}");
+  folder.write("prompted/config_sentence_transformers.json", "{" + of_encoding + "}");
+}
+
+TEST_F(EncodeCommandTest, ThePromptAndTheWidthOfAFolderHold) {
+  const std::string prompts = R"("prompts": {"query": "and the ", "other": "no"}, )";
+  write_prompted(*folder_, prompts + R"("default_prompt_name": "query", "truncate_dim": 8)");
+  const auto encode = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> all = arguments("p.npy", options);
+    all[1] = path("prompted");
+    return run_program(all);
+  };
+  const auto expected = [&](const std::string& prompt) {
+    std::vector<std::string> texts = texts_;
+    for (std::string& text : texts) text.insert(0, prompt);
+    Rows rows = testing::embeddings_of(path("encoder"), texts);
+    for (std::vector<float>& row : rows) row.resize(8);
+    return rows;
+  };
+  const Ended first = encode({});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(rows_in("p.npy", 70, 8), expected("and the "));
+  ASSERT_EQ(encode({"--prompt", "no "}).code, 0);
+  EXPECT_EQ(rows_in("p.npy", 70, 8), expected("no "));
+  ASSERT_EQ(encode({"--prompt", ""}).code, 0);
+  EXPECT_EQ(rows_in("p.npy", 70, 8), expected(""));
+
+  const auto refusal = [&](const std::string& of_encoding, const std::string& of_pooling) {
+    write_prompted(*folder_, of_encoding, of_pooling);
+    const Ended ended = encode({});
+    EXPECT_EQ(ended.code, 3) << ended.err;
+    return ended.err;
+  };
+  EXPECT_NE(refusal(prompts + R"("default_prompt_name": "none")", "")
+                .find("default_prompt_name is \"none\", and prompts has no text of that name"),
+            std::string::npos);
+  EXPECT_NE(refusal(prompts + R"("default_prompt_name": "query")", R"(, "include_prompt": false)")
+                .find("the prompt 'and the ': the model's Pooling has include_prompt false"),
+            std::string::npos);
+  EXPECT_EQ(encode({"--prompt", ""}).code, 0);  // no tokens to leave out
+  EXPECT_EQ(encode({"--prompt", "x"}).code, 3);
+  EXPECT_NE(refusal(R"("truncate_dim": 0)", "").find("truncate_dim"), std::string::npos);
 }
 
 TEST_F(EncodeCommandTest, NoBitDependsOnBatchesOrRanks) {
@@ -153,6 +204,24 @@ TEST_F(EncodeCommandTest, InvalidSentencesAreRefused) {
   expect_encode_refused(encode(""), 4, "no sentences");
   EXPECT_FALSE(std::filesystem::exists(path("bad.npy")));
   EXPECT_FALSE(std::filesystem::exists(path("bad.npy.partial")));
+}
+
+TEST_F(EncodeCommandTest, AColumnsTextsMayHaveLineBreaks) {
+  const auto encode = [&](const std::string& lines) {
+    folder_->write("rows.jsonl", lines);
+    std::vector<std::string> all = arguments("c.npy");
+    all[3] = path("rows.jsonl");
+    all.insert(all.end(), {"--column", "s"});
+    return run_program(all);
+  };
+  const auto ended = encode("{\"s\": \"one\\nline\"}\n{\"s\": \"and another\"}\n");
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(rows_in("c.npy", 2),
+            testing::embeddings_of(path("encoder"), {"one\nline", "and another"}));
+  std::filesystem::remove(path("c.npy"));
+  expect_encode_refused(encode("{\"s\": \"a\"}\n{\"s\": 1}\n"), 4, "rows.jsonl:2: no text 's'");
+  expect_encode_refused(encode("{\"s\": \"\"}\n"), 4, "rows.jsonl:1: an empty line");
+  EXPECT_FALSE(std::filesystem::exists(path("c.npy")));
 }
 
 TEST_F(EncodeCommandTest, BadArgumentsAreRefused) {

@@ -78,6 +78,31 @@ TEST_F(EvaluateCommandTest, SimilarityOfPairs) {
   EXPECT_NE(ended.out.find("37 samples"), std::string::npos) << ended.out;
 }
 
+// As Sentence Transformers' evaluators, which encode.
+TEST_F(EvaluateCommandTest, ThePromptAndTheWidthOfAFolderHold) {
+  std::filesystem::copy(path("encoder"), path("prompted"),
+                        std::filesystem::copy_options::recursive);
+  folder_->write(
+      "prompted/config_sentence_transformers.json",
+      R"({"prompts": {"q": "and the "}, "default_prompt_name": "q", "truncate_dim": 8})");
+  std::vector<std::string> all = arguments();
+  all[1] = path("prompted");
+  const json result = result_of(run_program(all));
+  const auto encoded = [](std::vector<std::string> texts) {
+    for (std::string& text : texts) text.insert(0, "and the ");
+    auto rows = testing::embeddings_of(path("encoder"), texts);
+    for (auto& row : rows) row.resize(8);
+    return rows;
+  };
+  const auto u = encoded(first_), v = encoded(second_);
+  std::vector<double> scores;
+  for (std::size_t i = 0; i < samples; ++i) {
+    scores.push_back(tasks::similarity(tasks::all_similarities[0], u[i], v[i]));
+  }
+  const std::string name(tasks::name_of(tasks::all_similarities[0]));
+  EXPECT_EQ(result["spearman_" + name], tasks::spearman(labels_, scores));
+}
+
 TEST_F(EvaluateCommandTest, NoBitDependsOnRanksStrategyOrBatches) {
   const json expected = result_of(run_program(arguments()));
   EXPECT_EQ(result_of(run_program(arguments({"--batch-size", "3"}))), expected);

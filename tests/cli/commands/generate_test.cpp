@@ -152,6 +152,23 @@ TEST_F(Generate, SeveralPromptsAreLinesOfJson) {
   EXPECT_EQ(prompts, (std::vector<std::string>{"ga", "the licen", "x"}));
 }
 
+TEST_F(Generate, AColumnsPromptsMayHaveLineBreaks) {
+  const std::string steps = path("FULL_STATE_DICT");
+  write_file(path("prompts.jsonl"), R"({"q": "ga\nthe"})"
+                                    "\n");
+  const auto result = nlohmann::json::parse(
+      text(steps, {"--prompts", path("prompts.jsonl"), "--column", "q", "--max-new-tokens", "6"}));
+  EXPECT_EQ(result.at("prompt"), "ga\nthe");
+  EXPECT_EQ(text(steps, {"--prompt", "ga\nthe", "--max-new-tokens", "6"}),
+            "ga\nthe" + result.at("text").get<std::string>() + "\n");
+  Ended refused = generate(steps, {"--prompts", path("prompts.jsonl"), "--column", "p"});
+  EXPECT_EQ(refused.code, 4);
+  EXPECT_NE(refused.err.find("line 1: no text 'p'"), std::string::npos) << refused.err;
+  refused = generate(steps, {"--prompt", "a", "--column", "p"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("--column"), std::string::npos) << refused.err;
+}
+
 // The model's template writes the conversation, and the answer alone is printed.
 TEST_F(Generate, AChatIsTheTextOfTheModelsTemplate) {
   const std::string folder = path("chat");

@@ -109,6 +109,29 @@ TEST(Tokenize, ListsByLines) {
   }
 }
 
+TEST(Tokenize, ListsOfAColumnsTexts) {
+  const TemporaryFolder folder;
+  const fs::path text = text_in(folder, R"({"t": "The king\nsees"})"
+                                        "\n"
+                                        R"({"t": "", "u": 1})"
+                                        "\n");
+  const std::string json = (folder / "ids.json").string();
+  const auto with = [&](const std::string& column) {
+    return tokenize(text, {"--tokenizer", "bytes", "--lines", "--json", json, "--column", column});
+  };
+  Ended ended = with("t");
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const std::string expected = "The king\nsees";
+  EXPECT_EQ(nlohmann::json::parse(testing::read_text(json)),
+            nlohmann::json(
+                {std::vector<int>(expected.begin(), expected.end()), nlohmann::json::array()}));
+  fs::remove(json);
+  ended = with("u");
+  EXPECT_EQ(ended.code, 4);
+  EXPECT_NE(ended.err.find(text.string() + ":1: no text 'u'"), std::string::npos) << ended.err;
+  EXPECT_FALSE(fs::exists(json));
+}
+
 TEST(Tokenize, BadInputIsOneLineAndLeavesNothing) {
   const TemporaryFolder folder;
   const fs::path text = text_in(folder, "some text");

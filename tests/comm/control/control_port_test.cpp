@@ -19,6 +19,7 @@
 #include "comm/control/door_testing.h"
 #include "comm/watch/port_holder.h"
 #include "support/expect_parts.h"
+#include "support/free_port.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -99,14 +100,24 @@ TEST(ControlPort, AnAncestorsPortIsSeenAsOurs) {
   EXPECT_EQ(status, 0);
 }
 
+// Linux gives a call any free port as its source, and after some thousand calls the one that is
+// called. The even ports are those that it gives to calls first.
+TEST(ControlPort, ACallDoesNotReachItself) {
+  int port = 0;
+  do {
+    port = port_of(listen_on(0, true)->get()) & ~1;
+  } while (!listen_on(port, true));
+  constexpr int calls = 40'000;
+  for (int call = 0; call < calls; ++call) {
+    ASSERT_FALSE(connect_to("127.0.0.1", port)) << "call " << call << " to port " << port;
+  }
+}
+
 // As torchrun's agent does, with a stranger at the port after it.
 TEST(ControlPort, RanksMoveOnFromTheirLaunchersPort) {
-  std::optional<FileDescriptor> launcher = listen_on(0, true), stranger;
-  int port = port_of(launcher->get());
-  while (!(stranger = listen_on(port + 1, true))) {
-    launcher = listen_on(0, true);
-    port = port_of(launcher->get());
-  }
+  const int port = testing::free_port();
+  const auto launcher = listen_on(port, true), stranger = listen_on(port + 1, true);
+  ASSERT_TRUE(launcher && stranger);
   for (const std::string& failure : failures_at(port)) EXPECT_EQ(failure, "");
 }
 
@@ -168,7 +179,7 @@ TEST(ControlPort, ALaunchersPortThatIsNoneIsAnError) {
 }
 
 TEST(ControlPort, ADescriptorThatIsNotTheListenerIsNotTaken) {
-  const int port = port_of(listen_on(0, true)->get());
+  const int port = testing::free_port();
   const FileDescriptor file(::open("/dev/null", O_RDONLY));
   const FileDescriptor another_port = *listen_on(0);
   for (const std::string& value :

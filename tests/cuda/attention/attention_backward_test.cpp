@@ -27,11 +27,12 @@ void expect_backward_by(AttentionWay way, const AttentionProblem& problem) {
           ? problem.formula(dtype, problem.rounds_operands() ? dtype : float64, true).gradients
           : run_on_cpu(problem, AttentionRun::backward).gradients;
   const Arrays device = gradients_of(problem, way);
-  const std::vector<std::string> names = device.size() == 1
-                                             ? std::vector<std::string>{"dqkv"}
-                                             : std::vector<std::string>{"dq", "dk", "dv"};
+  const std::vector<std::string> names = problem.inputs.size() == 1
+                                             ? std::vector<std::string>{"dqkv", "dbias"}
+                                             : std::vector<std::string>{"dq", "dk", "dv", "dbias"};
   for (std::size_t i = 0; i < device.size(); ++i) {
-    expect_within_bound("attention_backward", names[i], dtype, device[i], low[i], exact[i]);
+    const DType type = i == problem.inputs.size() ? problem.statistic() : dtype;
+    expect_within_bound("attention_backward", names[i], type, device[i], low[i], exact[i]);
   }
 }
 
@@ -49,6 +50,15 @@ TEST_P(AttentionBackwardTest, EveryShape) {
 
 TEST_P(AttentionBackwardTest, WindowsDocumentsAndCaps) {
   for (const AttentionCase& sizes : attention_variants) expect_backward({sizes, true, GetParam()});
+}
+
+TEST_P(AttentionBackwardTest, WidthsOfValuesAndBiases) {
+  for (const AttentionCase& sizes : attention_wider) {
+    for (const bool causal : {false, true}) expect_backward({sizes, causal, GetParam()});
+  }
+  for (const AttentionCase& sizes : attention_wider_variants) {
+    expect_backward({sizes, true, GetParam()});
+  }
 }
 
 // Tiles that no query sees are not read: NaNs in the keys and values before them stay there.

@@ -17,10 +17,15 @@ struct AttentionCase {
   std::int64_t window = 0;
   std::int64_t document = 0;  // the length of documents; in sample b the first has b keys less
   float soft_cap = 0;
+  std::int64_t value_dim = 0;  // 0: head_dim
+  // The samples and heads of the bias, each 1 or all; 0: none. Its first row hides every key.
+  std::int64_t bias_samples = 0, bias_heads = 0;
 
+  [[nodiscard]] std::int64_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
   // True if the kernels on tensor cores accept the problem, for 16-bit types.
   [[nodiscard]] bool on_tensor_cores() const {
-    return head_dim % 8 == 0 && head_dim <= 128 && padding % 8 == 0;
+    return head_dim % 8 == 0 && head_dim <= 128 && value_size() % 8 == 0 && value_size() <= 128 &&
+           padding % 8 == 0 && bias_heads == 0;
   }
 };
 
@@ -148,5 +153,79 @@ inline constexpr AttentionCase attention_variants[] = {
      .keys = 70,
      .window = 10,
      .soft_cap = 3}};
+
+// Values of another width than keys, and biases.
+inline constexpr AttentionCase attention_wider[] = {
+    {.about = "narrow values", .head_dim = 96, .queries = 70, .keys = 70, .value_dim = 64},
+    {.about = "wide values",
+     .heads = 4,
+     .key_heads = 2,
+     .head_dim = 32,
+     .queries = 40,
+     .keys = 90,
+     .mask = true,
+     .dropout = 0.2f,
+     .batch = 2,
+     .value_dim = 128},
+    {.about = "latent attention",
+     .heads = 1,
+     .key_heads = 1,
+     .head_dim = 192,
+     .queries = 40,
+     .keys = 50,
+     .value_dim = 128},
+    {.about = "wide values off 16 bytes",
+     .heads = 1,
+     .key_heads = 1,
+     .head_dim = 12,
+     .value_dim = 70},
+    {.about = "bias of all",
+     .heads = 3,
+     .key_heads = 1,
+     .head_dim = 32,
+     .batch = 2,
+     .bias_samples = 1,
+     .bias_heads = 1},
+    {.about = "bias of heads",
+     .head_dim = 64,
+     .queries = 45,
+     .keys = 70,
+     .dropout = 0.25f,
+     .batch = 2,
+     .bias_samples = 1,
+     .bias_heads = 2},
+    {.about = "bias of samples",
+     .head_dim = 20,
+     .queries = 33,
+     .keys = 66,
+     .mask = true,
+     .batch = 2,
+     .value_dim = 40,
+     .bias_samples = 2,
+     .bias_heads = 1},
+    {.about = "bias of each",
+     .head_dim = 32,
+     .batch = 2,
+     .soft_cap = 2,
+     .bias_samples = 2,
+     .bias_heads = 2}};
+// With a causal mask only.
+inline constexpr AttentionCase attention_wider_variants[] = {{.about = "window and narrow values",
+                                                              .head_dim = 96,
+                                                              .queries = 140,
+                                                              .keys = 140,
+                                                              .window = 20,
+                                                              .value_dim = 48},
+                                                             {.about = "bias, window and documents",
+                                                              .heads = 3,
+                                                              .key_heads = 1,
+                                                              .head_dim = 32,
+                                                              .queries = 100,
+                                                              .keys = 100,
+                                                              .batch = 2,
+                                                              .window = 30,
+                                                              .document = 50,
+                                                              .bias_samples = 1,
+                                                              .bias_heads = 3}};
 
 }  // namespace tessera::testing

@@ -48,6 +48,15 @@ TEST_P(AttentionForwardTest, WindowsDocumentsAndCaps) {
   for (const AttentionCase& sizes : attention_variants) expect_forward({sizes, true, GetParam()});
 }
 
+TEST_P(AttentionForwardTest, WidthsOfValuesAndBiases) {
+  for (const AttentionCase& sizes : attention_wider) {
+    for (const bool causal : {false, true}) expect_forward({sizes, causal, GetParam()});
+  }
+  for (const AttentionCase& sizes : attention_wider_variants) {
+    expect_forward({sizes, true, GetParam()});
+  }
+}
+
 TEST_P(AttentionForwardTest, LogSumExpIsOptional) {
   const AttentionProblem problem({.about = "no log_sum_exp"}, true, GetParam());
   const AttentionResults with = forward(problem);

@@ -16,10 +16,12 @@ namespace tessera::testing {
 struct AttentionPlaces {
   const void* mask = nullptr;
   const void* document_starts = nullptr;
+  const void* bias = nullptr;
   const void* dout = nullptr;
   void* out = nullptr;
   void* log_sum_exp = nullptr;
   std::vector<void*> inputs = {}, gradients = {};  // as AttentionProblem::inputs
+  void* bias_gradient = nullptr;
 };
 
 inline void* tensor_in(const std::vector<void*>& arrays, const AttentionProblem& problem,
@@ -30,7 +32,7 @@ inline void* tensor_in(const std::vector<void*>& arrays, const AttentionProblem&
 
 inline kernels::AttentionForward forward_arguments(const AttentionProblem& problem,
                                                    const AttentionPlaces& places) {
-  return {.shape = problem.shape(places.mask, places.document_starts),
+  return {.shape = problem.shape(places.mask, places.document_starts, places.bias),
           .q = tensor_in(places.inputs, problem, problem.q()),
           .k = tensor_in(places.inputs, problem, problem.k()),
           .v = tensor_in(places.inputs, problem, problem.v()),
@@ -40,7 +42,7 @@ inline kernels::AttentionForward forward_arguments(const AttentionProblem& probl
 
 inline kernels::AttentionBackward backward_arguments(const AttentionProblem& problem,
                                                      const AttentionPlaces& places) {
-  return {.shape = problem.shape(places.mask, places.document_starts),
+  return {.shape = problem.shape(places.mask, places.document_starts, places.bias),
           .dout = places.dout,
           .q = tensor_in(places.inputs, problem, problem.q()),
           .k = tensor_in(places.inputs, problem, problem.k()),
@@ -49,7 +51,8 @@ inline kernels::AttentionBackward backward_arguments(const AttentionProblem& pro
           .log_sum_exp = places.log_sum_exp,
           .dq = tensor_in(places.gradients, problem, problem.q()),
           .dk = tensor_in(places.gradients, problem, problem.k()),
-          .dv = tensor_in(places.gradients, problem, problem.v())};
+          .dv = tensor_in(places.gradients, problem, problem.v()),
+          .bias_gradient = problem.bias.empty() ? nullptr : places.bias_gradient};
 }
 
 enum class AttentionRun { forward, forward_without_log_sum_exp, backward };
@@ -74,14 +77,17 @@ inline AttentionResults run_on_device(
   TestContext context;
   std::vector<DeviceMemory> inputs, gradients;
   const DeviceMemory mask(problem.mask), document_starts(problem.document_starts),
-      dout(problem.dout, dtype);
+      dout(problem.dout, dtype), bias(problem.bias, problem.statistic());
+  const DeviceMemory bias_gradient = unwritten(problem.bias.size(), problem.statistic());
   const DeviceMemory out = unwritten(problem.out_size(), dtype);
   const DeviceMemory log_sum_exp = unwritten(problem.statistic_size(), problem.statistic());
   AttentionPlaces places{.mask = mask.data(),
                          .document_starts = document_starts.data(),
+                         .bias = bias.data(),
                          .dout = dout.data(),
                          .out = out.data(),
-                         .log_sum_exp = log_sum_exp.data()};
+                         .log_sum_exp = log_sum_exp.data(),
+                         .bias_gradient = bias_gradient.data()};
   for (const auto& values : problem.inputs) {
     inputs.emplace_back(values, dtype);
     gradients.push_back(unwritten(values.size(), dtype));
@@ -98,6 +104,9 @@ inline AttentionResults run_on_device(
   context.synchronize();
   AttentionResults results{out.read(dtype), log_sum_exp.read(problem.statistic()), {}};
   for (const DeviceMemory& memory : gradients) results.gradients.push_back(memory.read(dtype));
+  if (!problem.bias.empty()) {
+    results.gradients.push_back(bias_gradient.read(problem.statistic()));
+  }
   return results;
 }
 
@@ -111,13 +120,17 @@ AttentionResults run_on_host(const AttentionProblem& problem, AttentionRun run,
   };
   std::vector<std::vector<std::byte>> inputs, gradients;
   const std::vector<std::byte> dout = encode(problem.dout, dtype);
+  const std::vector<std::byte> bias = encode(problem.bias, problem.statistic());
+  std::vector<std::byte> bias_gradient = unwritten(problem.bias.size(), problem.statistic());
   std::vector<std::byte> out = unwritten(problem.out_size(), dtype);
   std::vector<std::byte> log_sum_exp = unwritten(problem.statistic_size(), problem.statistic());
   AttentionPlaces places{.mask = problem.mask.data(),
                          .document_starts = problem.document_starts.data(),
+                         .bias = bias.data(),
                          .dout = dout.data(),
                          .out = out.data(),
-                         .log_sum_exp = log_sum_exp.data()};
+                         .log_sum_exp = log_sum_exp.data(),
+                         .bias_gradient = bias_gradient.data()};
   for (const auto& values : problem.inputs) {
     inputs.push_back(encode(values, dtype));
     gradients.push_back(unwritten(values.size(), dtype));
@@ -129,6 +142,9 @@ AttentionResults run_on_host(const AttentionProblem& problem, AttentionRun run,
   if (run == AttentionRun::backward) backward(backward_arguments(problem, places));
   AttentionResults results{decode(out, dtype), decode(log_sum_exp, problem.statistic()), {}};
   for (const auto& bytes : gradients) results.gradients.push_back(decode(bytes, dtype));
+  if (!problem.bias.empty()) {
+    results.gradients.push_back(decode(bias_gradient, problem.statistic()));
+  }
   return results;
 }
 

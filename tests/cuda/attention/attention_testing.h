@@ -24,7 +24,7 @@ namespace tessera::testing {
 
 struct AttentionResults {
   std::vector<double> out, log_sum_exp;
-  std::vector<std::vector<double>> gradients;  // as AttentionProblem::inputs
+  std::vector<std::vector<double>> gradients;  // as AttentionProblem::inputs, then the bias's
 };
 
 class AttentionProblem {
@@ -38,22 +38,24 @@ class AttentionProblem {
   AttentionProblem(const AttentionCase& sizes, bool causal, DType dtype)
       : sizes_(sizes), causal_(causal), dtype_(dtype) {
     const std::int64_t row = sizes.heads * sizes.head_dim,
-                       key_row = sizes.key_heads * sizes.head_dim;
+                       key_row = sizes.key_heads * sizes.head_dim,
+                       value_row = sizes.key_heads * sizes.value_size();
     if (sizes.packed) {
       const std::int64_t stride = row + 2 * key_row + sizes.padding;
       tensors_ = {Tensor{0, 0, stride}, Tensor{0, row, stride}, Tensor{0, row + key_row, stride}};
       add_input(sizes.queries * stride, sizes.deviation);
     } else {
       tensors_ = {Tensor{0, 0, row + sizes.padding}, Tensor{1, 0, key_row + 2 * sizes.padding},
-                  Tensor{2, 0, key_row}};
+                  Tensor{2, 0, value_row}};
       add_input(sizes.queries * q().stride, sizes.deviation);
       add_input(sizes.keys * k().stride, 1);
       add_input(sizes.keys * v().stride, 1);
     }
-    out_stride_ = row + sizes.padding;
+    out_stride_ = sizes.heads * sizes.value_size() + sizes.padding;
     dout = random_values(size(sizes.batch * sizes.queries * out_stride_), dtype, 4);
     if (sizes.mask) make_mask();
     if (sizes.document > 0) make_documents();
+    make_bias();
   }
 
   [[nodiscard]] std::string text() const {
@@ -73,8 +75,8 @@ class AttentionProblem {
   }
 
   // The addresses of mask and document_starts, in device memory for device kernels.
-  [[nodiscard]] kernels::AttentionShape shape(const void* key_mask,
-                                              const void* starts = nullptr) const {
+  [[nodiscard]] kernels::AttentionShape shape(const void* key_mask, const void* starts = nullptr,
+                                              const void* of_bias = nullptr) const {
     return {.batch = sizes_.batch,
             .heads = sizes_.heads,
             .key_heads = sizes_.key_heads,
@@ -95,7 +97,12 @@ class AttentionProblem {
             .window = sizes_.window,
             .document_starts =
                 document_starts.empty() ? nullptr : static_cast<const std::int32_t*>(starts),
-            .soft_cap = sizes_.soft_cap};
+            .soft_cap = sizes_.soft_cap,
+            .value_dim = sizes_.value_dim,
+            .bias = bias.empty() ? nullptr : of_bias,
+            .bias_batch_stride =
+                sizes_.bias_samples > 1 ? sizes_.bias_heads * sizes_.queries * sizes_.keys : 0,
+            .bias_head_stride = sizes_.bias_heads > 1 ? sizes_.queries * sizes_.keys : 0};
   }
 
   // The formula. Results are rounded to `result`, operands of products to `operand`; float64 means
@@ -110,6 +117,7 @@ class AttentionProblem {
       r.gradients.emplace_back(input.size(), untouched);
       sums.emplace_back(input.size(), 0.0L);
     }
+    if (gradients && !bias.empty()) sums.emplace_back(bias.size(), 0.0L);
     for (std::int64_t b = 0; b < sizes_.batch; ++b) {
       for (std::int64_t h = 0; h < sizes_.heads; ++h) {
         for (std::int64_t i = 0; i < sizes_.queries; ++i) {
@@ -118,9 +126,14 @@ class AttentionProblem {
       }
     }
     if (!gradients) return r;
-    finish(q(), sizes_.heads, sizes_.queries, result, sums, r);
-    finish(k(), sizes_.key_heads, sizes_.keys, result, sums, r);
-    finish(v(), sizes_.key_heads, sizes_.keys, result, sums, r);
+    finish(q(), sizes_.heads * sizes_.head_dim, sizes_.queries, result, sums, r);
+    finish(k(), sizes_.key_heads * sizes_.head_dim, sizes_.keys, result, sums, r);
+    finish(v(), sizes_.key_heads * sizes_.value_size(), sizes_.keys, result, sums, r);
+    if (bias.empty()) return r;
+    std::vector<double>& of_bias = r.gradients.emplace_back(bias.size());
+    for (std::size_t i = 0; i < bias.size(); ++i) {
+      of_bias[i] = static_cast<double>(sums.back()[i]);
+    }
     return r;
   }
 
@@ -142,6 +155,7 @@ class AttentionProblem {
 
   std::vector<std::vector<double>> inputs;
   std::vector<double> dout;
+  std::vector<double> bias;
   std::vector<std::byte> mask;
   std::vector<std::byte> document_starts;  // int32
 
@@ -170,6 +184,19 @@ class AttentionProblem {
     }
   }
 
+  void make_bias() {
+    const std::int64_t rows = sizes_.bias_samples * sizes_.bias_heads * sizes_.queries;
+    if (rows == 0) return;
+    bias = random_values(size(rows * sizes_.keys), statistic(), 6);
+    std::fill_n(bias.begin(), sizes_.keys, -std::numeric_limits<double>::infinity());
+  }
+  [[nodiscard]] std::size_t bias_element(const Query& at, std::int64_t j) const {
+    const std::int64_t sample = sizes_.bias_samples > 1 ? at.sample : 0;
+    const std::int64_t head = sizes_.bias_heads > 1 ? at.head : 0;
+    return size(((sample * sizes_.bias_heads + head) * sizes_.queries + at.number) * sizes_.keys +
+                j);
+  }
+
   [[nodiscard]] std::int32_t document_start(std::int64_t b, std::int64_t j) const {
     const std::int64_t first = sizes_.document - b;
     return static_cast<std::int32_t>(j < first ? 0 : j - (j - first) % sizes_.document);
@@ -193,12 +220,13 @@ class AttentionProblem {
   }
 
   [[nodiscard]] std::int64_t start(const Tensor& tensor, std::int64_t length, std::int64_t b,
-                                   std::int64_t row, std::int64_t head) const {
-    return tensor.offset + (b * length + row) * tensor.stride + head * sizes_.head_dim;
+                                   std::int64_t row, std::int64_t head, std::int64_t width) const {
+    return tensor.offset + (b * length + row) * tensor.stride + head * width;
   }
-  [[nodiscard]] std::int64_t key_start(const Tensor& tensor, const Query& at,
-                                       std::int64_t j) const {
-    return start(tensor, sizes_.keys, at.sample, j, at.head / (sizes_.heads / sizes_.key_heads));
+  [[nodiscard]] std::int64_t key_start(const Tensor& tensor, const Query& at, std::int64_t j,
+                                       std::int64_t width) const {
+    return start(tensor, sizes_.keys, at.sample, j, at.head / (sizes_.heads / sizes_.key_heads),
+                 width);
   }
 
   [[nodiscard]] bool sees(const Query& at, std::int64_t j) const {
@@ -210,16 +238,17 @@ class AttentionProblem {
   }
 
   [[nodiscard]] long double dot(const std::vector<double>& x, std::int64_t x_at,
-                                const std::vector<double>& y, std::int64_t y_at) const {
+                                const std::vector<double>& y, std::int64_t y_at,
+                                std::int64_t width) const {
     long double sum = 0;
-    for (std::int64_t d = 0; d < sizes_.head_dim; ++d) {
+    for (std::int64_t d = 0; d < width; ++d) {
       sum += static_cast<long double>(x[size(x_at + d)]) * y[size(y_at + d)];
     }
     return sum;
   }
   void add(Row& sums, std::int64_t at, long double factor, const std::vector<double>& x,
-           std::int64_t x_at) const {
-    for (std::int64_t d = 0; d < sizes_.head_dim; ++d) {
+           std::int64_t x_at, std::int64_t width) const {
+    for (std::int64_t d = 0; d < width; ++d) {
       sums[size(at + d)] += factor * x[size(x_at + d)];
     }
   }
@@ -234,17 +263,18 @@ class AttentionProblem {
     const long double scale = shape(nullptr).scale;
     for (std::int64_t j = 0; j < sizes_.keys; ++j) {
       if (!sees(at, j)) continue;
-      row.weights[size(j)] =
-          scale * dot(inputs[q().array], q_at, inputs[k().array], key_start(k(), at, j));
+      row.weights[size(j)] = scale * dot(inputs[q().array], q_at, inputs[k().array],
+                                         key_start(k(), at, j, sizes_.head_dim), sizes_.head_dim);
       if (sizes_.soft_cap > 0) {
         const long double cap = sizes_.soft_cap;
         row.weights[size(j)] = cap * std::tanh(row.weights[size(j)] / cap);
       }
+      if (!bias.empty()) row.weights[size(j)] += bias[bias_element(at, j)];
       row.largest = std::max(row.largest, row.weights[size(j)]);
     }
     for (std::int64_t j = 0; j < sizes_.keys; ++j) {
       long double& weight = row.weights[size(j)];
-      weight = sees(at, j) ? std::exp(weight - row.largest) : 0;
+      weight = sees(at, j) && std::isfinite(weight) ? std::exp(weight - row.largest) : 0;
       row.sum += weight;
     }
     return row;
@@ -252,47 +282,52 @@ class AttentionProblem {
 
   void add_query(const Query& at, DType result, DType operand, AttentionResults& r,
                  Sums& sums) const {
-    const std::int64_t q_at = start(q(), sizes_.queries, at.sample, at.number, at.head);
+    const std::int64_t dim = sizes_.head_dim, value_dim = sizes_.value_size();
+    const std::int64_t q_at = start(q(), sizes_.queries, at.sample, at.number, at.head, dim);
     const std::int64_t out_at =
-        start({0, 0, out_stride_}, sizes_.queries, at.sample, at.number, at.head);
+        start({0, 0, out_stride_}, sizes_.queries, at.sample, at.number, at.head, value_dim);
     const Softmax row = softmax(at, q_at);
     r.log_sum_exp[size((at.sample * sizes_.heads + at.head) * sizes_.queries + at.number)] =
         static_cast<double>(row.largest + std::log(row.sum));
-    Row out(size(sizes_.head_dim));
+    Row out(size(value_dim));
     const auto keep = [&](std::int64_t j) { return kept(at.sample, at.head, at.number, j); };
     for (std::int64_t j = 0; j < sizes_.keys; ++j) {
       if (!sees(at, j)) continue;
       const long double weight = keep(j) == 0 ? 0 : rounded(row.weights[size(j)], operand);
-      add(out, 0, weight, inputs[v().array], key_start(v(), at, j));
+      add(out, 0, weight, inputs[v().array], key_start(v(), at, j, value_dim), value_dim);
     }
     const long double kept_scale = 1 / (1 - static_cast<long double>(sizes_.dropout));
-    for (std::int64_t d = 0; d < sizes_.head_dim; ++d) {
+    for (std::int64_t d = 0; d < value_dim; ++d) {
       const long double mean = row.sum == 0 ? 0 : out[size(d)] * kept_scale / row.sum;
       r.out[size(out_at + d)] = static_cast<double>(rounded(mean, result));
     }
     if (row.sum == 0 || sums.empty()) return;
-    const long double scale = shape(nullptr).scale, delta = dot(r.out, out_at, dout, out_at);
+    const long double scale = shape(nullptr).scale;
+    const long double delta = dot(r.out, out_at, dout, out_at, value_dim);
     for (std::int64_t j = 0; j < sizes_.keys; ++j) {
       if (!sees(at, j)) continue;
-      const std::int64_t k_at = key_start(k(), at, j), v_at = key_start(v(), at, j);
+      const std::int64_t k_at = key_start(k(), at, j, dim), v_at = key_start(v(), at, j, value_dim);
       const long double p = row.weights[size(j)] / row.sum;
-      add(sums[v().array], v_at, rounded(p * keep(j), operand), dout, out_at);
-      const long double dp = dot(dout, out_at, inputs[v().array], v_at) * keep(j);
+      add(sums[v().array], v_at, rounded(p * keep(j), operand), dout, out_at, value_dim);
+      const long double dp = dot(dout, out_at, inputs[v().array], v_at, value_dim) * keep(j);
       long double slope = 1;  // of the cap
       if (sizes_.soft_cap > 0) {
-        const long double ratio = (std::log(row.weights[size(j)]) + row.largest) / sizes_.soft_cap;
-        slope = 1 - ratio * ratio;
+        const long double added = bias.empty() ? 0 : bias[bias_element(at, j)];
+        const long double ratio =
+            (std::log(row.weights[size(j)]) + row.largest - added) / sizes_.soft_cap;
+        slope = p == 0 ? 0 : 1 - ratio * ratio;
       }
       const long double ds = scale * rounded(p * (dp - delta) * slope, operand);
-      add(sums[k().array], k_at, ds, inputs[q().array], q_at);
-      add(sums[q().array], q_at, ds, inputs[k().array], k_at);
+      add(sums[k().array], k_at, ds, inputs[q().array], q_at, dim);
+      add(sums[q().array], q_at, ds, inputs[k().array], k_at, dim);
+      if (!bias.empty()) sums.back()[bias_element(at, j)] += p * (dp - delta);
     }
   }
 
-  void finish(const Tensor& tensor, std::int64_t heads, std::int64_t length, DType result,
+  void finish(const Tensor& tensor, std::int64_t columns, std::int64_t length, DType result,
               const Sums& sums, AttentionResults& r) const {
     for (std::int64_t row = 0; row < sizes_.batch * length; ++row) {
-      for (std::int64_t d = 0; d < heads * sizes_.head_dim; ++d) {
+      for (std::int64_t d = 0; d < columns; ++d) {
         const std::size_t at = size(tensor.offset + row * tensor.stride + d);
         r.gradients[tensor.array][at] =
             static_cast<double>(rounded(sums[tensor.array][at], result));

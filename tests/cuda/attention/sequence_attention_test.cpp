@@ -18,14 +18,14 @@ struct PackedCase {
   std::int64_t heads, head_dim;
   bool bias;
   float dropout;
+  std::int64_t window = 0;
 };
 
 // Sequences within a tile and over several, heads of one panel and of several, draws that straddle
 // blocks.
-const std::vector<PackedCase> packed_cases = {{{5, 1, 33}, 2, 8, false, 0},
-                                              {{70, 3}, 2, 32, true, 0},
-                                              {{40, 9}, 1, 70, true, 0.25f},
-                                              {{7}, 3, 5, false, 0.5f}};
+const std::vector<PackedCase> packed_cases = {
+    {{5, 1, 33}, 2, 8, false, 0}, {{70, 3}, 2, 32, true, 0},     {{40, 9}, 1, 70, true, 0.25f},
+    {{7}, 3, 5, false, 0.5f},     {{80, 9}, 2, 20, false, 0, 1}, {{40, 70}, 1, 8, true, 0.25f, 13}};
 
 std::vector<double> as_doubles(const std::vector<std::int32_t>& values) {
   return {values.begin(), values.end()};
@@ -81,7 +81,8 @@ void check_attention(const PackedCase& c, DType dtype) {
             {.seed = 4, .stream = 7},
             2,
             90,
-            type};
+            type,
+            c.window};
   };
   TestContext context;
   run_on_all_sides<kernels::SequenceAttentionForward>(

@@ -38,6 +38,7 @@ inline std::vector<std::string> run_nccl(
   if (functions == nullptr) functions = nccl.functions;
   const int port = free_port();
   std::vector<std::string> failures(static_cast<std::size_t>(ranks));
+  comm::keep_nccl_ports_on_this_node(world_of(0, ranks, port));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     if (rank == absent) continue;

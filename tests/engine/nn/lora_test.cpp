@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "engine/optim/optimizer.h"
 #include "engine/random.h"
+#include "support/errors.h"
 
 namespace tessera {
 namespace {
@@ -162,6 +164,38 @@ TEST(Lora, IsTheOnlyTrainedPartOnceTheRestIsFrozen) {
   EXPECT_LT(mean(square(net.forward(x))).item(), first);
   EXPECT_FALSE(is_lora_parameter("first.q_proj.weight"));
   EXPECT_FALSE(is_lora_parameter("mylora_A.weight"));
+}
+
+TEST(Lora, PatternsGiveLayersTheirRankAndAlpha) {
+  const auto adapted = [](LoraOptions options) {
+    manual_seed(5);
+    auto net = std::make_unique<LoraNet>();
+    options.target_modules = {"q_proj"};
+    add_lora(*net, options);
+    std::vector<std::pair<std::int64_t, double>> found;
+    for (const auto& [name, module] : net->named_modules()) {
+      const auto* layer = dynamic_cast<const nn::LinearImpl*>(module);
+      if (layer == nullptr || !layer->has_lora()) continue;
+      found.emplace_back(layer->lora_a()->weight().size(0), layer->lora_scaling());
+    }
+    return found;
+  };
+  using Found = std::vector<std::pair<std::int64_t, double>>;
+  EXPECT_EQ(adapted({.rank = 2, .alpha = 4}), (Found{{2, 2}, {2, 2}}));
+  EXPECT_EQ(adapted({.rank = 2,
+                     .alpha = 4,
+                     .rank_pattern = {{"first.q_proj", 8}},
+                     .alpha_pattern = {{"f.*_proj", 16}}}),
+            (Found{{8, 2}, {2, 2}}));
+  const auto refusal = [&](const LoraOptions& options) {
+    return testing::error_of([&] { return adapted(options); }, ErrorCode::configuration);
+  };
+  EXPECT_NE(refusal({.rank_pattern = {{"v_proj", 3}}}).find("matches no layer with an adapter"),
+            std::string::npos);
+  EXPECT_NE(refusal({.rank_pattern = {{"q_proj", 3}, {"first.*", 4}}}).find("let one pattern"),
+            std::string::npos);
+  EXPECT_NE(refusal({.alpha_pattern = {{"q_proj", 1e300}}}).find("too much to multiply by"),
+            std::string::npos);
 }
 
 TEST(Lora, DropsOutOnlyInTraining) {

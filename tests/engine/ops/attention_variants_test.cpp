@@ -72,14 +72,52 @@ TEST(AttentionVariants, PackedDocumentsAreSeparate) {
 TEST(AttentionVariants, CachedAttentionIsTheEndOfAttention) {
   const NoGradGuard no_grad;
   const Tensor q = values({1, 20, 16}, 1), k = values({1, 20, 8}, 2), v = values({1, 20, 8}, 3);
-  const AttentionOptions options{
+  AttentionOptions options{
       .heads = 4, .key_heads = 2, .causal = true, .window = 6, .soft_cap = 0.7};
-  const Tensor whole = attention(q, k, v, options);
-  const CachedRows cache{.keys = reshape(k, {20, 8}), .values = reshape(v, {20, 8}), .length = 20};
-  for (const std::int64_t tokens : {1, 3, 20}) {
-    const Tensor last = cached_attention(slice(q, 1, 20 - tokens, 20), 4, cache, options);
-    expect_near_tensor(last, slice(whole, 1, 20 - tokens, 20), 1e-14);
+  for (const Tensor& sinks : {Tensor(), values({4}, 4)}) {
+    options.sinks = sinks;
+    const Tensor whole = attention(q, k, v, options);
+    const CachedRows cache{
+        .keys = reshape(k, {20, 8}), .values = reshape(v, {20, 8}), .length = 20};
+    for (const std::int64_t tokens : {1, 3, 20}) {
+      const Tensor last = cached_attention(slice(q, 1, 20 - tokens, 20), 4, cache, options);
+      expect_near_tensor(last, slice(whole, 1, 20 - tokens, 20), 1e-14);
+    }
   }
+}
+
+// The same with sinks, a bias and values of another width, by the path for one query and by blocks.
+TEST(AttentionVariants, CachedAttentionWithSinksAndBias) {
+  const NoGradGuard no_grad;
+  const Tensor q = values({1, 20, 16}, 1), k = values({1, 20, 8}, 2), v = values({1, 20, 6}, 3),
+               bias = values({4, 20, 20}, 5);
+  for (const bool biased : {false, true}) {
+    AttentionOptions options{
+        .heads = 4, .key_heads = 2, .causal = true, .window = 6, .sinks = values({4}, 4)};
+    if (biased) options.bias = bias;
+    const Tensor whole = attention(q, k, v, options);
+    EXPECT_NE(
+        whole.to_vector(),
+        attention(q, k, v, {.heads = 4, .key_heads = 2, .causal = true, .window = 6}).to_vector());
+    const CachedRows cache{
+        .keys = reshape(k, {20, 8}), .values = reshape(v, {20, 6}), .length = 20, .value_dim = 3};
+    for (const std::int64_t tokens : {1, 3, 20}) {
+      if (biased) options.bias = slice(bias, 1, 20 - tokens, 20);
+      const Tensor last = cached_attention(slice(q, 1, 20 - tokens, 20), 4, cache, options);
+      expect_near_tensor(last, slice(whole, 1, 20 - tokens, 20), 1e-14);
+    }
+  }
+}
+
+TEST(AttentionVariants, CachedAttentionRefusesSinksOfOtherHeads) {
+  const NoGradGuard no_grad;
+  const Tensor x = values({1, 4, 6}, 1), rows = values({4, 6}, 2);
+  const std::string message = testing::misuse_of([&] {
+    (void)cached_attention(x, 3, {.keys = rows, .values = rows, .length = 4},
+                           {.heads = 2, .causal = true, .sinks = values({3}, 4)});
+  });
+  EXPECT_EQ(message,
+            "cached_attention: sinks of shape [3] for 2 heads; one number for each query head");
 }
 
 TEST(AttentionVariants, AWindowOfTheWholeLengthChangesNoBit) {

@@ -103,13 +103,13 @@ TEST(Indexing, IdsOutsideAreBadData) {
   EXPECT_EQ(refused([&] {
               return index_select(x, 1, Tensor::from({0, -1}, {2}));
             }),
-            "gather: id -1 at position 1 is outside the dimension of size 3");
+            "index_select: gather: id -1 at position 1 is outside the dimension of size 3");
   EXPECT_EQ(refused([&] {
               return scatter_add(x, 0, Tensor::from({2, 0, 0}, {1, 3}), Tensor::zeros({1, 3}));
             }),
             "scatter_add: id 2 at position 0 is outside the dimension of size 2");
   EXPECT_EQ(refused([&] { return one_hot(Tensor::from({5}, {1}), 5); }),
-            "scatter_add: id 5 at position 0 is outside the dimension of size 5");
+            "one_hot: scatter_add: id 5 at position 0 is outside the dimension of size 5");
 }
 
 TEST(Indexing, SortIsStableAndPutsNanLast) {

@@ -205,5 +205,34 @@ TEST(ReduceOps, RefusalsNameTheOpTheShapesAndTheRule) {
   EXPECT_EQ(refused([&] { return norm(x, 0); }), "norm: p is 0; it must be positive");
 }
 
+// The gradient of what was broadcast is a sum over dimensions that need not be neighbours. In 16
+// bits it is rounded once, as the sum over the same dimensions.
+TEST(Reductions, AGradientOfABroadcastIsRoundedOnce) {
+  const Shape whole{5, 4, 3, 7};
+  for (const DType dtype : {bfloat16, float16, float32}) {
+    const Tensor weights = draws(whole, 5, dtype);
+    for (const Shape& part :
+         {Shape{4, 1, 1}, Shape{4, 1, 7}, Shape{1, 4, 3, 1}, Shape{5, 1, 3, 1}}) {
+      Tensor x = Tensor::zeros(part, dtype);
+      x.set_requires_grad(true);
+      sum(weights * x).backward();
+      std::vector<int> repeated;
+      const int extra = whole.dimensions() - part.dimensions();
+      for (int i = 0; i < whole.dimensions(); ++i) {
+        if (i < extra || part[i - extra] == 1) repeated.push_back(i);
+      }
+      const std::vector<double> exact = sum(cast(weights, float64), repeated).to_vector();
+      const std::vector<double> got = x.grad().to_vector();
+      ASSERT_EQ(got.size(), exact.size());
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double once = cast(cast(Tensor::scalar(exact[i], float64), float32), dtype).item();
+        const double ulp = dtype == float32 ? 1e-5 : 0;  // fp32 sums have their own order
+        EXPECT_NEAR(got[i], once, ulp * std::abs(once) + (dtype == float32 ? 1e-6 : 0))
+            << name_of(dtype) << " " << part.to_string();
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

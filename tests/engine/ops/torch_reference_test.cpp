@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/ops/products/convolution.h"
 #include "engine/tensor_ops.h"
 
 namespace tessera {
@@ -43,6 +44,18 @@ ReferenceOp over(Function function) {
 template <class Function>
 ReferenceOp along(Function function) {
   return [function](const ReferenceCase& c) { return function(c.x[0], c.arguments[0]); };
+}
+
+AttentionOptions causal(const ReferenceCase& c) {
+  return {.heads = c.arguments[0], .causal = true};
+}
+
+// q, k, v and perhaps a bias, with heads, key heads and the causal mask as arguments.
+Tensor general_attention(const ReferenceCase& c) {
+  AttentionOptions options{
+      .heads = c.arguments[0], .key_heads = c.arguments[1], .causal = c.arguments[2] != 0};
+  if (c.x.size() > 3) options.bias = c.x[3];
+  return attention(c.x[0], c.x[1], c.x[2], options);
 }
 
 const std::map<std::string, ReferenceOp>& reference_ops() {
@@ -105,6 +118,38 @@ const std::map<std::string, ReferenceOp>& reference_ops() {
       {"matmul", of_two([](T x, T y) { return matmul(x, y); })},
       {"matmul_transposed", of_two([](T x, T y) { return matmul(x, y, {.a = true, .b = true}); })},
       {"einsum", of_two([](T x, T y) { return einsum("bik,kbj->jbi", {x, y}); })},
+      {"conv2d",
+       [](const ReferenceCase& c) {
+         const std::vector<int>& a = c.arguments;
+         return conv2d(c.x[0], c.x[1], c.x[2],
+                       {.stride = {a[0], a[1]},
+                        .padding = {a[2], a[3]},
+                        .dilation = {a[4], a[5]},
+                        .groups = a[6]});
+       }},
+      {"conv1d",
+       [](const ReferenceCase& c) {
+         const std::vector<int>& a = c.arguments;
+         return conv1d(
+             c.x[0], c.x[1], c.x[2],
+             {.stride = a[0], .padding = a[1], .dilation = a[2], .groups = a[3]});
+       }},
+      {"group_norm",
+       [](const ReferenceCase& c) {
+         return group_norm(c.x[0], c.arguments[0], c.x[1], c.x[2]);
+       }},
+      {"attention_sinks",
+       [](const ReferenceCase& c) {
+         AttentionOptions options = causal(c);
+         options.sinks = c.x[3];
+         return attention(c.x[0], c.x[1], c.x[2], options);
+       }},
+      {"attention_widths", general_attention},
+      {"attention_bias", general_attention},
+      {"attention_log_sum_exp",
+       [](const ReferenceCase& c) {
+         return attention_parts(c.x[0], c.x[1], c.x[2], causal(c)).log_sum_exp;
+       }},
       {"cross_entropy",
        [](const ReferenceCase& c) {
          return cross_entropy(c.x[0], c.ids, CrossEntropyOptions{.label_smoothing = 0.1});

@@ -91,6 +91,35 @@ TEST(StepPlaces, TwoDifferentStepsInARowEndThemAndOthersNeedMoreEqualSteps) {
   EXPECT_EQ(placed_blocks(take_step(places, {256, 64})), 2u);
 }
 
+// After expect_others() no step has the old places, and others
+// come after two equal steps, however often.
+TEST(StepPlaces, ExpectedOthersHaveNewOnesAfterTwoEqualSteps) {
+  StepPlaces places;
+  for (const std::vector<std::size_t>& sizes :
+       {usual, {256, 64}, usual, {512, 64, 64}, {1024, 64}, {64}}) {
+    places.expect_others();
+    for (int step = 0; step < 5; ++step) {
+      EXPECT_EQ(placed_blocks(take_step(places, sizes)), step < 2 ? 0u : sizes.size()) << step;
+    }
+  }
+  EXPECT_EQ(places.statistics().different, 0u);
+}
+
+TEST(StepPlaces, ExpectedOthersWaitForTheLastBlock) {
+  StepPlaces places = placed_after_two_steps();
+  places.settle();
+  places.begin_step(0);
+  const auto kept = places.allocate(64);
+  places.expect_others();
+  places.end_step(true);
+  EXPECT_EQ(placed_blocks(take_step(places, {192, 64})), 0u);
+  EXPECT_GT(places.bytes(), 0u);
+  places.free(kept.ticket);
+  places.give_back(*kept.offset, 64);
+  EXPECT_EQ(placed_blocks(take_step(places, {192, 64})), 0u);
+  EXPECT_EQ(places.bytes(), 0u);
+}
+
 TEST(StepPlaces, AStepThatAnExceptionEndedIsNoPattern) {
   StepPlaces places;
   take_step(places, usual, false);

@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -88,17 +90,22 @@ struct Case {
   std::int64_t window = 0;
   std::int64_t document = 0;  // the length of the first document; each next one has one more
   float soft_cap = 0;
+  std::int64_t value_dim = 0;  // 0: head_dim
+  // The samples and heads of the bias, each 1 or all; 0: none. Its first row hides every key, and
+  // so does an element here and there.
+  std::int64_t bias_samples = 0, bias_heads = 0;
 
+  [[nodiscard]] std::int64_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
   [[nodiscard]] std::string text() const {
     return fmt::format(
-        "b{} h{}/{} d{} {}x{} causal{} mask{} dropout{} {} window{} document{} cap{}", batch, heads,
-        key_heads, head_dim, queries, keys, causal, mask, dropout, name_of(dtype), window, document,
-        soft_cap);
+        "b{} h{}/{} d{}/{} {}x{} causal{} mask{} dropout{} {} window{} document{} cap{} bias{}x{}",
+        batch, heads, key_heads, head_dim, value_size(), queries, keys, causal, mask, dropout,
+        name_of(dtype), window, document, soft_cap, bias_samples, bias_heads);
   }
 };
 
 struct Results {
-  Values out, log_sum_exp, dq, dk, dv;
+  Values out, log_sum_exp, dq, dk, dv, dbias;
 };
 
 // Inputs, with padded rows, and the formula.
@@ -116,12 +123,13 @@ class Problem {
       }
     }
     if (c.document > 0) make_documents();
+    make_bias();
   }
 
   [[nodiscard]] std::int64_t q_stride() const { return c_.heads * c_.head_dim + 8; }
   [[nodiscard]] std::int64_t k_stride() const { return c_.key_heads * c_.head_dim + 16; }
-  [[nodiscard]] std::int64_t v_stride() const { return c_.key_heads * c_.head_dim; }
-  [[nodiscard]] std::int64_t out_stride() const { return c_.heads * c_.head_dim + 4; }
+  [[nodiscard]] std::int64_t v_stride() const { return c_.key_heads * c_.value_size(); }
+  [[nodiscard]] std::int64_t out_stride() const { return c_.heads * c_.value_size() + 4; }
 
   [[nodiscard]] AttentionShape shape() const {
     return {.batch = c_.batch,
@@ -143,7 +151,10 @@ class Problem {
             .dtype = c_.dtype,
             .window = c_.window,
             .document_starts = document_starts.empty() ? nullptr : document_starts.data(),
-            .soft_cap = c_.soft_cap};
+            .soft_cap = c_.soft_cap,
+            .value_dim = c_.value_dim,
+            .bias_batch_stride = c_.bias_samples > 1 ? c_.bias_heads * c_.queries * c_.keys : 0,
+            .bias_head_stride = c_.bias_heads > 1 ? c_.queries * c_.keys : 0};
   }
 
   // The kernels' results.
@@ -154,7 +165,10 @@ class Problem {
     auto out = stored(Values(dout.size(), kUntouched), c_.dtype);
     auto lse =
         stored(Values(static_cast<std::size_t>(c_.batch * c_.heads * c_.queries)), statistic);
-    cpu::attention_forward({.shape = shape(),
+    const auto bbias = stored(bias, statistic);
+    AttentionShape with_bias = shape();
+    if (!bias.empty()) with_bias.bias = bbias.data();
+    cpu::attention_forward({.shape = with_bias,
                             .q = bq.data(),
                             .k = bk.data(),
                             .v = bv.data(),
@@ -163,7 +177,8 @@ class Problem {
     auto dq = stored(Values(q.size(), kUntouched), c_.dtype);
     auto dk = stored(Values(k.size(), kUntouched), c_.dtype);
     auto dv = stored(Values(v.size(), kUntouched), c_.dtype);
-    cpu::attention_backward({.shape = shape(),
+    auto dbias = stored(Values(bias.size(), kUntouched), statistic);
+    cpu::attention_backward({.shape = with_bias,
                              .dout = bdout.data(),
                              .q = bq.data(),
                              .k = bk.data(),
@@ -172,34 +187,37 @@ class Problem {
                              .log_sum_exp = lse.data(),
                              .dq = dq.data(),
                              .dk = dk.data(),
-                             .dv = dv.data()});
+                             .dv = dv.data(),
+                             .bias_gradient = bias.empty() ? nullptr : dbias.data()});
     return {loaded(out, c_.dtype), loaded(lse, statistic), loaded(dq, c_.dtype),
-            loaded(dk, c_.dtype), loaded(dv, c_.dtype)};
+            loaded(dk, c_.dtype),  loaded(dv, c_.dtype),   loaded(dbias, statistic)};
   }
 
   // The formula, rounding probabilities, their gradients and the results to `precision`.
   [[nodiscard]] Results formula(DType precision) const {
-    Results r{Values(dout.size(), kUntouched), Values(), Values(q.size(), kUntouched),
-              Values(k.size(), kUntouched), Values(v.size(), kUntouched)};
+    Results r{Values(dout.size(), kUntouched), Values(),
+              Values(q.size(), kUntouched),    Values(k.size(), kUntouched),
+              Values(v.size(), kUntouched),    Values(bias.size())};
     r.log_sum_exp.resize(static_cast<std::size_t>(c_.batch * c_.heads * c_.queries));
     Values dk(k.size()), dv(v.size());
     for (std::int64_t b = 0; b < c_.batch; ++b) {
       for (std::int64_t h = 0; h < c_.heads; ++h) head(b, h, precision, r, dk, dv);
     }
-    const auto finish = [&](const Values& sums, Values& out, std::int64_t stride) {
+    const auto finish = [&](const Values& sums, Values& out, std::int64_t stride,
+                            std::int64_t width) {
       for (std::size_t i = 0; i < sums.size(); ++i) {
         const auto column = static_cast<std::int64_t>(i) % stride;
-        if (column < c_.key_heads * c_.head_dim) out[i] = rounded(sums[i], precision);
+        if (column < c_.key_heads * width) out[i] = rounded(sums[i], precision);
       }
     };
-    finish(dk, r.dk, k_stride());
-    finish(dv, r.dv, v_stride());
+    finish(dk, r.dk, k_stride(), c_.head_dim);
+    finish(dv, r.dv, v_stride(), c_.value_size());
     return r;
   }
 
   static constexpr double kUntouched = 9;  // exact in every type
 
-  Values q, k, v, dout;
+  Values q, k, v, dout, bias;
   std::vector<std::uint8_t> key_mask;
   std::vector<std::int32_t> document_starts;
 
@@ -216,6 +234,22 @@ class Problem {
         document_starts.push_back(static_cast<std::int32_t>(start));
       }
     }
+  }
+
+  void make_bias() {
+    std::mt19937 generator(6);
+    std::normal_distribution<float> normal;
+    const std::int64_t rows = c_.bias_samples * c_.bias_heads * c_.queries;
+    for (std::int64_t i = 0; i < rows * c_.keys; ++i) {
+      const bool hidden = i < c_.keys || generator() % 16 == 0;
+      bias.push_back(hidden ? -std::numeric_limits<double>::infinity() : normal(generator));
+    }
+  }
+  [[nodiscard]] std::size_t bias_element(std::int64_t b, std::int64_t h, std::int64_t i,
+                                         std::int64_t j) const {
+    const std::int64_t sample = c_.bias_samples > 1 ? b : 0, head = c_.bias_heads > 1 ? h : 0;
+    return static_cast<std::size_t>(((sample * c_.bias_heads + head) * c_.queries + i) * c_.keys +
+                                    j);
   }
 
   [[nodiscard]] Values random(std::int64_t count, unsigned seed) const {
@@ -249,28 +283,39 @@ class Problem {
   void head(std::int64_t b, std::int64_t h, DType precision, Results& r, Values& dk,
             Values& dv) const {
     const std::int64_t key_head = h / (c_.heads / c_.key_heads);
-    const auto of_queries = [&](auto& values, std::int64_t stride) {
-      return reference::Strided{values.data() + b * c_.queries * stride + h * c_.head_dim,
-                                c_.queries, c_.head_dim, stride};
+    const auto of_queries = [&](auto& values, std::int64_t stride, std::int64_t width) {
+      return reference::Strided{values.data() + b * c_.queries * stride + h * width, c_.queries,
+                                width, stride};
     };
-    const auto of_keys = [&](auto& values, std::int64_t stride) {
-      return reference::Strided{values.data() + b * c_.keys * stride + key_head * c_.head_dim,
-                                c_.keys, c_.head_dim, stride};
+    const auto of_keys = [&](auto& values, std::int64_t stride, std::int64_t width) {
+      return reference::Strided{values.data() + b * c_.keys * stride + key_head * width, c_.keys,
+                                width, stride};
     };
-    reference::attention({.q = of_queries(q, q_stride()),
-                          .k = of_keys(k, k_stride()),
-                          .v = of_keys(v, v_stride()),
-                          .dout = of_queries(dout, out_stride()),
+    const std::int64_t dim = c_.head_dim, value_dim = c_.value_size();
+    std::function<double(std::int64_t, std::int64_t)> bias_of;
+    std::function<void(std::int64_t, std::int64_t, double)> add_bias_gradient;
+    if (!bias.empty()) {
+      bias_of = [&](std::int64_t i, std::int64_t j) { return bias[bias_element(b, h, i, j)]; };
+      add_bias_gradient = [&](std::int64_t i, std::int64_t j, double gradient) {
+        r.dbias[bias_element(b, h, i, j)] += gradient;
+      };
+    }
+    reference::attention({.q = of_queries(q, q_stride(), dim),
+                          .k = of_keys(k, k_stride(), dim),
+                          .v = of_keys(v, v_stride(), value_dim),
+                          .dout = of_queries(dout, out_stride(), value_dim),
                           .scale = shape().scale,
                           .sees = [&](std::int64_t i, std::int64_t j) { return sees(b, i, j); },
                           .kept = [&](std::int64_t i, std::int64_t j) { return kept(b, h, i, j); },
                           .rounded = [&](double value) { return rounded(value, precision); },
-                          .soft_cap = c_.soft_cap},
-                         {.out = of_queries(r.out, out_stride()),
-                          .dq = of_queries(r.dq, q_stride()),
-                          .dk = of_keys(dk, k_stride()),
-                          .dv = of_keys(dv, v_stride()),
-                          .log_sum_exp = r.log_sum_exp.data() + (b * c_.heads + h) * c_.queries});
+                          .soft_cap = c_.soft_cap,
+                          .bias = bias_of},
+                         {.out = of_queries(r.out, out_stride(), value_dim),
+                          .dq = of_queries(r.dq, q_stride(), dim),
+                          .dk = of_keys(dk, k_stride(), dim),
+                          .dv = of_keys(dv, v_stride(), value_dim),
+                          .log_sum_exp = r.log_sum_exp.data() + (b * c_.heads + h) * c_.queries,
+                          .add_bias_gradient = add_bias_gradient});
   }
 
   Case c_;
@@ -316,6 +361,7 @@ inline void expect_right(const Case& c) {
   compare("dq", &Results::dq);
   compare("dk", &Results::dk);
   compare("dv", &Results::dv);
+  if (!got.dbias.empty()) compare("dbias", &Results::dbias);
 }
 
 }  // namespace tessera::kernels::attention_problem

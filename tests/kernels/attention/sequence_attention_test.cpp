@@ -18,6 +18,7 @@ struct PackedCase {
   std::int64_t heads = 2, head_dim = 8;
   bool bias = false;
   float dropout = 0;
+  std::int64_t window = 0;
 };
 
 template <class T>
@@ -40,7 +41,8 @@ class PackedAttention {
              .key = {.seed = 9, .stream = 4},
              .first_sequence = 5,
              .capacity = 200,
-             .dtype = dtype_of<T>};
+             .dtype = dtype_of<T>,
+             .window = c.window};
     const std::int64_t n = shape.rows * shape.heads * shape.head_dim;
     q = normals<T>(n, 1);
     k = normals<T>(n, 2);
@@ -84,6 +86,15 @@ const std::vector<PackedCase> packed_cases = {
     {.lengths = {20, 33}, .heads = 3, .head_dim = 32, .bias = true},
     {.lengths = {70, 130}, .heads = 1, .head_dim = 20, .bias = true, .dropout = 0.25f},
     {.lengths = {7}, .heads = 2, .head_dim = 1, .dropout = 0.5f},
+    {.lengths = {150, 9, 66}, .heads = 2, .head_dim = 20, .window = 1},
+    {.lengths = {150, 9, 66},
+     .heads = 2,
+     .head_dim = 12,
+     .bias = true,
+     .dropout = 0.25f,
+     .window = 13},
+    {.lengths = {130}, .heads = 1, .head_dim = 16, .window = 70},
+    {.lengths = {64}, .heads = 2, .head_dim = 12, .window = 4},
 };
 
 template <class T>

@@ -79,22 +79,38 @@ TEST(StridedCopy, AnyNumberOfThreadsCopiesTheSame) {
   });
 }
 
-// Such a copy is written past the caches.
-TEST(StridedCopy, TransposesMoreThanCachesHold) {
-  constexpr std::int64_t rows = 1088, columns = 1100;
-  const std::vector<std::uint32_t> in = numbers<std::uint32_t>(rows * columns);
-  std::vector<std::uint32_t> memory(static_cast<std::size_t>(rows * columns + 16), 0);
-  std::uint32_t* out = memory.data();
+// A transposed copy that is written past the caches, `rows` elements of rows that are `line` long,
+// to a place `offset` elements behind a cache line's begin.
+template <class T>
+void check_large(std::int64_t rows, std::int64_t columns, std::int64_t line, std::int64_t offset) {
+  const std::vector<T> in = numbers<T>(rows * columns);
+  std::vector<T> memory(static_cast<std::size_t>(columns * line) + 2 * 64 / sizeof(T), T{0});
+  T* out = memory.data();
   while (reinterpret_cast<std::uintptr_t>(out) % 64 != 0) ++out;
+  out += offset;
   testing::for_each_target([&] {
-    std::fill(memory.begin(), memory.end(), 0);
-    cpu::strided_copy({in.data(), out, {2, {columns, rows}, {{1, columns}, {rows, 1}}}, int32});
+    std::fill(memory.begin(), memory.end(), T{0});
+    cpu::strided_copy({in.data(),
+                       out,
+                       {2, {columns, rows}, {{1, columns}, {line, 1}}},
+                       dtype_of_size(sizeof(T))});
     for (std::int64_t c = 0; c < columns; ++c) {
-      for (std::int64_t r = 0; r < rows; ++r) {
-        ASSERT_EQ(out[c * rows + r], in[static_cast<std::size_t>(r * columns + c)]);
+      for (std::int64_t r = 0; r < line && (c + 1 < columns || r < rows); ++r) {
+        const T wanted = r < rows ? in[static_cast<std::size_t>(r * columns + c)] : T{0};
+        ASSERT_EQ(out[c * line + r], wanted) << rows << " x " << columns << ": " << r << ", " << c;
       }
     }
   });
+}
+
+TEST(StridedCopy, TransposesMoreThanCachesHold) {
+  check_large<std::uint32_t>(1088, 1100, 1088, 0);
+  check_large<std::uint32_t>(1070, 1100, 1088, 5);
+  check_large<std::uint32_t>(1070, 1100, 1071, 5);  // lines begin anywhere
+  check_large<std::uint16_t>(2112, 1033, 2112, 0);
+  check_large<std::uint16_t>(2100, 1033, 2112, 31);
+  check_large<std::uint8_t>(2100, 2049, 2112, 1);
+  check_large<std::uint64_t>(760, 700, 768, 3);
 }
 
 TEST(StridedCopy, NeighboursAreJoinedAndSizesOfOneDropped) {

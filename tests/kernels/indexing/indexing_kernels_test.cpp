@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "kernels/kernel_testing.h"
+#include "kernels/keys/sort_key.h"
 #include "kernels/registry.h"
-#include "kernels/sort_key.h"
 
 namespace tessera::kernels {
 namespace {

@@ -51,16 +51,16 @@ TEST(MPNet, HasTheKnownNumberOfParameters) {
 
 // Values of transformers' relative_position_bucket.
 TEST(MPNet, BucketsOfDistances) {
-  EXPECT_EQ(models::mpnet_bucket(0), 0);
-  EXPECT_EQ(models::mpnet_bucket(-1), 1);
-  EXPECT_EQ(models::mpnet_bucket(1), 17);
-  EXPECT_EQ(models::mpnet_bucket(-7), 7);
-  EXPECT_EQ(models::mpnet_bucket(-8), 8);
-  EXPECT_EQ(models::mpnet_bucket(-11), 8);
-  EXPECT_EQ(models::mpnet_bucket(-12), 9);
-  EXPECT_EQ(models::mpnet_bucket(16), 26);
-  EXPECT_EQ(models::mpnet_bucket(-127), 15);
-  EXPECT_EQ(models::mpnet_bucket(100000), 31);
+  EXPECT_EQ(models::distance_bucket(0), 0);
+  EXPECT_EQ(models::distance_bucket(-1), 1);
+  EXPECT_EQ(models::distance_bucket(1), 17);
+  EXPECT_EQ(models::distance_bucket(-7), 7);
+  EXPECT_EQ(models::distance_bucket(-8), 8);
+  EXPECT_EQ(models::distance_bucket(-11), 8);
+  EXPECT_EQ(models::distance_bucket(-12), 9);
+  EXPECT_EQ(models::distance_bucket(16), 26);
+  EXPECT_EQ(models::distance_bucket(-127), 15);
+  EXPECT_EQ(models::distance_bucket(100000), 31);
 }
 
 TEST(MPNet, PositionsBeginAfterPaddings) {

@@ -57,6 +57,27 @@ TEST(UnitLayout, CutsParametersApartByThemselves) {
   EXPECT_EQ(layout.slots()[3].segment, 1);
 }
 
+// No cut divides a block of a parameter, and its place is that of one shard.
+TEST(UnitLayout, CutsBetweenBlocks) {
+  std::vector<ParameterSpec> parameters{spec({50, 70}), spec({300}), spec({7}),
+                                        spec({9}, bfloat16)};
+  for (const std::size_t i : {0, 1, 3}) parameters[i].block = 256;
+  const UnitLayout one(parameters, 1);
+  ASSERT_EQ(one.segments().size(), 3u);
+  for (const int shards : {1, 2, 3, 5}) {
+    const UnitLayout layout(parameters, shards);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const UnitLayout::Slot& slot = layout.slots()[i];
+      EXPECT_EQ(slot.range.first, one.slots()[i].range.first);
+      EXPECT_EQ(slot.range.first % parameters[i].block, 0);
+      const auto& segment = layout.segments()[static_cast<std::size_t>(slot.segment)];
+      EXPECT_EQ(segment.share % parameters[i].block, 0);
+      for (int shard = 0; shard < shards; ++shard)
+        EXPECT_EQ(layout.local_of(slot, shard).first % parameters[i].block, 0);
+    }
+  }
+}
+
 TEST(UnitLayout, PlacesInASegmentDoNotDependOnShards) {
   for (const auto& parameters : examples()) {
     const UnitLayout one(parameters, 1);

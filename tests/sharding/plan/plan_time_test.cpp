@@ -346,6 +346,7 @@ TEST(PlanTime, CountsTheModelsOperationsWithoutRecomputation) {
   record.log.add(work);
   work.kernel.kernel = KernelId::attention_backward;
   work.kernel.operations = 50;
+  work.kernel.recomputed = 10;
   record.log.add(work);
   const PredictedStep time =
       predict_step(record, {.ranks = 1, .device = DeviceType::cuda}, unit_rates());

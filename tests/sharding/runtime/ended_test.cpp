@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "sharding/plan/plan.h"
 #include "sharding/sharding_testing.h"
 
 namespace tessera::testing {
@@ -53,6 +54,57 @@ TEST(Ended, MovedFromModelsGiveAnError) {
              model = std::move(other);
              EXPECT_GT(model.clip_grad_norm(1.0), 0);
            });
+}
+
+// Both would train nothing: the module has other tensors since it was sharded.
+TEST(Ended, HandlesFromBeforeShardingAreErrors) {
+  for (const int world : {1, 4}) {
+    for (ShardingOptions options : all_strategies(world)) {
+      options.wrap = WrapPolicy::list({"a"});
+      launch(world, [&](Context& context) {
+        const OneThread one_thread;
+        const Net net(4);
+        const Tensor kept = net->named_parameters()[0].tensor;
+        optim::AdamW early(net->named_parameters(), {.lr = 0.1});
+        const ShardedModel model = fully_shard(*net, context, options);
+        net(Tensor::full({3, 4}, 0.5)).backward();
+        const std::string of_step = message_of<std::logic_error>([&] { early.step(); });
+        EXPECT_NE(of_step.find("was sharded after this optimizer was made"), std::string::npos)
+            << of_step;
+        EXPECT_EQ(early.step_counts(), std::vector<std::int64_t>(4, 0));
+        const std::string of_use = message_of<std::logic_error>([&] {
+          (void)matmul(kept, Tensor::full({4, 2}, 1));
+        });
+        EXPECT_NE(of_use.find("was replaced by fully_shard()"), std::string::npos) << of_use;
+      });
+    }
+  }
+}
+
+TEST(Ended, HandlesFromBeforeShardingOnMetaSayTheSame) {
+  launch(1, [&](Context& context) {
+    const OneThread one_thread;
+    const Net net = [] {
+      const DeviceGuard deferred(Device::meta());
+      return Net(4);
+    }();
+    const Tensor kept = net->named_parameters()[0].tensor;
+    const ShardedModel model = fully_shard(*net, context, net_options());
+    const std::string text = message_of<std::logic_error>([&] { (void)kept.to_vector(); });
+    EXPECT_NE(text.find("was replaced by fully_shard()"), std::string::npos) << text;
+  });
+}
+
+// A plan shards the module in thought only.
+TEST(Ended, HandlesStayValidAfterAPlan) {
+  const Net net(4);
+  const Tensor kept = net->named_parameters()[0].tensor;
+  const std::vector<double> values = kept.to_vector();
+  PlanOptions options{.sharding = net_options()};
+  options.loss = [&](Device device) { return net(Tensor::full({3, 4}, 0.5).to(device)); };
+  (void)plan(*net, {.ranks = 2}, options);
+  EXPECT_EQ(kept.to_vector(), values);
+  EXPECT_EQ(net->named_parameters()[0].tensor.impl(), kept.impl());
 }
 
 // A write to what an ended model held would change no module. Reading it does no harm.

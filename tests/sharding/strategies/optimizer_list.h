@@ -5,14 +5,19 @@
 #include <cmath>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/optim/adafactor.h"
+#include "engine/optim/adamw_8bit.h"
 #include "engine/optim/muon.h"
 #include "engine/optim/optimizer.h"
+#include "engine/optim/schedule_free.h"
 #include "engine/optim/update_elements.h"
+#include "sharding/policy/options.h"
 
 namespace tessera::testing {
 
@@ -40,9 +45,21 @@ class OwnRmsProp : public optim::Optimizer {
 struct OptimizerOfList {
   std::string name;
   optim::OptimizerFactory make;
-  bool in_files = true;  // its state may be offloaded
+  bool in_files = true;          // its state may be offloaded
+  optim::ShardNeeds needs = {};  // of the options of sharding
+  // The options with what it needs.
+  [[nodiscard]] ShardingOptions fit(ShardingOptions options) const {
+    options.apart = needs.apart;
+    options.block = std::lcm(options.block, needs.block);
+    return options;
+  }
   friend void PrintTo(const OptimizerOfList& one, std::ostream* out) { *out << one.name; }
 };
+
+// Some parameters of the tests' small models are large for it.
+inline optim::AdamW8BitOptions eight_bit_of_list() {
+  return {.lr = 0.01, .min_8bit_size = 40, .decay = optim::decay_matrices};
+}
 
 inline const std::vector<OptimizerOfList>& all_optimizers() {
   using Parameters = std::vector<nn::NamedParameter>;
@@ -77,6 +94,35 @@ inline const std::vector<OptimizerOfList>& all_optimizers() {
              optim::MuonOptions{.lr = 0.01, .adamw_lr = 0.003, .decay = optim::decay_matrices});
        },
        false},
+      {"AdamW8Bit",
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::AdamW8Bit>(std::move(parameters), eight_bit_of_list());
+       },
+       false, optim::needs_of(eight_bit_of_list())},
+      {"ScheduleFree",
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::ScheduleFreeAdamW>(
+             std::move(parameters),
+             optim::ScheduleFreeAdamWOptions{
+                 .lr = 0.003, .weight_decay = 0.1, .decay = optim::decay_matrices});
+       },
+       false},
+      {"AdamWRounded",
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::AdamW>(
+             std::move(parameters),
+             optim::AdamWOptions{
+                 .lr = 0.01, .decay = optim::decay_matrices, .state_dtype = bfloat16, .seed = 5});
+       },
+       false},
+      {"Adafactor",
+       [](Parameters parameters) -> Made {
+         return std::make_unique<optim::Adafactor>(
+             std::move(parameters),
+             optim::AdafactorOptions{
+                 .lr = 0.05, .weight_decay = 0.1, .decay = optim::decay_matrices});
+       },
+       false, optim::needs_of(optim::AdafactorOptions{})},
   };
   return all;
 }

@@ -21,7 +21,7 @@ std::map<std::string, std::vector<double>> trained_with(const OptimizerOfList& o
                                                         const ShardingOptions& options,
                                                         int world = 2) {
   testing::Collected collected;
-  testing::on_ranks(world, options,
+  testing::on_ranks(world, optimizer.fit(options),
                     [&](Context& context, testing::ToyTransformer& net, ShardedModel& model) {
                       const auto made = optimizer.make(model.parameters());
                       for (int step = 0; step < 3; ++step) {
@@ -73,24 +73,34 @@ TEST_P(OptimizerInFiles, HasTheSameBits) {
 
 // A plan's bytes of state are those of the ranks.
 TEST_P(EveryOptimizer, HasTheStateOfThePlan) {
-  const ShardingOptions options = testing::toy_options(Strategy::full_shard);
+  const ShardingOptions options = GetParam().fit(testing::toy_options(Strategy::full_shard));
   std::size_t measured = 0, states = 0;
-  testing::on_ranks(2, options,
-                    [&](Context& context, testing::ToyTransformer& net, ShardedModel& model) {
-                      const auto made = GetParam().make(model.parameters());
-                      for (int step = 0; step < 2; ++step) {
-                        testing::train_once(context, net);
-                        made->step();
-                        made->zero_grad();
-                      }
-                      if (!context.is_main()) return;
-                      measured = measure_memory(context).use[MemoryKind::optimizer];
-                      for (const optim::Segment& segment : made->segments()) {
-                        states += static_cast<std::size_t>(segment.count) * size_of(segment.dtype) *
-                                  made->state_names_of(segment.parameters.front()).size();
-                      }
-                      EXPECT_EQ(made->state_bytes(), states);
-                    });
+  testing::on_ranks(
+      2, options, [&](Context& context, testing::ToyTransformer& net, ShardedModel& model) {
+        const auto made = GetParam().make(model.parameters());
+        for (int step = 0; step < 2; ++step) {
+          testing::train_once(context, net);
+          made->step();
+          made->zero_grad();
+        }
+        if (!context.is_main()) return;
+        measured = measure_memory(context).use[MemoryKind::optimizer];
+        for (const optim::Segment& segment : made->segments()) {
+          const std::size_t first = segment.parameters.front();
+          for (std::size_t i = 0; i < made->state_names_of(first).size(); ++i) {
+            const optim::StateFormat format = made->state_format(first, i);
+            std::int64_t elements = format.elements_for(segment.count);
+            if (format.whole) {
+              elements = 0;
+              for (const std::size_t one : segment.parameters)
+                elements += made->state_format(one, i).whole->elements();
+            }
+            states +=
+                static_cast<std::size_t>(elements) * size_of(format.dtype.value_or(segment.dtype));
+          }
+        }
+        EXPECT_EQ(made->state_bytes(), states);
+      });
   const DeviceGuard deferred(Device::meta());
   testing::ToyTransformer net;
   const MemoryPlan planned =

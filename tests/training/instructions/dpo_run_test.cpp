@@ -82,6 +82,17 @@ TEST_F(DpoRun, HasTheSameBitsUnderEveryStrategy) {
   }
 }
 
+// Ranks with unequal parts of a batch.
+TEST_F(DpoRun, HasTheSameLossesWithUnequalParts) {
+  const auto curve = [&](const std::string& name, const Settings& more) {
+    std::string jsonl = folder_.path(name);
+    run(2, more + Settings{{"data.batch_size", "4"}, {"log.jsonl", jsonl}});
+    return jsonl;
+  };
+  const std::string equal = curve("equal.jsonl", {});
+  expect_close(curve("weighted.jsonl", {{"data.rank_weights", "[1, 3]"}}), equal, 1e-5);
+}
+
 // It begins at log 2 without any reward. The first step's metrics say so, the later ones move.
 TEST_F(DpoRun, BeginsAtItsReferenceAndMovesAway) {
   for (const Settings& more : {Settings{}, adapter_}) {

@@ -85,6 +85,20 @@ TEST_F(SftRun, HasTheSameBitsUnderEveryStrategy) {
   }
 }
 
+// Ranks with unequal parts of a batch, whose answers have different lengths.
+TEST_F(SftRun, HasTheSameLossesWithUnequalParts) {
+  for (const bool packing : {false, true}) {
+    const auto curve = [&](const std::string& name, const Settings& more) {
+      std::string jsonl = folder_.path(name);
+      std::filesystem::remove(jsonl);
+      train(2, small(packing) + more + Settings{{"data.batch_size", "4"}, {"log.jsonl", jsonl}});
+      return jsonl;
+    };
+    const std::string equal = curve("equal.jsonl", {});
+    expect_close(curve("weighted.jsonl", {{"data.rank_weights", "[1, 3]"}}), equal, 3e-6);
+  }
+}
+
 // A teacher of the same shape from another seed, and the plan of both models' memory.
 TEST_F(SftRun, LearnsFromATeacherWithTheSameBitsAsPlanned) {
   train(1, small(false) + Settings{{"train.steps", "2"},

@@ -94,25 +94,15 @@ TEST(MuonRun, TrainsExperts) {
 // Its moments are logical tensors: they fit any strategy, and another optimizer is refused.
 TEST(MuonRun, ResumesUnderAnotherStrategy) {
   const TrainingFolder folder;
-  const auto into = [&](const std::string& name, int steps, const char* strategy) {
-    return muon(folder, {{"train.steps", std::to_string(steps)},
-                         {"checkpoint.dir", folder.path(name)},
-                         {"checkpoint.every", "2"},
-                         {"checkpoint.state_dict_type", "SHARDED_STATE_DICT"},
-                         {"log.jsonl", folder.path(name + ".jsonl")},
-                         {"sharding.sharding_strategy", strategy}});
-  };
-  train(2, into("whole", 5, "FULL_SHARD"));
-  train(2, into("parts", 2, "FULL_SHARD"));
-  train(2, into("parts", 4, "NO_SHARD"));
-  train(2, into("parts", 5, "SHARD_GRAD_OP"));
-  EXPECT_EQ(losses_in(folder.path("parts.jsonl")), losses_in(folder.path("whole.jsonl")));
+  const Settings own{{"train.optimizer", "muon"}};
+  testing::expect_resumes_elsewhere(folder, own);
   const Ended listed = run_program({"inspect", folder.path("parts/step-5")});
   EXPECT_NE(listed.out.find("transformer.h.0.attn.c_attn.weight.momentum"), std::string::npos);
   EXPECT_EQ(listed.out.find("transformer.h.0.attn.c_attn.weight.exp_avg"), std::string::npos);
   EXPECT_NE(listed.out.find("transformer.wte.weight.exp_avg_sq"), std::string::npos);
-  const Ended refused = run_program(testing::train_arguments(
-      into("parts", 7, "FULL_SHARD") + Settings{{"train.optimizer", "adamw"}}));
+  const Ended refused =
+      run_program(testing::train_arguments(testing::saving_into(folder, "parts", 7, "FULL_SHARD") +
+                                           Settings{{"train.optimizer", "adamw"}}));
   EXPECT_EQ(refused.code, 3);
   EXPECT_NE(refused.err.find("train.optimizer muon"), std::string::npos) << refused.err;
 }

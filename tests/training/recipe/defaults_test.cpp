@@ -62,6 +62,7 @@ const std::set<std::string> described = {
     "`seq_len`",
     "`seq_len` + 2",
     "`model.pretrained`, or with an adapter the model under it",
+    "none, or with `adapter` that of its step",
     "`dropout`",
     "4 x `n_embd`",
     "the tokenizer's",

@@ -96,6 +96,64 @@ TEST(TorchOptimizer, MuonHasAGroupOfItsOwn) {
   EXPECT_EQ(groups[1].at("amsgrad"), false);
 }
 
+// The package schedulefree counts steps in its groups.
+TEST(TorchOptimizer, ScheduleFreeHasAGroupForEqualNumbers) {
+  Contents contents = trained({"z", "exp_avg_sq"});
+  EXPECT_TRUE(has(error_of([&] { OptimizerLayout{contents}; }), "no number weight_sum of \"w\""));
+  json& scalars = json_of(contents.scalars);
+  scalars["optimizer_step_counts"] = {{"w", 3}, {"v", 3}};
+  scalars["optimizer_numbers"] = {{"lr_max", {{"w", 0.5}, {"v", 0.5}}},
+                                  {"weight_sum", {{"w", 0.75}, {"v", 0.75}}}};
+  const OptimizerLayout layout(contents);
+  EXPECT_FALSE(layout.parameters()[0].has_step);
+  ASSERT_EQ(layout.groups().size(), 1u);
+  const json& group = layout.groups()[0];
+  EXPECT_EQ(group.at("params"), (json{"w", "v"}));
+  EXPECT_EQ(group.at("k"), 3);
+  EXPECT_EQ(group.at("weight_sum"), 0.75);
+  EXPECT_EQ(group.at("lr_max"), 0.5);
+  EXPECT_EQ(group.at("train_mode"), false);
+  scalars["optimizer_step_counts"]["v"] = 2;
+  EXPECT_EQ(OptimizerLayout(contents).groups().size(), 2u);
+}
+
+TEST(TorchOptimizer, ScheduleFreeGroupsGiveTheCounts) {
+  Contents contents = trained({"z", "exp_avg_sq"});
+  contents.tensors.pop_back();
+  contents.tensors.pop_back();  // v has no state
+  json group = {{"k", 7},
+                {"lr_max", 0.5},
+                {"weight_sum", 1.75},
+                {"train_mode", true},
+                {"params", {"w", "v"}}};
+  formats::keep_counts_of_groups(json::array({group}), contents);
+  EXPECT_FALSE(contents.scalars.contains("step"));
+  ASSERT_EQ(contents.notes.size(), 1u);
+  EXPECT_TRUE(has(contents.notes[0], "call its eval() before a save"));
+  group["train_mode"] = false;
+  formats::keep_counts_of_groups(json::array({group}), contents);
+  EXPECT_EQ(contents.scalars.get<std::int64_t>("step"), 7);
+  const json& scalars = json_of(contents.scalars);
+  EXPECT_EQ(scalars.at("optimizer_step_counts"), (json{{"w", 7}, {"v", 0}}));
+  EXPECT_EQ(scalars.at("optimizer_numbers"), (json{{"lr_max", {{"w", 0.5}, {"v", 0.0}}},
+                                                   {"weight_sum", {{"w", 1.75}, {"v", 0.0}}}}));
+  group["k"] = 0.5;
+  EXPECT_TRUE(has(error_of([&] { formats::keep_counts_of_groups(json::array({group}), contents); }),
+                  "not a whole number"));
+}
+
+TEST(TorchOptimizer, AdafactorHasTorchsDefaults) {
+  Contents contents = trained({"variance"});
+  contents.scalars.set("step", 3);
+  const OptimizerLayout layout(contents);
+  const json& group = layout.groups().at(0);
+  EXPECT_EQ(group.at("eps"), (json{nullptr, 1e-3}));
+  EXPECT_EQ(group.at("beta2_decay"), -0.8);
+  EXPECT_EQ(layout.parameters().at(0).step, 3);
+  Contents without_steps = trained({"row_var", "col_var"});
+  EXPECT_TRUE(has(error_of([&] { OptimizerLayout{without_steps}; }), "PyTorch's Adafactor needs"));
+}
+
 TEST(TorchOptimizer, GroupsNameTheirParameters) {
   Contents contents = trained({"momentum"});
   EXPECT_EQ(OptimizerLayout(contents).groups().at(0).at("params"), (json{"w", "v"}));

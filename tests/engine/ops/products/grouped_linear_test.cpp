@@ -80,6 +80,50 @@ TEST(GroupedLinear, HasTheBitsOfALinearLayerForEachGroup) {
   }
 }
 
+// The weights of all groups in one tensor give the bits of weights of their own, and each group its
+// own bias.
+TEST(GroupedLinear, StackedWeightsHaveTheBitsOfLinearLayers) {
+  const RowGroups groups = group_rows(uneven_ids(37, 3, 6, 1), 6);
+  for (const DType dtype : {float32, bfloat16, float16, float64}) {
+    const Tensor rows = dispatch_rows(cast(testing::values({37, 19}, 2), dtype), groups);
+    const Tensor biases = cast(testing::values({6, 23}, 3), dtype);
+    for (const auto layout : {WeightLayout::out_in, WeightLayout::in_out}) {
+      const bool transposed = layout == WeightLayout::out_in;
+      const std::vector<Tensor> weights =
+          random_weights(6, transposed ? Shape{23, 19} : Shape{19, 23}, dtype);
+      const Tensor y = grouped_linear(rows, stack(weights), biases, groups, layout);
+      ASSERT_EQ(y.shape(), (Shape{111, 23}));
+      for (std::int64_t g = 0; g < 6; ++g) {
+        const auto at = static_cast<std::size_t>(g);
+        const std::int64_t first = groups.starts[at], count = groups.rows_of(g);
+        EXPECT_EQ(narrow(y, 0, first, count).to_vector(),
+                  linear(narrow(rows, 0, first, count), weights[at], select(biases, 0, g), layout)
+                      .to_vector())
+            << name_of(dtype) << ", group " << g;
+      }
+    }
+  }
+}
+
+TEST(GroupedLinear, EmptyGroupsOfStackedWeightsKeepWhatWasAccumulated) {
+  const Tensor weights = leaf({2, 3, 2}, 1), biases = leaf({2, 2}, 2);
+  const Tensor x = testing::values({2, 3}, 3);
+  const auto run = [&](std::int32_t group) {
+    const RowGroups groups = group_rows(Tensor::from({group, group}, {2, 1}), 2);
+    sum(grouped_linear(x, weights, biases, groups, WeightLayout::in_out)).backward();
+  };
+  run(0);
+  const Doubles first = weights.grad().to_vector();
+  EXPECT_EQ(Doubles(first.begin() + 6, first.end()), Doubles(6, 0));
+  EXPECT_EQ(biases.grad().to_vector(), (Doubles{2, 2, 0, 0}));
+  run(1);
+  const Doubles half(first.begin(), first.begin() + 6);
+  Doubles both = half;
+  both.insert(both.end(), half.begin(), half.end());
+  EXPECT_EQ(weights.grad().to_vector(), both);
+  EXPECT_EQ(biases.grad().to_vector(), (Doubles{2, 2, 2, 2}));
+}
+
 TEST(GroupedLinear, CastsRowsToTheWeights) {
   const RowGroups groups = group_rows(Tensor::from({1, 0}, {2, 1}), 2);
   const Tensor x = cast(testing::values({2, 3}, 4), float32);
@@ -233,6 +277,20 @@ TEST(GroupedLinear, RefusesBadInputByName) {
   expect(product(rows, {weights[0], Tensor::zeros({5, 3}, float64)}), "a weight of float64");
   expect(product(rows, {Tensor::zeros({5}), Tensor::zeros({5})}), "must be matrices");
   expect(product(Tensor::zeros({4, 3}, int32), weights), "grouped_linear: input 1 is int32");
+  const auto stacked = [&](const Tensor& input, const Tensor& by, const Tensor& biases) {
+    return [input, by, biases, &groups] {
+      (void)grouped_linear(input, by, biases, groups, WeightLayout::in_out);
+    };
+  };
+  expect(stacked(rows, Tensor::zeros({3, 5}), {}),
+         "grouped_linear: weights of shape [3, 5] for 2 groups");
+  expect(stacked(rows, Tensor::zeros({3, 3, 5}), {}),
+         "grouped_linear: weights of shape [3, 3, 5] for 2 groups");
+  expect(stacked(rows, Tensor::zeros({2, 5, 3}), {}), "x must be [4, 5]");
+  expect(stacked(rows, Tensor::zeros({2, 3, 5}), Tensor::zeros({5})),
+         "grouped_linear: biases of float32 [5] for 2 groups with 5 outputs of float32");
+  expect(stacked(rows, Tensor::zeros({2, 3, 5}), Tensor::zeros({2, 5}, float64)),
+         "biases of float64 [2, 5]");
   const std::vector<Tensor> down(2, Tensor::zeros({2, 3}));
   expect(
       [&] {

@@ -1,0 +1,4 @@
+// ModernBERT encoders.
+#pragma once
+
+#include "models/modernbert/modernbert.h"
