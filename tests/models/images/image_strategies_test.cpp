@@ -58,7 +58,7 @@ TEST(ImageModels, UnitsOfAnySizeGiveTheSameBits) {
   for (const bool clip : {false, true}) {
     ShardingOptions whole = testing::toy_options(Strategy::no_shard);
     whole.param_dtype = bfloat16;
-    whole.keep_fp32 = {clip ? "Embedding" : "LayerNorm"};
+    whole.keep_fp32 = {clip ? "Embedding" : "ViTEmbeddings"};
     const Trajectory reference = testing::train_images(2, whole, {.clip = clip});
     for (const std::int64_t least_unit : {1, 50, 500}) {
       ShardingOptions options = whole;
