@@ -83,9 +83,6 @@ void adapt(const Recipe& recipe, models::Model& model) {
   std::optional<DType> storage;
   if (recipe.sharding.mixed_precision == MixedPrecision::bf16) storage = bfloat16;
   if (const auto& folder = recipe.model.adapter) {
-    TESSERA_CHECK(checkpoint::is_peft_folder(*folder), ErrorCode::configuration,
-                  "{}: model.adapter: {} has no {}", where(recipe, "model.adapter"), *folder,
-                  checkpoint::peft_config_file);
     at_key(recipe, "model.adapter",
            [&] { models::add_lora_of(*folder, model, storage, recipe.sharding.keep_fp32); });
   } else {

@@ -127,7 +127,11 @@ void check_offload(const RecipeRun& run) {
 
 std::optional<nn::LoraOptions> adapter_of(const Recipe& recipe) {
   if (const auto& folder = recipe.model.adapter) {
-    return models::lora_options(checkpoint::read_peft_config(*folder));
+    TESSERA_CHECK(checkpoint::is_peft_folder(*folder), ErrorCode::configuration,
+                  "{}: model.adapter: {} has no {}", where(recipe, "model.adapter"), *folder,
+                  checkpoint::peft_config_file);
+    return at_key(recipe, "model.adapter",
+                  [&] { return models::lora_options(checkpoint::read_peft_config(*folder)); });
   }
   if (trains_adapters(recipe)) return lora_options(recipe);
   return std::nullopt;

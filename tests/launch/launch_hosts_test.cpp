@@ -157,14 +157,15 @@ if os.environ["RANK"] == "0":
     listener = socket.create_server(("", port))
     for _ in range(2):
         listener.accept()[0].sendall(b"store")
-    print("served")
+    line = b"served\n"
 else:
     for _ in range(800):
         try:
-            print(socket.create_connection((os.environ["MASTER_ADDR"], port)).recv(5).decode())
+            line = socket.create_connection((os.environ["MASTER_ADDR"], port)).recv(5) + b"\n"
             break
         except ConnectionRefusedError:
             time.sleep(0.05)
+os.write(1, line)  # a line at once: ranks of a host share its output
 )";
   hosts.start(0, {"--nproc-per-node", "2"}, "exec python3 " + program);
   hosts.start(1, {}, "exec python3 " + program);

@@ -110,8 +110,11 @@ TEST_F(DpoRun, BeginsAtItsReferenceAndMovesAway) {
 }
 
 // An adapter's reference is the model under it: as a frozen copy of this model, without its memory.
+// Without an adapter at c_proj both compute the MLP as one op. With one they do not, and oneDNN's
+// products for AVX2 round the last rows of a tile differently.
 TEST_F(DpoRun, AnAdapterNeedsNoSecondCopy) {
-  const Settings full = adapter_ + Settings{{"train.steps", "4"}};
+  const Settings full =
+      adapter_ + Settings{{"model.lora.target_modules", "[c_attn, c_fc]"}, {"train.steps", "4"}};
   const auto memory = [&] {
     const json measured = json::parse(read_text(folder_.path("m.json"))).at("measured");
     std::filesystem::remove(folder_.path("m.json"));
@@ -123,6 +126,13 @@ TEST_F(DpoRun, AnAdapterNeedsNoSecondCopy) {
   EXPECT_EQ(losses_of(2, logged), expected);
   const std::int64_t alone = memory();
   EXPECT_LT(alone, with_copy * 3 / 4);
+  const auto curve_of = [&](const std::string& name, const Settings& more) {
+    std::string jsonl = folder_.path(name);
+    run(2, adapter_ + more + Settings{{"train.steps", "4"}, {"log.jsonl", jsonl}});
+    return jsonl;
+  };
+  expect_close(curve_of("alone.jsonl", {}),
+               curve_of("copy.jsonl", {{"train.dpo.reference", start()}}), 1e-5);
 }
 
 TEST_F(DpoRun, NeedsThePlannedMemoryAndSaysWhatItDidWithTheData) {

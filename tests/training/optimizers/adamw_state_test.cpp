@@ -34,17 +34,16 @@ TEST(AdamWStateRun, RoundedMomentsDependOnTheSeed) {
   const TrainingFolder folder;
   train(1,
         folder.small() + Settings{{"train.steps", "1"}, {"checkpoint.dir", folder.path("begin")}});
+  folder.write("recipe.yaml", "model: {pretrained: " + folder.path("begin/step-1") +
+                                  ", seq_len: 64}\ndata: {train: " + folder.path("text.txt") +
+                                  ", batch_size: 2, shuffle: false}\n"
+                                  "train: {steps: 6, lr: 1.0e-3}\n");
   const auto losses = [&](const std::string& seed, const Settings& more) {
     const std::string log = folder.path("losses.jsonl");
     fs::remove(log);
-    train(1, Settings{{"model.pretrained", folder.path("begin/step-1")},
-                      {"data.train", folder.path("text.txt")},
-                      {"data.batch_size", "2"},
-                      {"data.shuffle", "false"},
-                      {"train.steps", "6"},
-                      {"train.seed", seed},
-                      {"log.jsonl", log}} +
-                 more);
+    const Ended ended = run_program(testing::train_arguments(
+        Settings{{"train.seed", seed}, {"log.jsonl", log}} + more, folder.path("recipe.yaml")));
+    EXPECT_EQ(ended.code, 0) << ended.err;
     return losses_in(log);
   };
   EXPECT_EQ(losses("1", {}), losses("0", {}));
