@@ -1,8 +1,9 @@
 """Schedule-free AdamW: its curve and its averages over 200 steps beside its formula in torch and beside the authors'
-AdamWScheduleFree (where the package schedulefree is installed), which also goes on from Tessera's checkpoint."""
+AdamWScheduleFree, which also goes on from Tessera's checkpoint."""
 import json
 
 import pytest
+import schedulefree
 import torch
 from models import gpt2
 from text_batches import batches
@@ -52,8 +53,7 @@ class Formula(torch.optim.Optimizer):
 
 
 def of_package(groups):
-    package = pytest.importorskip("schedulefree")
-    return package.AdamWScheduleFree(groups, lr=RATE, betas=BETAS, eps=EPS, warmup_steps=WARMUP)
+    return schedulefree.AdamWScheduleFree(groups, lr=RATE, betas=BETAS, eps=EPS, warmup_steps=WARMUP)
 
 
 def groups_of(model):
@@ -120,7 +120,6 @@ def test_follows(tessera, tmp_path, text, ranks, make):
 
 
 def test_the_package_goes_on_from_a_checkpoint(tessera, tmp_path, text):
-    pytest.importorskip("schedulefree")
     straight = gpt2(vocabulary=256)
     straight.save_pretrained(tmp_path / "start")
     expected = train_in_torch(straight, text, of_package(groups_of(straight)))
@@ -139,7 +138,6 @@ def test_the_package_goes_on_from_a_checkpoint(tessera, tmp_path, text):
 
 
 def test_goes_on_from_a_checkpoint_of_the_package(tessera, tmp_path, text):
-    pytest.importorskip("schedulefree")
     epoch = (40000 - 1) // TOKENS // BATCH  # a run from another program's checkpoint begins with the first batch
     assert epoch < STEPS
     model = gpt2(vocabulary=256)
