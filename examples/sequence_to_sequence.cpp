@@ -90,8 +90,7 @@ void train(const std::string& strategy, const std::string& folder, std::int64_t 
   nlohmann::json config = {{"model_type", "t5"}, {"d_model", 32},    {"d_kv", 8},
                            {"num_heads", 4},     {"num_layers", 2},  {"d_ff", 64},
                            {"n_positions", 16},  {"vocab_size", 12}, {"dropout_rate", 0.05}};
-  if (!pretrained.empty())
-    config = nlohmann::json::parse(std::ifstream(pretrained + "/config.json"));
+  if (!pretrained.empty()) config = ts::models::read_config(pretrained);
   const auto model = ts::models::make_sequence_to_sequence(config);
   if (!pretrained.empty()) {
     options.initial_weights.load = [&](std::vector<ts::checkpoint::LogicalTensor>& tensors) {

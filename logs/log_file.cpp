@@ -85,7 +85,7 @@ LogFile::LogFile(std::string key, const std::filesystem::path& path,
     // A device or a pipe has no bytes to remove. /dev/stdout belongs to the caller, so the log only
     // appends.
     is_regular_ = S_ISREG(status.st_mode) && !is_stream(path);
-    if (S_ISFIFO(status.st_mode)) open_pipe();
+    awaits_reader_ = S_ISFIFO(status.st_mode) && (::fcntl(file_, F_GETFL) & O_ACCMODE) == O_RDWR;
     if (is_regular_) lock();
     if (is_regular_ && !is_new_) bytes_ = kept(path);
   } catch (...) {
@@ -98,28 +98,27 @@ void LogFile::open_file() {
   constexpr int flags = O_RDWR | O_APPEND | O_CLOEXEC;
   file_ = ::open(path_.c_str(), flags | O_CREAT | O_EXCL, 0666);
   is_new_ = file_ >= 0;
-  if (!is_new_ && errno == EEXIST) file_ = open_output(path_, flags | O_CREAT);
+  if (!is_new_ && errno == EEXIST) {
+    if (!open_read_pipe()) file_ = open_output(path_, flags | O_CREAT);
+  }
   TESSERA_CHECK(file_ >= 0, full_disk_or(errno, ErrorCode::configuration),
                 "{}: {} cannot be written: {}", key_, path_.string(),
                 describe_errno("open", errno));
 }
 
-// A process that could read its own pipe would fill it and wait for ever when the reader has ended;
-// one that only writes gets EPIPE. Without a reader no process can open the pipe to write alone,
-// and the log holds both ends, so that the run goes on until the pipe is full. A descriptor of the
-// caller's (/dev/stdout) that only writes stays.
-void LogFile::open_pipe() {
-  if ((::fcntl(file_, F_GETFL) & O_ACCMODE) != O_RDWR) return;
-  const int place = reopened(file_, O_PATH);
-  ::close(file_);  // it would count as a reader
-  file_ = reopened(place, O_WRONLY | O_APPEND | O_NONBLOCK);
-  awaits_reader_ = file_ < 0;
-  if (awaits_reader_) file_ = reopened(place, O_RDWR | O_APPEND);
-  const int reason = errno;
-  ::close(place);
-  TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}: {} cannot be written: {}", key_,
-                path_.string(), describe_errno("open", reason));
-  if (!awaits_reader_) TESSERA_SYSTEM(::fcntl(file_, F_SETFL, O_APPEND));  // no O_NONBLOCK
+// Opens a pipe that has a reader. A process that could read its own pipe would fill it and wait for
+// ever when the reader has ended; one that only writes gets EPIPE. Without a reader no process can
+// open the pipe to write alone, and the log holds both ends, so that the run goes on until the pipe
+// is full. Both ends are not opened first: they would wake a reader that waits for a writer, and
+// closing them would end its file.
+bool LogFile::open_read_pipe() {
+  std::error_code unknown;
+  if (is_stream_name(path_) || !std::filesystem::is_fifo(path_, unknown)) return false;
+  const int writing = open_output(path_, O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK);
+  if (writing < 0) return false;
+  file_ = writing;
+  TESSERA_SYSTEM(::fcntl(file_, F_SETFL, O_APPEND));  // no O_NONBLOCK
+  return true;
 }
 
 // A reader has been there if bytes are no longer in the pipe.

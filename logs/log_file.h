@@ -45,7 +45,7 @@ class LogFile {
 
  private:
   void open_file();
-  void open_pipe();
+  bool open_read_pipe();
   void look_for_reader();
   void lock() const;
   void rename_aside();

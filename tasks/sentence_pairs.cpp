@@ -252,7 +252,7 @@ class SentencePairsTask final : public ModelTask {
                   "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
                   options_.source, model.vocabulary(), options_.tokenizer->vocabulary_size(),
                   options_.tokenizer->name());
-    if (evaluates_encoded()) model.check_prompt(model.prompt());
+    if (evaluates_encoded()) model.check_prompt(model.prompt(), options_.source);
     length_ = options_.seq_len.value_or(model.max_seq_length());
     tokens_ = {options_.tokenizer, length_, model.do_lower_case()};
     TESSERA_CHECK(length_ <= model.positions(), ErrorCode::configuration,

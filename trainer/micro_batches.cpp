@@ -124,7 +124,9 @@ std::optional<Trainer::MicroBatch> Trainer::take_batches(tasks::DataPosition& da
   if (task_->weighs_batches()) weighed = take_weighed_batches(data);
   finish_measured_work(context_, *shares_);
   const auto begin = Clock::now();
-  const double waited_before = waited_seconds();
+  // The clock of the waits is that of a GPU's queue, which reading it waits for.
+  const bool timed = shares_->are_asked();
+  const double waited_before = timed ? waited_seconds() : 0;
   Clock::duration looking{};
   for (std::int64_t micro = 0; micro < accumulated; ++micro) {
     std::optional<ShardedModel::NoSync> local_only;
@@ -143,7 +145,7 @@ std::optional<Trainer::MicroBatch> Trainer::take_batches(tasks::DataPosition& da
   }
   finish_measured_work(context_, *shares_);
   const std::chrono::duration<double> taken = Clock::now() - begin - looking;
-  mine.compute_s = std::max(taken.count() - (waited_seconds() - waited_before), 0.0);
+  if (timed) mine.compute_s = std::max(taken.count() - (waited_seconds() - waited_before), 0.0);
   return mine;
 }
 

@@ -117,12 +117,8 @@ void check_muon(const RecipeRun& run) {
 
 // On a GPU `host` offloads, and on the CPU it changes nothing: the recipe alone does not say.
 void check_offload(const RecipeRun& run) {
-  const OptimizerRow& row = row_of(run.recipe.train.optimizer);
   const OffloadOptions offload = offload_options(run.recipe).on(run.context.device().stands_for());
-  check_key(row.offloads || !offload.uses_host(), run.recipe, "train.optimizer",
-            "{} keeps parameters, gradients and moments on the GPU; leave sharding.offload out, or "
-            "take adamw",
-            row.name);
+  check_offloads(run.recipe, offload.uses_host(), "on the GPU");
 }
 
 std::optional<nn::LoraOptions> adapter_of(const Recipe& recipe) {

@@ -136,7 +136,7 @@ EncoderTeacher::EncoderTeacher(const Recipe& recipe, const Context& context)
   tokens_ = {tokenizers::load_tokenizer(name), encoder().max_seq_length(),
              encoder().do_lower_case(),
              recipe.train.teacher_states.empty() ? encoder().prompt() : std::string()};
-  encoder().check_prompt(tokens_.prompt);
+  at_key(recipe, teacher_key, [&] { encoder().check_prompt(tokens_.prompt); });
   if (context.device().is_planned()) return;
   check_vocabulary(fmt::format("{}: {}", where(recipe, teacher_key), teacher_key),
                    std::string(tokens_.tokenizer->name()), tokens_.tokenizer->vocabulary_size(),

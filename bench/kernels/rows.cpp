@@ -124,12 +124,6 @@ double processor_seconds_of(const std::function<void()>& run) {
   return now() - start;
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 void* Memory::random(std::int64_t count, DType dtype) {
   void* place = zeros(count * static_cast<std::int64_t>(size_of(dtype)));
   kernels::cpu::random_fill({.out = place,

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/harness/median.h"
 #include "kernels/registry.h"
 
 namespace tessera::bench {
@@ -18,7 +19,6 @@ namespace tessera::bench {
 // The processor time of one call on the calling thread; time that other programs take does not
 // count.
 double processor_seconds_of(const std::function<void()>& run);
-double median(std::vector<double> values);
 
 // The memory of one row; it is freed when the row is done.
 class Memory {

@@ -20,7 +20,7 @@
 
 #include "base/error.h"
 #include "base/host_memory.h"
-#include "bench/programs/median.h"
+#include "bench/harness/median.h"
 #include "bench/programs/options.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/io/file.h"

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bench/programs/median.h"
+#include "bench/harness/median.h"
 #include "bench/programs/options.h"
 #include "engine/device/backend.h"
 #include "engine/device/memory.h"

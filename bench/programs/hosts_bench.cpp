@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
-#include "bench/programs/median.h"
+#include "bench/harness/median.h"
 #include "bench/programs/options.h"
 #include "comm/control/wire.h"
 #include "comm/nodes/tcp/own_address.h"

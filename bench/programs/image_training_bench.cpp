@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/programs/median.h"
+#include "bench/harness/median.h"
 #include "bench/programs/options.h"
 #include "tessera/models/vit.h"
 #include "tessera/tessera.h"

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bench/programs/median.h"
+#include "bench/harness/median.h"
 #include "bench/programs/options.h"
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"

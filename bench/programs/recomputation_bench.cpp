@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "bench/programs/median.h"
+#include "bench/harness/median.h"
 #include "bench/programs/options.h"
 #include "engine/device/memory.h"
 #include "engine/random.h"

@@ -3,8 +3,8 @@
 //   train_step_bench [--rounds N] [--dtype float32|bfloat16] [--json FILE]
 // The model is the GPT of 6 layers, 384 wide, 6 heads, 256 tokens, batch 8, byte vocabulary, tied
 // head; AdamW, clipping. The products are oneDNN's: forward, data and weight gradient of every
-// linear layer and the head, and half of attention's seven products (causal). If oneDNN has no
-// bfloat16 products for the processor, float32 is used in both cases.
+// linear layer and the head, and half of attention's seven products (causal). If its
+// bfloat16 products are no faster on the processor, float32 is used in both cases.
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -19,7 +19,7 @@
 
 #include "base/parallel.h"
 #include "bench/harness/bare_products.h"
-#include "bench/programs/median.h"
+#include "bench/harness/median.h"
 #include "bench/programs/options.h"
 #include "engine/device/memory.h"
 #include "engine/device/memory_step.h"

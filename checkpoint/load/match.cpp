@@ -37,6 +37,8 @@ void compare(const LogicalTensor& wanted, const StoredTensor& stored, std::strin
 }
 
 constexpr std::string_view moment_numbers = ".exp_avg", moment_codes = ".exp_avg_8bit";
+// What AdamW has beside them. Lion and Muon have moments of these names without it.
+constexpr std::string_view squares = ".exp_avg_sq", square_codes = ".exp_avg_sq_8bit";
 
 // A run whose AdamW moments have 8 bits and a checkpoint whose moments do not, or the reverse, for
 // all parameters or for those of some sizes. Empty: neither.
@@ -47,13 +49,22 @@ std::string other_moments(const std::vector<LogicalTensor>& wanted, const Catalo
   const bool has_codes = std::any_of(stored.begin(), stored.end(), [](const auto& tensor) {
     return tensor.first.ends_with(moment_codes);
   });
+  const auto trains_by_adamw = [&wanted](const std::string& parameter) {
+    return std::any_of(wanted.begin(), wanted.end(), [&](const auto& tensor) {
+      return tensor.name == parameter + std::string(squares) ||
+             tensor.name == parameter + std::string(square_codes);
+    });
+  };
   for (const LogicalTensor& tensor : wanted) {
     for (const bool to_codes : {true, false}) {
       const std::string_view own = to_codes ? moment_codes : moment_numbers;
       if (!tensor.name.ends_with(own) || stored.contains(tensor.name)) continue;
       const std::string parameter = tensor.name.substr(0, tensor.name.size() - own.size());
-      if (!stored.contains(parameter + std::string(to_codes ? moment_numbers : moment_codes)))
-        continue;
+      const auto has = [&](std::string_view state) {
+        return stored.contains(parameter + std::string(state));
+      };
+      if (!has(to_codes ? moment_numbers : moment_codes)) continue;
+      if (!has(to_codes ? squares : square_codes) || !trains_by_adamw(parameter)) continue;
       const std::string way = wants_codes && has_codes
                                   ? "set train.adamw8bit.min_size to that of the checkpoint; "
                                     "`tessera convert` has 4096"
@@ -62,7 +73,8 @@ std::string other_moments(const std::vector<LogicalTensor>& wanted, const Catalo
                                         "OUT --to full --moments {}`",
                                         to_codes ? "8bit" : "fp32");
       return fmt::format("the moments of '{}' have {} and this run's have {} ({})", parameter,
-                         to_codes ? "16 or 32 bits" : "8 bits", to_codes ? "8 bits" : "32 bits",
+                         to_codes ? "16 or 32 bits" : "8 bits",
+                         to_codes ? "8 bits" : fmt::format("{} bits", 8 * size_of(tensor.dtype)),
                          way);
     }
   }

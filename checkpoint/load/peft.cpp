@@ -272,16 +272,12 @@ void load_peft_tensors(const std::string& folder, std::vector<LogicalTensor>& te
   });
 }
 
-std::string peft_name_of(const std::string& name, bool trained) {
-  if (!trained) return {};
-  return is_lora_parameter(name) ? std::string(peft_prefix) + name : name;
-}
-
 std::function<std::string(const std::string& name, bool trained)> peft_names(
     std::vector<std::string> modules_to_save) {
   return [modules = std::move(modules_to_save)](const std::string& name, bool trained) {
-    if (trained && is_in_module_to_save(name, modules)) return std::string(peft_prefix) + name;
-    return peft_name_of(name, trained);
+    if (!trained) return std::string();
+    const bool is_pefts = is_lora_parameter(name) || is_in_module_to_save(name, modules);
+    return is_pefts ? std::string(peft_prefix) + name : name;
   };
 }
 

@@ -74,9 +74,8 @@ void load_peft_tensors(const std::string& folder, std::vector<LogicalTensor>& te
                        const std::function<std::vector<std::string>(const std::string&)>& names);
 
 // For SaveOptions::names: a checkpoint of a model with adapters holds the adapters, under PEFT's
-// names, and other trained parameters, but not the base.
-std::string peft_name_of(const std::string& name, bool trained);
-// The same with LoraOptions::modules_to_save, whose parameters have PEFT's names, too.
+// names, and other trained parameters, but not the base. Parameters of LoraOptions::modules_to_save
+// have PEFT's names, too.
 std::function<std::string(const std::string& name, bool trained)> peft_names(
     std::vector<std::string> modules_to_save);
 

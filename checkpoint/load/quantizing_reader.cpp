@@ -2,6 +2,8 @@
 #include "checkpoint/load/quantizing_reader.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -16,6 +18,14 @@ namespace {
 
 constexpr std::int64_t quantized_slice = std::int64_t{1} << 18;  // elements at a time
 
+[[noreturn]] void fail_as_not_finite(const std::string& name) {
+  fail(
+      ErrorCode::checkpoint,
+      "'{}' has an element that is not finite and cannot be quantised; the file is damaged, or its "
+      "training has failed",
+      name);
+}
+
 }  // namespace
 
 QuantizingReader::QuantizingReader(std::string name, const QuantizedFrom& matrix, DType stored,
@@ -28,6 +38,8 @@ QuantizingReader::QuantizingReader(std::string name, const QuantizedFrom& matrix
       read_(std::move(read)) {
   TESSERA_REQUIRE(matrix.shape.size() == 2 && can_quantize(rows_, columns_) && is_floating(stored),
                   "'{}' cannot be quantised", name_);
+  const std::int64_t scales = format_ == QuantizedFormat::nf4 ? elements() / nf4_block : rows_;
+  known_.assign(static_cast<std::size_t>(scales), -1.0f);
 }
 
 std::int64_t QuantizingReader::bytes() const {
@@ -47,29 +59,32 @@ const float* QuantizingReader::load(std::int64_t first, std::int64_t count) {
   return values_.data();
 }
 
-void QuantizingReader::encode(std::int64_t first_block, std::int64_t blocks, std::byte* codes,
-                              float* scales) {
+void QuantizingReader::encode(std::int64_t first_block, std::int64_t blocks, std::byte* codes) {
   const float* const values = load(first_block * nf4_block, blocks * nf4_block);
-  kernels::cpu::encode_nf4(values, codes, scales, blocks);
+  float* const largest = known_.data() + first_block;
+  kernels::cpu::encode_nf4(values, codes, largest, blocks);
   const auto is_finite = [](float scale) { return std::isfinite(scale); };
-  TESSERA_CHECK(std::all_of(scales, scales + blocks, is_finite), ErrorCode::checkpoint,
-                "'{}' has an element that is not finite and cannot be quantised; the file is "
-                "damaged, or its training has failed",
-                name_);
+  if (!std::all_of(largest, largest + blocks, is_finite)) fail_as_not_finite(name_);
 }
 
-// All blocks are encoded for their largest magnitudes; the codes are dropped.
+// Blocks whose codes were read before are not encoded again; the codes of others are dropped.
 const std::vector<std::byte>& QuantizingReader::scales() {
   if (!scales_.empty()) return scales_;
   const Nf4Layout layout(elements());
   constexpr std::int64_t step = quantized_slice / nf4_block;
   std::vector<std::byte> codes(static_cast<std::size_t>(quantized_slice / 2));
-  std::vector<float> largest(static_cast<std::size_t>(layout.blocks));
-  for (std::int64_t block = 0; block < layout.blocks; block += step) {
-    encode(block, std::min(step, layout.blocks - block), codes.data(), largest.data() + block);
+  const auto is_known = [](float largest) { return largest >= 0; };
+  for (auto from = known_.begin(); from != known_.end();) {
+    from = std::find_if_not(from, known_.end(), is_known);
+    const auto end = std::find_if(from, known_.end(), is_known);
+    while (from != end) {
+      const std::int64_t blocks = std::min<std::int64_t>(step, end - from);
+      encode(from - known_.begin(), blocks, codes.data());
+      from += blocks;
+    }
   }
   std::vector<std::byte> scales(static_cast<std::size_t>(layout.bytes - layout.scale_codes));
-  kernels::cpu::encode_nf4_scales(largest.data(), elements(), scales.data());
+  kernels::cpu::encode_nf4_scales(known_.data(), elements(), scales.data());
   scales_ = std::move(scales);
   return scales_;
 }
@@ -79,15 +94,13 @@ void QuantizingReader::read_nf4(std::int64_t first, std::int64_t count, std::byt
   constexpr std::int64_t bytes_of_block = nf4_block / 2;
   constexpr std::int64_t step = quantized_slice / nf4_block;
   std::vector<std::byte> codes;
-  std::vector<float> largest;
   const std::int64_t end = first + count;
   while (first < std::min(end, layout.scale_codes)) {
     const std::int64_t block = first / bytes_of_block;
     const std::int64_t last = (std::min(end, layout.scale_codes) - 1) / bytes_of_block;
     const std::int64_t blocks = std::min(step, last + 1 - block);
     codes.resize(static_cast<std::size_t>(blocks * bytes_of_block));
-    largest.resize(static_cast<std::size_t>(blocks));
-    encode(block, blocks, codes.data(), largest.data());
+    encode(block, blocks, codes.data());
     const std::int64_t skip = first - block * bytes_of_block;
     const std::int64_t part = std::min(end, (block + blocks) * bytes_of_block) - first;
     std::memcpy(out, codes.data() + skip, static_cast<std::size_t>(part));
@@ -99,36 +112,44 @@ void QuantizingReader::read_nf4(std::int64_t first, std::int64_t count, std::byt
               static_cast<std::size_t>(end - first));
 }
 
-float QuantizingReader::encode_row(std::int64_t row, std::byte* codes) {
+void QuantizingReader::encode_row(std::int64_t row, std::byte* codes) {
   const float scale =
       kernels::cpu::encode_int8_row(load(row * columns_, columns_), codes, columns_);
-  TESSERA_CHECK(std::isfinite(scale), ErrorCode::checkpoint,
-                "'{}' has an element that is not finite and cannot be quantised; the file is "
-                "damaged, or its training has failed",
-                name_);
+  if (!std::isfinite(scale)) fail_as_not_finite(name_);
+  known_[static_cast<std::size_t>(row)] = scale;
+}
+
+float QuantizingReader::scale_of_row(std::int64_t row) {
+  const float& scale = known_[static_cast<std::size_t>(row)];
+  if (scale < 0) {
+    row_index_ = -1;
+    encode_row(row, row_.data());
+    row_index_ = row;
+  }
   return scale;
 }
 
 // A row is encoded as a whole, for its scale.
 void QuantizingReader::read_int8(std::int64_t first, std::int64_t count, std::byte* out) {
-  const auto columns = static_cast<std::size_t>(columns_);
-  row_.resize(columns + 4);
-  const auto loaded = [&](std::int64_t row) {
-    if (row == row_index_) return row_.data();
-    row_index_ = -1;
-    const float scale = encode_row(row, row_.data());
-    std::memcpy(row_.data() + columns, &scale, sizeof(scale));
-    row_index_ = row;
-    return row_.data();
-  };
-  for (const std::int64_t end = first + count; first < end;) {
-    const bool of_codes = first < elements();
-    const std::int64_t length = of_codes ? columns_ : 4;
-    const std::int64_t place = of_codes ? first : first - elements();
-    const std::int64_t skip = place % length;
-    const std::int64_t part = std::min(length - skip, end - first);
-    const std::byte* const from = loaded(place / length) + (of_codes ? 0 : columns_);
-    std::memcpy(out, from + skip, static_cast<std::size_t>(part));
+  row_.resize(static_cast<std::size_t>(columns_));
+  const std::int64_t end = first + count;
+  while (first < std::min(end, elements())) {
+    const std::int64_t row = first / columns_, skip = first % columns_;
+    const std::int64_t part = std::min(columns_ - skip, end - first);
+    if (row != row_index_) {
+      row_index_ = -1;
+      encode_row(row, row_.data());
+      row_index_ = row;
+    }
+    std::memcpy(out, row_.data() + skip, static_cast<std::size_t>(part));
+    out += part;
+    first += part;
+  }
+  while (first < end) {
+    const std::int64_t place = first - elements(), skip = place % 4;
+    const std::int64_t part = std::min(4 - skip, end - first);
+    const auto bytes = std::bit_cast<std::array<std::byte, 4>>(scale_of_row(place / 4));
+    std::memcpy(out, bytes.data() + skip, static_cast<std::size_t>(part));
     out += part;
     first += part;
   }
@@ -169,7 +190,9 @@ void QuantizingReader::read_numbers(std::int64_t first, std::int64_t count, floa
   for (const std::int64_t end = first + count; first < end;) {
     const std::int64_t skip = first % columns_;
     const std::int64_t part = std::min(columns_ - skip, end - first);
-    const float scale = encode_row(first / columns_, codes.data());
+    const std::int64_t row = first / columns_;
+    encode_row(row, codes.data());
+    const float scale = known_[static_cast<std::size_t>(row)];
     for (std::int64_t i = 0; i < part; ++i) {
       const auto code = std::to_integer<std::int8_t>(codes[static_cast<std::size_t>(skip + i)]);
       *out++ = static_cast<float>(code) * scale;

@@ -34,12 +34,13 @@ class QuantizingReader {
  private:
   [[nodiscard]] std::int64_t elements() const { return rows_ * columns_; }
   const float* load(std::int64_t first, std::int64_t count);
-  void encode(std::int64_t first_block, std::int64_t blocks, std::byte* codes, float* scales);
+  void encode(std::int64_t first_block, std::int64_t blocks, std::byte* codes);
   [[nodiscard]] const std::vector<std::byte>& scales();
   void read_nf4(std::int64_t first, std::int64_t count, std::byte* out);
   void read_nf4_numbers(std::int64_t first, std::int64_t count, float* out);
   void read_int8(std::int64_t first, std::int64_t count, std::byte* out);
-  float encode_row(std::int64_t row, std::byte* codes);
+  void encode_row(std::int64_t row, std::byte* codes);
+  [[nodiscard]] float scale_of_row(std::int64_t row);
 
   std::string name_;
   QuantizedFormat format_;
@@ -48,8 +49,10 @@ class QuantizingReader {
   ReadElements read_;
   std::vector<std::byte> raw_;
   std::vector<float> values_;
+  // The largest magnitude of each block, or the scale of each row; negative until it is encoded.
+  std::vector<float> known_;
   std::vector<std::byte> scales_;  // nf4: all that follows the codes of elements
-  std::vector<std::byte> row_;     // int8: the codes of row_index_, and its scale
+  std::vector<std::byte> row_;     // int8: the codes of row_index_
   std::int64_t row_index_ = -1;
 };
 

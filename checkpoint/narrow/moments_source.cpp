@@ -15,6 +15,7 @@
 #include "base/counted.h"
 #include "base/eight_bit.h"
 #include "base/error.h"
+#include "engine/optim/adamw_8bit.h"
 #include "kernels/registry.h"
 
 namespace tessera::checkpoint {
@@ -24,7 +25,7 @@ using formats::Contents;
 using formats::Part;
 using formats::TensorInfo;
 
-constexpr std::int64_t least_elements = 4096;
+const std::int64_t least_elements = optim::AdamW8BitOptions{}.min_8bit_size;
 // Blocks that are converted at a time. Codes and scales lie in one file, whose checksums are those
 // of large chunks: short reads in turns would verify a chunk for each of them.
 constexpr std::int64_t blocks_of_run = 4096;

@@ -50,7 +50,10 @@ Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device,
                   "from_blob: memory that is not aligned for {}", name_of(dtype));
   const std::size_t bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
   auto storage = Storage::lent(bytes, device, std::string(Storage::foreign_lender));
-  storage->attach(static_cast<std::byte*>(data));
+  // A tensor without elements may come without memory; a storage without memory is a shard's.
+  static std::max_align_t none;
+  storage->attach(data != nullptr ? static_cast<std::byte*>(data)
+                                  : reinterpret_cast<std::byte*>(&none));
   Storage* const address = storage.get();
   const auto memory = std::make_shared<ForeignMemory>(std::move(storage), std::move(release));
   return Tensor::view_of({memory, address}, 0, shape, dtype);

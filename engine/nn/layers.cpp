@@ -40,6 +40,7 @@ Tensor LinearImpl::weight() const {
 }
 
 bool LinearImpl::round_weight(WeightRounding rounding) {
+  TESSERA_REQUIRE(!quantized_, "this linear layer's weight is quantised already");
   const std::int64_t in = weight_shape_[layout() == WeightLayout::out_in ? 1 : 0];
   if (in % rounded_together != 0) return false;
   rounding_ = rounding;

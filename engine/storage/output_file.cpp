@@ -46,10 +46,6 @@ std::optional<int> named_descriptor(const fs::path& path) {
   return std::nullopt;
 }
 
-bool is_stream_name(const fs::path& path) {
-  return named_descriptor(path).has_value();
-}
-
 // The text of a symbolic link, or nothing if `path` is not one. Owner and text are those of one
 // inode, whatever the name refers to later.
 std::optional<fs::path> text_of_link(const fs::path& path) {
@@ -152,6 +148,10 @@ void write_stream(const std::string& what, const fs::path& path, std::string_vie
 }
 
 }  // namespace
+
+bool is_stream_name(const fs::path& path) {
+  return named_descriptor(path).has_value();
+}
 
 void require_file_name(const std::string& what, const fs::path& path) {
   TESSERA_CHECK(

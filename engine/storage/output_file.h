@@ -20,6 +20,8 @@ void check_output(const std::string& what, const std::filesystem::path& path);
 // Error of full_disk_or_runtime() if the file system refuses the bytes; the old file then stays.
 void write_output(const std::string& what, const std::filesystem::path& path,
                   std::string_view text);
+// True for /dev/stdout and the like, which name a descriptor of the process.
+bool is_stream_name(const std::filesystem::path& path);
 // True if the path takes text and is not replaced.
 bool is_stream(const std::filesystem::path& path);
 // The file that write_output() replaces: where `path` is a link, its target, which need not exist.

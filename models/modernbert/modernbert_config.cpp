@@ -113,6 +113,8 @@ json ModernBertConfig::to_json(DType weights) const {
   json config = json::parse(original);
   table().write(*this, config);
   complete_config(config, "ModernBertModel", "modernbert", weights);
+  // transformers' default may lie outside the vocabulary.
+  if (!config.contains("pad_token_id")) config["pad_token_id"] = nullptr;
   return config;
 }
 

@@ -33,12 +33,13 @@ Tensor SentenceEncoder::forward(const TokenBatch& tokens) const {
   return x.dtype() == float64 ? x : cast(x, float32);
 }
 
-void SentenceEncoder::check_prompt(const std::string& prompt) const {
+void SentenceEncoder::check_prompt(const std::string& prompt, const std::string& place) const {
   TESSERA_CHECK(
       prompt.empty() || parts_.pools_prompts, ErrorCode::configuration,
-      "the prompt '{}': the model's Pooling has include_prompt false, which leaves out the "
-      "tokens of prompts and is not supported; encode without a prompt",
-      prompt);
+      "{}{}the prompt '{}': the model's Pooling has include_prompt false, which leaves out the "
+      "tokens of prompts and is not supported; encode without a prompt, and without "
+      "default_prompt_name in its config_sentence_transformers.json",
+      place, place.empty() ? "" : ": ", prompt);
 }
 
 std::int64_t SentenceEncoder::embedding_width() const {

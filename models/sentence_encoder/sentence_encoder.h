@@ -58,8 +58,8 @@ class SentenceEncoder : public Model {
   // Sentence Transformers; usually empty.
   [[nodiscard]] const std::string& prompt() const { return parts_.prompt; }
   // Error(configuration) for a prompt, unless it is empty, where the folder's pooling would have to
-  // leave out its tokens.
-  void check_prompt(const std::string& prompt) const;
+  // leave out its tokens. The message begins with `place`.
+  void check_prompt(const std::string& prompt, const std::string& place = "") const;
   // The numbers of an encoded text: dimension(), or fewer where the folder has truncate_dim.
   [[nodiscard]] std::int64_t embedding_width() const;
   // The first embedding_width() numbers of each row of forward().

@@ -229,17 +229,19 @@ def run(arguments: Sequence[str], renamed: Mapping[str, str] | None = None) -> s
 def report_and_text(
     arguments: Sequence[str],
     folder: pathlib.Path,
-    answers: Sequence[int] = (),
+    answers: Sequence[int] | None = (),
     renamed: Mapping[str, str] | None = None,
     file: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, str]:
     """Runs a command with --json and returns its report and what it printed, also if it ends with one of `answers`: codes
-    by which the command says "no" after it has written the report. The report is in `folder`, or in `file`, where it
-    stays."""
+    by which the command says "no" after it has written the report; None: every code but a signal's. The report is in
+    `folder`, or in `file`, where it stays."""
     place = folder / "report.json" if file is None else pathlib.Path(file)
+    before = place.stat().st_mtime_ns if place.exists() else None
     child = Child([*arguments, f"--json={place}"], renamed)
     code = child.wait()
-    if code != 0 and not (code in answers and place.exists()):
+    is_answer = 0 < code < 128 if answers is None else code in answers
+    if code != 0 and not (is_answer and place.exists() and place.stat().st_mtime_ns != before):
         raise child.error(code)
     return json.loads(child.rename(place.read_text(encoding="utf-8"))), child.printed
 

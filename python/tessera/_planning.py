@@ -31,8 +31,8 @@ def plan(recipe: Recipe, **keywords: Unpack[PlanOptions]) -> Plan:
 
 def bench(recipe: Recipe, *, file: Path | None = None, **keywords: Unpack[BenchOptions]) -> Bench:
     """Measures strategies. With `file` the report stays there, and rows that it has are not measured again; the recipe
-    is then a file, too, because the report names it. With
-    `compare`, `regressions` are the rows that are slower than in that report."""
+    is then a file, too, because the report names it. Rows that were refused, failed or do not fit have no figures but
+    `status` and `reason`. With `compare`, `regressions` are the rows that are slower than in that report."""
     words = options("bench", keywords, OPTIONS["bench"])
     if file is not None and isinstance(recipe, Mapping):
         raise ValueError("bench(): with `file` give the path of a recipe, not a dictionary: the report names it")
@@ -41,6 +41,6 @@ def bench(recipe: Recipe, *, file: Path | None = None, **keywords: Unpack[BenchO
     with scratch() as folder:
         name, names = recipe_file(recipe, folder)
         stays = None if file is None else path_of(file)
-        measured, text = report_and_text(["bench", name, *words], folder, [SLOWER], names, stays)
+        measured, text = report_and_text(["bench", name, *words], folder, None, names, stays)
     found = [line.removeprefix(REGRESSION) for line in text.splitlines() if line.startswith(REGRESSION)]
     return cast(Bench, {**measured, "regressions": found})

@@ -9,7 +9,9 @@ import pathlib
 # What the program opens at run time, for GPUs.
 LIBRARIES = ("libcublasLt.so.*", "libcudnn.so.*", "libnccl.so.*")
 # A launcher's variables: this process may be a rank of something else, and the program's ranks are its own.
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Without the rank's variable of Open MPI, MPICH or Slurm the program does not look at the others.
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+             "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def program() -> str:

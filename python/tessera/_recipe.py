@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Union
 
-from ._arguments import path_of, plain
+from ._arguments import path_of, text_of
 
 Recipe = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 NAME = "recipe"  # what messages call a recipe without a file
@@ -19,5 +18,5 @@ def recipe_file(recipe: Recipe, folder: pathlib.Path) -> tuple[str, dict[str, st
     if not isinstance(recipe, Mapping):
         return path_of(recipe), {}
     file = folder / "recipe.json"
-    file.write_text(json.dumps(recipe, default=plain, allow_nan=False), encoding="utf-8")
+    file.write_text(text_of(recipe), encoding="utf-8")
     return str(file), {f"recipe {file}": NAME, f"{file}:1": NAME, str(file): NAME}

@@ -40,7 +40,10 @@ class StrategyPlan(TypedDict, total=False):
     strategy: str
     group_size: int | None
     bytes: Bytes
+    in_files: dict[str, int]
+    on_host: dict[str, int]
     cached: int
+    by_samples: list[dict[str, Any]]
     placed: Placed
     peak: Peak
     collectives: list[Collective]
@@ -195,7 +198,7 @@ class Evaluation(TypedDict):
     format: str
     task: str
     samples: int
-    numbers: dict[str, float]
+    numbers: dict[str, float | None]
 
 
 class Generation(TypedDict):

@@ -78,7 +78,7 @@ struct LeakyRelu final : OwnOp {
            floats_of(call.input_gradients[1]), n);
   }
 
-  // What kernel<<<blocks, threads, 0, stream>>>(arguments...) is under nvcc.
+  // Stands for nvcc's kernel<<<blocks, threads, 0, stream>>>(arguments...).
   template <class... Arguments>
   static void launch(void* stream, std::int64_t n, void (*kernel)(Arguments...),
                      Arguments... arguments) {

@@ -134,7 +134,7 @@ def test_follows_its_formula(tessera, tmp_path, text, ranks):
     assert theirs[-1] < 0.8 * theirs[0], "the loss should have fallen"
     # A number near the middle of two values has either code, so the curves part slowly; where the
     # loss jumps, single steps differ by 1e-2 on some processors, and the mean does not.
-    assert ours[:20] == pytest.approx(theirs[:20], rel=1e-4)
+    assert ours[:20] == pytest.approx(theirs[:20], rel=1e-5)  # 1.7e-5 if the decay came after the step
     assert ours[:MIDDLE] == pytest.approx(theirs[:MIDDLE], rel=1e-3)
     assert sum(ours[MIDDLE:]) == pytest.approx(sum(theirs[MIDDLE:]), rel=2e-3)
 
@@ -155,7 +155,7 @@ def test_follows_its_formula(tessera, tmp_path, text, ranks):
             codes[:count] = saved[f"{mine}_8bit"].numpy().reshape(-1)
             got = decode(codes, saved[f"{mine}_scale"].numpy(), values, count)
             wanted = decode(*optimizer.middle[parameter][key], values, count)
-            assert numpy.linalg.norm(got - wanted) < 0.1 * numpy.linalg.norm(wanted), (name, mine)
+            assert numpy.linalg.norm(got - wanted) < 0.05 * numpy.linalg.norm(wanted), (name, mine)
     assert narrow > 0
 
 
@@ -182,5 +182,6 @@ def test_is_near_bitsandbytes(tessera, tmp_path, text):
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"bitsandbytes' 8-bit optimizer does not run on this CPU: {error}")
     ours = train_in_tessera(tessera, tmp_path / "start", text, 2)
-    # It decays after the step, and rounds small second moments to 0. Measured below 5e-3.
-    assert largest_difference(ours, theirs) < 5e-3
+    # It decays after the step, and rounds small second moments to 0.
+    assert ours[:MIDDLE] == pytest.approx(theirs[:MIDDLE], rel=1e-3)
+    assert sum(ours[MIDDLE:]) == pytest.approx(sum(theirs[MIDDLE:]), rel=2e-3)

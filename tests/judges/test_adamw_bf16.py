@@ -53,12 +53,12 @@ def test_is_near_torch_s_adamw(tessera, tmp_path, text, ranks):
     theirs, moments = train_in_torch(model, text)
     assert len(ours) == STEPS
     assert theirs[-1] < 0.8 * theirs[0], "the loss should have fallen"
-    assert max(abs(a - b) / b for a, b in zip(ours, theirs)) < 0.02
+    assert max(abs(a - b) / b for a, b in zip(ours, theirs)) < 2e-3  # measured: 1.1e-3; 2.9e-3 with rounding to nearest
 
     tessera.run("convert", tmp_path / "out", tmp_path / "torch.pt", "--to", "torch")
     state = torch.load(tmp_path / "torch.pt", weights_only=True)["optimizer"]["state"]
     mine = sum(state[name]["exp_avg_sq"].double().sum().item() for name in moments)
     torchs = sum(moment["exp_avg_sq"].double().sum().item() for moment in moments.values())
     assert all(state[name]["exp_avg_sq"].dtype == torch.bfloat16 for name in moments)
-    # Without the random rounding, second moments would stop growing at a part of their values.
-    assert mine == pytest.approx(torchs, rel=0.05)
+    # Rounded to nearest, they are 0.7 % larger.
+    assert mine == pytest.approx(torchs, rel=2e-3)  # measured: 4e-4

@@ -94,6 +94,22 @@ TEST(MetricsOption, ARunSavesAndEndsWithTheReaderOfItsPipe) {
   EXPECT_NE(program.err().find("EPIPE"), std::string::npos) << program.err();
 }
 
+// The run must not end the file of a reader that waits for a writer.
+TEST(MetricsOption, AReaderThatWaitsForTheRunGetsAllLines) {
+  const TrainingFolder folder;
+  const std::string path = folder.path("pipe");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  std::string lines;
+  std::thread reader([&] {
+    std::ifstream pipe(path);  // waits
+    lines.assign(std::istreambuf_iterator<char>(pipe), {});
+  });
+  const testing::Ended ended = testing::run_program(with_metrics(folder.small(), path));
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  reader.join();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 3) << lines;
+}
+
 // Before it no reader could have ended.
 TEST(MetricsOption, ARunGoesOnBeforeItsPipeHasAReader) {
   const TrainingFolder folder;

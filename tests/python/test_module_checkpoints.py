@@ -33,6 +33,24 @@ def test_bench(folder):  # noqa: F811
     assert again["rows"] == report["rows"] and len(again["regressions"]) == 1
 
 
+def test_bench_returns_rows_without_figures(folder):  # noqa: F811
+    options = {"strategies": ["none"], "world_sizes": [1], "steps": 1, "rounds": 1, "warmup": 0}
+    report = tessera.bench(recipe(), device_memory="1KB", **options)
+    assert [row["status"] == "measured" for row in report["rows"]] == [False]
+    assert all(row["reason"] for row in report["rows"])
+    # A report of an earlier call is not that of one which fails.
+    (folder / "recipe.json").write_text(json.dumps(recipe()), encoding="utf-8")
+    (folder / "old.json").write_text(json.dumps(report), encoding="utf-8")
+    (folder / "wrong.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(tessera.Error):
+        tessera.bench("wrong.json", file="old.json", **options)
+
+
+def test_a_recipe_has_any_character(folder):  # noqa: F811
+    made = recipe(data={"train": "t\u00e9\U0001f600.txt"})
+    assert tessera.plan(made)["format"]
+
+
 def test_checkpoints(folder):  # noqa: F811
     tessera.train(recipe(checkpoint={"dir": "out"}))
     done = tessera.convert("out", folder / "hf", to="hf", verify=True)

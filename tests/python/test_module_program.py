@@ -90,6 +90,17 @@ def test_a_launchers_variables_stay_here(monkeypatch, folder):  # noqa: F811
     assert tessera.train(recipe(train={"steps": 1})).metrics["step"] == 1
 
 
+@pytest.mark.parametrize("rank", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
+def test_bench_is_no_rank_of_a_launcher(monkeypatch, folder, rank):  # noqa: F811
+    sizes = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE",
+             "SLURM_PROCID": "SLURM_NTASKS"}
+    monkeypatch.setenv(rank, "1")
+    monkeypatch.setenv(sizes[rank], "2")
+    options = {"strategies": ["none"], "world_sizes": [1], "steps": 1, "rounds": 1, "warmup": 0}
+    (row,) = tessera.bench(recipe(), **options)["rows"]
+    assert row["status"] == "measured"
+
+
 def test_errors_by_exit_code():
     for code, kind in CLASSES.items():
         error = error_of(code, ["a note", "tessera: error: it fails", "  with more"], ["tessera", "x"])

@@ -134,12 +134,22 @@ std::string names_of_rows(bool OptimizerRow::*has) {
 
 }  // namespace
 
+void check_offloads(const Recipe& recipe, bool offloads, std::string_view place) {
+  const OptimizerRow& row = row_of(recipe.train.optimizer);
+  check_key(row.offloads || !offloads, recipe, "train.optimizer",
+            "{} keeps parameters, gradients and moments {}; leave sharding.offload out, or take "
+            "adamw",
+            row.name, place);
+  check_key(recipe.train.adamw.state_dtype.value_or(float32) == float32 || !offloads, recipe,
+            "train.adamw.state_dtype",
+            "bf16 keeps parameters, gradients and moments {}; leave sharding.offload out, or take "
+            "fp32",
+            place);
+}
+
 void validate_optimizer(const Recipe& recipe) {
   const OptimizerRow& row = row_of(recipe.train.optimizer);
-  check_key(row.offloads || !offload_options(recipe).uses_files(), recipe, "train.optimizer",
-            "{} keeps parameters, gradients and moments in memory; leave sharding.offload out, or "
-            "take adamw",
-            row.name);
+  check_offloads(recipe, offload_options(recipe).uses_files(), "in memory");
   validate_muon(recipe);
   const TrainRecipe& train = recipe.train;
   check_key(row.has_betas || !train.betas, recipe, "train.betas", "is for train.optimizer: {}",
@@ -150,11 +160,6 @@ void validate_optimizer(const Recipe& recipe) {
                                                  : "");
   check_key(!train.adamw.state_dtype || train.optimizer == OptimizerKind::adamw, recipe,
             "train.adamw.state_dtype", "is for train.optimizer: adamw");
-  check_key(
-      train.adamw.state_dtype.value_or(float32) == float32 || !offload_options(recipe).uses_files(),
-      recipe, "train.adamw.state_dtype",
-      "bf16 keeps parameters, gradients and moments in memory; leave sharding.offload out, "
-      "or take fp32");
   check_key(!train.adamw8bit.min_size || train.optimizer == OptimizerKind::adamw8bit, recipe,
             "train.adamw8bit.min_size", "is for train.optimizer: adamw8bit");
   validate_adafactor(recipe);

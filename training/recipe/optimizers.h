@@ -26,6 +26,9 @@ const OptimizerRow& row_of(OptimizerKind kind);
 // The keys of single optimizers, but for Muon's.
 std::vector<RecipeKey> optimizer_keys();
 
+// Error(configuration) if `offloads` and the optimizer keeps everything in the `place` that the
+// message names.
+void check_offloads(const Recipe& recipe, bool offloads, std::string_view place);
 // Checks train.optimizer against other keys. Error(configuration).
 void validate_optimizer(const Recipe& recipe);
 

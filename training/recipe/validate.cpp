@@ -93,10 +93,13 @@ void validate_data(const Recipe& recipe) {
 
 void validate_rank_weights(const Recipe& recipe, int world_size) {
   const RankWeightOptions& weights = recipe.data.rank_weights;
-  for (const char* key : {"data.rebalance_every", "data.rank_weights_limit"}) {
-    check_key(weights.measured || !recipe.given.contains(key), recipe, key,
-              "needs data.rank_weights: auto");
-  }
+  // Recipe::given does not tell: the JSON of a recipe gives every key.
+  const RankWeightOptions by_default;
+  const auto needs_auto = [&](bool is_default, const char* key) {
+    check_key(weights.measured || is_default, recipe, key, "needs data.rank_weights: auto");
+  };
+  needs_auto(weights.rebalance_every == by_default.rebalance_every, "data.rebalance_every");
+  needs_auto(weights.limit == by_default.limit, "data.rank_weights_limit");
   check_key(weights.given.empty() || weights.given.size() == static_cast<std::size_t>(world_size),
             recipe, "data.rank_weights", "has {} for {}; give one for each rank, or auto",
             counted(weights.given.size(), "weight"), counted(world_size, "rank"));
@@ -276,7 +279,7 @@ void validate(const Recipe& recipe, int world_size) {
             "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
             recipe.data.batch_size, counted(world_size, "rank"));
   const bool wants_checkpoints =
-      recipe.given.contains("checkpoint.every") && recipe.checkpoint.every > 0;
+      recipe.checkpoint.every != CheckpointRecipe().every && recipe.checkpoint.every > 0;
   check_key(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
             "needs checkpoint.dir, the folder to save into");
   check_key(!recipe.checkpoint.async || (recipe.checkpoint.dir && recipe.checkpoint.every > 0),

@@ -6,18 +6,19 @@
 namespace tessera::kernels::cpu::onednn {
 
 // Describes the computation of a matrix product: operations and attributes are given, the kernel is
-// chosen. `bias` is null without a bias. If oneDNN has no kernel, the result is empty if
-// `may_be_empty` is true; otherwise dnnl::error is thrown.
-inline dnnl::matmul::primitive_desc describe_matmul(
-    const dnnl::engine& engine, const dnnl::memory::desc& a, const dnnl::memory::desc& b,
-    const dnnl::memory::desc* bias, const dnnl::memory::desc& c,
-    const dnnl::primitive_attr& attributes = {}, bool may_be_empty = false) {
+// chosen. `bias` is null without a bias. If oneDNN has no kernel, dnnl::error is thrown.
+inline dnnl::matmul::primitive_desc describe_matmul(const dnnl::engine& engine,
+                                                    const dnnl::memory::desc& a,
+                                                    const dnnl::memory::desc& b,
+                                                    const dnnl::memory::desc* bias,
+                                                    const dnnl::memory::desc& c,
+                                                    const dnnl::primitive_attr& attributes = {}) {
 #if DNNL_VERSION_MAJOR >= 3
-  if (bias != nullptr) return {engine, a, b, *bias, c, attributes, may_be_empty};
-  return {engine, a, b, c, attributes, may_be_empty};
+  if (bias != nullptr) return {engine, a, b, *bias, c, attributes};
+  return {engine, a, b, c, attributes};
 #else
-  if (bias != nullptr) return {{a, b, *bias, c}, attributes, engine, may_be_empty};
-  return {{a, b, c}, attributes, engine, may_be_empty};
+  if (bias != nullptr) return {{a, b, *bias, c}, attributes, engine};
+  return {{a, b, c}, attributes, engine};
 #endif
 }
 

@@ -85,7 +85,12 @@ TEST(FromBlob, RefusesWhatCannotBeATensor) {
             "from_blob: memory that is not aligned for float32");
   EXPECT_EQ(misuse_of([&] { (void)from_blob(bytes, {2}, float32, Device::meta()); }),
             "from_blob: memory of meta; cpu or cuda");
-  EXPECT_EQ(from_blob(nullptr, {0, 3}, float32).elements(), 0);
+}
+
+TEST(FromBlob, ATensorWithoutElementsNeedsNoMemory) {
+  const Tensor none = from_blob(nullptr, {0, 3}, float32);
+  EXPECT_EQ(none.to_vector(), std::vector<double>());
+  EXPECT_EQ(concatenate({none, Tensor::zeros({1, 3})}, 0).shape(), (Shape{1, 3}));
 }
 
 TEST(DLPack, RoundTripsShareTheMemoryInEveryDtype) {

@@ -80,7 +80,13 @@ TEST(AttentionBias, TakesAnyFloatingTypeAndHidesKeys) {
   const Leaves x({5, 7}, float32);
   const Tensor out = attention(x.q, x.k, x.v, {.heads = 2, .bias = bias});
   sum(square(out)).backward();
+  Tensor wide = cast(bias.detach(), float32).clone();
+  wide.set_requires_grad(true);
+  const Tensor wanted = attention(x.q, x.k, x.v, {.heads = 2, .bias = wide});
+  sum(square(wanted)).backward();
+  EXPECT_EQ(out.to_vector(), wanted.to_vector());
   EXPECT_EQ(bias.grad().dtype(), bfloat16);
+  EXPECT_EQ(bias.grad().to_vector(), cast(wide.grad(), bfloat16).to_vector());
   std::vector<float> hidden(35, 0.0F);
   for (std::size_t i = 0; i < 5; ++i) hidden[7 * i + 6] = -INFINITY;
   std::vector<std::uint8_t> mask(21, 1);

@@ -59,6 +59,17 @@ TEST(ModernBert, LayersWithAWindowSeeItAlone) {
   for (std::int64_t t = 0; t < 16; ++t) EXPECT_EQ(row(before, t) == row(after, t), t > 4) << t;
 }
 
+// transformers' default of the padding token, 50283, may lie outside the vocabulary, which it
+// refuses.
+TEST(ModernBert, AConfigurationWithoutAPaddingTokenSaysSo) {
+  json config = testing::tiny_encoder("modernbert");
+  const auto written = [&] { return models::make_text_encoder(config, "test")->config(); };
+  config.erase("pad_token_id");
+  EXPECT_EQ(written().at("pad_token_id"), nullptr);
+  config["pad_token_id"] = 3;
+  EXPECT_EQ(written().at("pad_token_id"), 3);
+}
+
 TEST(ModernBert, RefusesOtherConfigurations) {
   const auto refused = [](const char* key, const json& value) {
     json config = testing::tiny_encoder("modernbert");

@@ -110,8 +110,8 @@ TEST_F(DpoRun, BeginsAtItsReferenceAndMovesAway) {
 }
 
 // An adapter's reference is the model under it: as a frozen copy of this model, without its memory.
-// Without an adapter at c_proj both compute the MLP as one op. With one they do not, and oneDNN's
-// products for AVX2 round the last rows of a tile differently.
+// Without an adapter at c_proj both compute the MLP as one op, which adds the bias of c_fc after
+// the product. With one the bias is added in the product, which may round differently.
 TEST_F(DpoRun, AnAdapterNeedsNoSecondCopy) {
   const Settings full =
       adapter_ + Settings{{"model.lora.target_modules", "[c_attn, c_fc]"}, {"train.steps", "4"}};

@@ -533,7 +533,10 @@ TEST(Recipe, JsonIsReadBack) {
     if (entry.path().extension() != ".yaml") continue;
     const Recipe recipe = load_recipe(entry.path(), {});
     const nlohmann::json first = to_json(recipe);
-    EXPECT_EQ(to_json(parse_recipe(first.dump(), "json", {})), first) << entry.path();
+    const Recipe again = parse_recipe(first.dump(), "json", {});
+    EXPECT_EQ(to_json(again), first) << entry.path();
+    // A step's recipe.json is a recipe.
+    EXPECT_EQ(refusal([&] { validate(again, 4); }), "(accepted)") << entry.path();
   }
 }
 

@@ -110,25 +110,37 @@ TEST(QuantizedLinear, TilesChangeNoSumAndBoundTheMemory) {
   }
 }
 
+// A layer over codes beside one over the numbers that they stand for.
 TEST(QuantizedLinear, AFrozenLayerUnderAnAdapterTrainsTheAdapter) {
-  for (const QuantizedFormat format : all_formats) {
+  const auto adapted = [] {
     manual_seed(3);
     nn::Linear layer(64, 32);
-    nn::Linear numbers(64, 32);
     freeze(*layer);
     layer->add_lora({.rank = 4, .alpha = 8});
-    const Tensor matrix = layer->stored_weight();
+    // It is 0 at first, which would hide the gradient of the first factor.
+    Tensor(layer->lora_b()->weight()).copy_from(cast(testing::values({32, 4}, 5), float32));
+    return layer;
+  };
+  for (const QuantizedFormat format : all_formats) {
+    const nn::Linear layer = adapted(), numbers = adapted();
     ASSERT_TRUE(layer->quantize_weight(format));
     EXPECT_EQ(layer->quantized(), format);
     EXPECT_EQ(layer->weight_shape(), (Shape{32, 64}));
     EXPECT_EQ(layer->stored_weight().dtype(), uint8);
     EXPECT_FALSE(layer->stored_weight().requires_grad());
-    const Tensor x = input({5, 64}, 2, float32);
-    const Tensor y = layer(x);
-    sum(y).backward();
-    EXPECT_TRUE(layer->lora_b()->weight().grad().defined());
-    EXPECT_TRUE(x.grad().defined());
+    Tensor(numbers->stored_weight()).copy_from(dequantize(layer->stored_weight(), 32, 64, float32));
+    std::vector<std::vector<double>> results[2];
+    for (const nn::Linear& each : {layer, numbers}) {
+      const Tensor x = input({5, 64}, 2, float32);
+      const Tensor y = each(x);
+      sum(square(y)).backward();
+      for (const Tensor& result :
+           {y, x.grad(), each->lora_a()->weight().grad(), each->lora_b()->weight().grad()})
+        results[each->quantized() ? 0 : 1].push_back(result.to_vector());
+    }
+    EXPECT_EQ(results[0], results[1]) << name_of(format);
     EXPECT_THROW(layer->quantize_weight(format), std::logic_error);
+    EXPECT_THROW(layer->round_weight(WeightRounding::q8_0), std::logic_error);
   }
 }
 
