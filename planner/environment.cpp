@@ -23,7 +23,7 @@
 namespace tessera::planner {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The first line "name : value" of a file in /proc.
 std::string proc_value(const char* file, std::string_view name) {
@@ -45,10 +45,10 @@ std::int64_t memory_bytes(std::string_view name) {
   return kibibytes * 1024;
 }
 
-Json cpu(const kernels::cpu::Description& description) {
+OrderedJson cpu(const kernels::cpu::Description& description) {
   std::istringstream stream(proc_value("/proc/cpuinfo", "flags"));
   const std::set<std::string> flags{std::istream_iterator<std::string>(stream), {}};
-  Json features = Json::object();
+  OrderedJson features = OrderedJson::object();
   for (const char* name : {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni",
                            "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"}) {
     features[name] = flags.contains(name);
@@ -61,12 +61,12 @@ Json cpu(const kernels::cpu::Description& description) {
 }
 
 // A part of the build, and the reason why it cannot be used here (empty: it can).
-Json part(bool built, std::string_view note) {
+OrderedJson part(bool built, std::string_view note) {
   return {{"built", built}, {"note", note}};
 }
 
-Json gpus() {
-  Json list = Json::object();
+OrderedJson gpus() {
+  OrderedJson list = OrderedJson::object();
   for (const DeviceDescription& gpu : backend_of(DeviceType::cuda).describe()) {
     list[gpu.device.to_string()] =
         fmt::format("{}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB", gpu.name,
@@ -84,18 +84,18 @@ std::string compiler() {
 #endif
 }
 
-std::string value_text(const Json& value) {
+std::string value_text(const OrderedJson& value) {
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
 }  // namespace
 
-Json environment_report() {
+OrderedJson environment_report() {
   const kernels::cpu::Description description = kernels::cpu::describe();
   utsname system{};
   TESSERA_SYSTEM(::uname(&system));
-  Json result;
+  OrderedJson result;
   result["tessera"] = {
       {"version", version()},
       {"compiler", compiler()},
@@ -133,7 +133,7 @@ Json environment_report() {
   return result;
 }
 
-std::string environment_text(const Json& environment) {
+std::string environment_text(const OrderedJson& environment) {
   std::string text;
   for (const auto& [title, section] : environment.items()) {
     text += title + (section.empty() ? ": none\n" : "\n");

@@ -273,9 +273,9 @@ TEST(Muon, RefusesWrongOptions) {
   EXPECT_THROW(optim::Muon(c.parameters, {}), Error);
 }
 
-class Net : public nn::Module {
+class MuonNet : public nn::Module {
  public:
-  Net() {
+  MuonNet() {
     table = register_module("table", nn::Embedding(6, 4));
     inner = register_module("inner", nn::Linear(4, 3));
     head = register_module("lm_head", nn::Linear(3, 6));
@@ -310,7 +310,7 @@ TEST(Muon, LeavesStackedBiasesOut) {
 }
 
 TEST(Muon, KnowsHiddenMatrices) {
-  Net net;
+  MuonNet net;
   const optim::ParameterFilter hidden = optim::hidden_matrices(net);
   std::vector<std::string> names;
   for (const nn::NamedParameter& parameter : net.parameters()) {

@@ -54,6 +54,11 @@ T narrow(double value) {
 }
 
 template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+template <class T>
 std::vector<T> array_of(const std::vector<double>& values) {
   std::vector<T> out(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) out[i] = narrow<T>(values[i]);

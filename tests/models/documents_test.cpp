@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int32_t none = -100;
+constexpr std::int32_t no_target = -100;
 
 struct TextRows {
   std::vector<std::int32_t> ids, targets, starts;
@@ -30,7 +30,7 @@ TextRows packed_rows() {
       for (std::int32_t i = 0; i < length; ++i) {
         const auto number = static_cast<std::int32_t>(rows.ids.size());
         rows.ids.push_back((number * 5 + i * i) % 11);
-        rows.targets.push_back(number % 3 == 1 ? none : (number * 7 + 2) % 11);
+        rows.targets.push_back(number % 3 == 1 ? no_target : (number * 7 + 2) % 11);
         rows.starts.push_back(at);
       }
       at += length;
@@ -76,7 +76,7 @@ void expect_texts_by_themselves(json config) {
 
   double sum = 0;
   std::int64_t counted = 0, all = 0;
-  for (const std::int32_t target : rows.targets) all += target == none ? 0 : 1;
+  for (const std::int32_t target : rows.targets) all += target == no_target ? 0 : 1;
   for (std::size_t begin = 0, end = 0; begin < rows.ids.size(); begin = end) {
     while (end < rows.ids.size() && rows.starts[end] == rows.starts[begin]) ++end;
     const auto part = [&](const std::vector<std::int32_t>& values) {
@@ -85,7 +85,7 @@ void expect_texts_by_themselves(json config) {
     };
     const std::vector<std::int32_t> targets = part(rows.targets);
     std::int64_t own = 0;
-    for (const std::int32_t target : targets) own += target == none ? 0 : 1;
+    for (const std::int32_t target : targets) own += target == no_target ? 0 : 1;
     if (own == 0) continue;
     const Shape one{1, static_cast<std::int64_t>(end - begin)};
     const Tensor alone = model->loss(Tensor::from(part(rows.ids), one), Tensor::from(targets, one));

@@ -20,10 +20,10 @@ namespace fs = std::filesystem;
 using checkpoint::testing::error_of;
 using checkpoint::testing::has;
 using checkpoint::testing::read_all;
-using checkpoint::testing::TemporaryFolder;
 using checkpoint::testing::write_all;
 using models::SentenceEncoder;
 using nlohmann::json;
+using testing::TemporaryFolder;
 
 const json old_pooling = {{"word_embedding_dimension", 12},
                           {"pooling_mode_cls_token", true},

@@ -32,21 +32,21 @@ TEST(StepRamp, HasANumberForEachStep) {
   EXPECT_EQ(ramp.to_string(), "{3: 5, 4: 2, 9: 7}");
 }
 
-struct Curve {
+struct RampCurve {
   std::vector<float> losses;
   std::vector<double> samples;  // of each step
   std::int64_t batches = 0;
 };
 
 // The steps until `until` from the newest save in the folder, and a save behind them.
-Curve go_on(const std::string& folder, std::int64_t until, std::int64_t micro_batches,
-            const StepRamp& ramp, testing::SmallRun small = {.ranks = 2}) {
+RampCurve go_on(const std::string& folder, std::int64_t until, std::int64_t micro_batches,
+                const StepRamp& ramp, testing::SmallRun small = {.ranks = 2}) {
   small.options.gradient_accumulation_steps = micro_batches;
   small.options.accumulation_ramp = ramp;
   small.options.checkpoint.dir = folder;
-  Curve run;
+  RampCurve run;
   run_small(small, [&](Trainer& trainer) {
-    Curve mine;
+    RampCurve mine;
     (void)trainer.resume();
     while (trainer.position().steps < until) {
       const StepMetrics step = trainer.step().value();
@@ -70,12 +70,12 @@ TEST(AccumulationRamp, IsTheRunsOfEachNumberOneAfterTheOther) {
                                   .options = {.sync_each_batch = strategy != Strategy::no_shard,
                                               .sharding = {.strategy = strategy}}};
     const TemporaryFolder folder;
-    const Curve ramped = go_on(folder / "ramped", 6, 1, ramp, small);
+    const RampCurve ramped = go_on(folder / "ramped", 6, 1, ramp, small);
     EXPECT_EQ(ramped.batches, 1 + 1 + 3 + 3 + 2 + 2);
     EXPECT_EQ(ramped.samples, (std::vector<double>{8, 8, 24, 24, 16, 16}));
     std::vector<float> in_turn;
     for (const auto& [until, micro_batches] : {std::pair{2, 1}, {4, 3}, {6, 2}}) {
-      const Curve part = go_on(folder / "in-turn", until, micro_batches, {}, small);
+      const RampCurve part = go_on(folder / "in-turn", until, micro_batches, {}, small);
       in_turn.insert(in_turn.end(), part.losses.begin(), part.losses.end());
       EXPECT_LE(part.batches, ramped.batches);
     }
@@ -90,9 +90,9 @@ TEST(AccumulationRamp, IsTheRunsOfEachNumberOneAfterTheOther) {
 TEST(AccumulationRamp, IsResumed) {
   const TemporaryFolder folder;
   const StepRamp ramp{{{3, 3}, {5, 2}}};
-  const Curve whole = go_on(folder / "whole", 6, 1, ramp);
-  Curve parts = go_on(folder / "parts", 3, 1, ramp);
-  const Curve rest = go_on(folder / "parts", 6, 7, {{{2, 9}, {4, 3}, {5, 2}}}, {.ranks = 1});
+  const RampCurve whole = go_on(folder / "whole", 6, 1, ramp);
+  RampCurve parts = go_on(folder / "parts", 3, 1, ramp);
+  const RampCurve rest = go_on(folder / "parts", 6, 7, {{{2, 9}, {4, 3}, {5, 2}}}, {.ranks = 1});
   parts.losses.insert(parts.losses.end(), rest.losses.begin(), rest.losses.end());
   ASSERT_EQ(parts.losses.size(), whole.losses.size());
   for (std::size_t i = 0; i < whole.losses.size(); ++i) {

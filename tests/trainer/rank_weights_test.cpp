@@ -70,7 +70,7 @@ TEST(RankWeights, GiveEveryStrategyTheSameBits) {
   }
 }
 
-struct Curve {
+struct WeightedCurve {
   std::vector<float> losses;
   StepMetrics last;
   std::vector<double> imbalances;
@@ -78,14 +78,14 @@ struct Curve {
 };
 
 // The steps of rank 0 until `until`, with a save behind the last one.
-Curve run_until(std::int64_t until, const RankWeightOptions& weights, const std::string& folder,
-                const testing::SmallRun& run = {.ranks = 2}) {
+WeightedCurve run_until(std::int64_t until, const RankWeightOptions& weights,
+                        const std::string& folder, const testing::SmallRun& run = {.ranks = 2}) {
   testing::SmallRun small = run;
   small.options.rank_weights = weights;
   small.options.checkpoint.dir = folder;
-  Curve curve;
+  WeightedCurve curve;
   run_small(small, [&](Trainer& trainer) {
-    Curve mine;
+    WeightedCurve mine;
     if (!folder.empty()) (void)trainer.resume();
     while (trainer.position().steps < until) {
       mine.last = trainer.step().value();
@@ -113,7 +113,7 @@ TEST(RankWeights, ResumeWithOthersIsTheSameRun) {
   const std::vector<float> expected = run_until(9, {}, "").losses;
   std::vector<float> losses;
   const auto go_on = [&](std::int64_t until, const RankWeightOptions& weights) {
-    const Curve curve = run_until(until, weights, folder / "run");
+    const WeightedCurve curve = run_until(until, weights, folder / "run");
     losses.insert(losses.end(), curve.losses.begin(), curve.losses.end());
   };
   go_on(3, {.given = {3, 1}});
@@ -124,7 +124,7 @@ TEST(RankWeights, ResumeWithOthersIsTheSameRun) {
 }
 
 TEST(RankWeights, AreInTheMetrics) {
-  const Curve curve = run_until(2, {.given = {3, 1}}, "");
+  const WeightedCurve curve = run_until(2, {.given = {3, 1}}, "");
   EXPECT_EQ(curve.last.rank_samples, (std::vector<std::int64_t>{6, 2}));
   EXPECT_GE(curve.last.imbalance, 0);
   EXPECT_TRUE(run_until(2, {}, "").last.rank_samples.empty());
@@ -132,7 +132,7 @@ TEST(RankWeights, AreInTheMetrics) {
 
 // Rank 1 needs twenty times as long for a sample, so that a rank that is held up by other programs
 // for some milliseconds does not change who is slower.
-class SlowTask : public MadeTask {
+class UnevenTask : public MadeTask {
  public:
   [[nodiscard]] Tensor loss(const tasks::Prepared& batch, const Context& context) override {
     const auto of_sample = std::chrono::microseconds(context.rank() == 1 ? 10000 : 500);
@@ -144,7 +144,7 @@ class SlowTask : public MadeTask {
 testing::SmallRun slow_run() {
   testing::SmallRun run{.ranks = 2};
   run.options.batch_size = 12;
-  run.make = [](const Context&, testing::DroppingNet&) { return std::make_unique<SlowTask>(); };
+  run.make = [](const Context&, testing::DroppingNet&) { return std::make_unique<UnevenTask>(); };
   return run;
 }
 
@@ -154,7 +154,7 @@ TEST(RankWeights, FollowTheSpeedOfTheRanks) {
   testing::SmallRun fast = slow_run();
   fast.make = [](const Context&, testing::DroppingNet&) { return std::make_unique<MadeTask>(); };
   const std::vector<float> expected = run_until(10, {}, "", fast).losses;
-  const Curve first = run_until(9, measured, folder / "run", slow_run());
+  const WeightedCurve first = run_until(9, measured, folder / "run", slow_run());
   ASSERT_EQ(first.last.rank_samples.size(), 2u);
   EXPECT_GE(first.last.rank_samples[0], 14);  // 23 if nothing else takes time
   EXPECT_EQ(first.last.rank_samples[0] + first.last.rank_samples[1], 24);
@@ -167,7 +167,7 @@ TEST(RankWeights, FollowTheSpeedOfTheRanks) {
   EXPECT_EQ(first.memory.placed, 4u);
   EXPECT_EQ(first.memory.different, 0u);
   // The parts are in the checkpoint.
-  const Curve resumed = run_until(10, measured, folder / "run", slow_run());
+  const WeightedCurve resumed = run_until(10, measured, folder / "run", slow_run());
   EXPECT_EQ(resumed.last.rank_samples, first.last.rank_samples);
   std::vector<float> losses = first.losses;
   losses.insert(losses.end(), resumed.losses.begin(), resumed.losses.end());

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float planted_nan = std::numeric_limits<float>::quiet_NaN();
 
 // The samples of a run: number n is taken from place n + gap, from the number `gap_at` on, so that
 // a run can leave out what another one skips. The samples [bad_from, bad_to) have `bad` in them.
@@ -146,7 +146,7 @@ constexpr float huge = 3e3f;
 // Skipping leaves everything but the data and the number of steps as it was: the bits are those of
 // a run whose data never had the batch, one step shorter.
 TEST(PlantedSpike, IsSkippedAsIfTheBatchDidNotExist) {
-  for (const float bad : {not_a_number, huge}) {
+  for (const float bad : {planted_nan, huge}) {
     const Outcome skipped =
         outcome_of({.plant = planted(bad), .options = with_spikes(SpikeAction::skip)});
     ASSERT_EQ(skipped.spikes.size(), 1u) << bad;
@@ -165,7 +165,7 @@ TEST(PlantedSpike, IsSkippedAsIfTheBatchDidNotExist) {
 // The state is that of step 20, and the data of steps 21 to 26 does not come again.
 TEST(PlantedSpike, IsRolledBackToTheNewestCheckpoint) {
   for (const bool async : {false, true}) {
-    for (const float bad : {not_a_number, huge}) {
+    for (const float bad : {planted_nan, huge}) {
       const testing::TemporaryFolder folder;
       PlantedRun run{.plant = planted(bad),
                      .options = with_spikes(SpikeAction::rollback, folder / "a")};
@@ -187,7 +187,7 @@ TEST(PlantedSpike, IsRolledBackToTheNewestCheckpoint) {
 // The required end: within 1 % of the clean run's loss, the same bits under every strategy.
 TEST(PlantedSpike, CostsNoLossUnderAnyStrategy) {
   const double clean = outcome_of({.options = with_spikes(SpikeAction::stop)}).loss;
-  for (const float bad : {not_a_number, huge}) {
+  for (const float bad : {planted_nan, huge}) {
     for (const SpikeAction action : {SpikeAction::skip, SpikeAction::rollback}) {
       std::vector<double> losses;
       for (const StrategyRow& row : strategy_table) {
@@ -209,7 +209,7 @@ TEST(PlantedSpike, CostsNoLossUnderAnyStrategy) {
 }
 
 TEST(PlantedSpike, IsFoundOnceForAllMicroBatches) {
-  PlantedRun run{.plant = planted(not_a_number), .options = with_spikes(SpikeAction::skip)};
+  PlantedRun run{.plant = planted(planted_nan), .options = with_spikes(SpikeAction::skip)};
   run.options.gradient_accumulation_steps = 2;
   for (const bool sync : {true, false}) {
     run.options.sync_each_batch = sync;
@@ -238,7 +238,7 @@ TEST(PlantedSpike, IsFoundAfterAResumeAsWithoutOne) {
 
 TEST(PlantedSpike, IsSkippedWhereThereIsNoCheckpointYet) {
   const testing::TemporaryFolder folder;
-  PlantedRun run{.plant = planted(not_a_number),
+  PlantedRun run{.plant = planted(planted_nan),
                  .options = with_spikes(SpikeAction::rollback, folder / "a")};
   run.options.checkpoint.every = 30;
   const Outcome found = outcome_of(run);
@@ -260,7 +260,7 @@ TEST(PlantedSpike, StopsARunThatIsToStop) {
       << message;
   run.options.spikes.sigma.reset();
   EXPECT_TRUE(outcome_of(run).spikes.empty());
-  run.plant.bad = not_a_number;
+  run.plant.bad = planted_nan;
   EXPECT_NE(error_of(run).find("step 26: loss nan and gradient norm nan are not finite; lower"),
             std::string::npos);
 }
@@ -268,7 +268,7 @@ TEST(PlantedSpike, StopsARunThatIsToStop) {
 // Ten in a row: the model itself, or all of the data, is not usable.
 TEST(PlantedSpike, EndsTheRunIfNothingElseComes) {
   PlantedRun run{.options = with_spikes(SpikeAction::skip)};
-  run.plant = {.bad_from = 25 * global_batch, .bad_to = 1 << 30, .bad = not_a_number};
+  run.plant = {.bad_from = 25 * global_batch, .bad_to = 1 << 30, .bad = planted_nan};
   EXPECT_NE(error_of(run).find("step 35: loss nan and gradient norm nan are not finite, the 10th "
                                "such step without progress; "),
             std::string::npos);
@@ -285,7 +285,7 @@ TEST(PlantedSpike, DoesNotLowerTheLossScale) {
   options.batch_size = global_batch / 2;
   testing::SmallRun small{.ranks = 2, .options = options};
   small.make = [](const Context&, testing::DroppingNet&) {
-    return std::make_unique<PlantedTask>(planted(not_a_number));
+    return std::make_unique<PlantedTask>(planted(planted_nan));
   };
   testing::run_small(small, [&](Trainer& trainer) {
     double before = 0;
@@ -310,7 +310,7 @@ TEST(PlantedSpike, OptionsThatCannotWorkAreRefused) {
   };
   EXPECT_EQ(refusal([](TrainerOptions& o) { o.spikes.sigma = 0; }),
             "TrainerOptions: spikes.sigma is 0: it must be a finite number above 0");
-  EXPECT_EQ(refusal([](TrainerOptions& o) { o.spikes.sigma = not_a_number; }),
+  EXPECT_EQ(refusal([](TrainerOptions& o) { o.spikes.sigma = planted_nan; }),
             "TrainerOptions: spikes.sigma is nan: it must be a finite number above 0");
   EXPECT_EQ(refusal([](TrainerOptions& o) { o.spikes.window = 1; }),
             "TrainerOptions: spikes.window is 1: it must be from 2 to 10000");

@@ -79,34 +79,34 @@ nlohmann::json adafactor_defaults() {
 }
 
 // The optimizers whose defaults are known, by the state of a parameter.
-enum class Kind : std::uint8_t { adam, sgd, lion, muon, schedule_free, adafactor, other };
+enum class OptimizerKind : std::uint8_t { adam, sgd, lion, muon, schedule_free, adafactor, other };
 
 template <class Tensors>
-Kind kind_of(const Tensors& tensors) {
+OptimizerKind kind_of(const Tensors& tensors) {
   if (tensors.size() == 2 && tensors.contains("z") && tensors.contains("exp_avg_sq"))
-    return Kind::schedule_free;
-  if (tensors.contains("exp_avg_sq")) return Kind::adam;
-  if (tensors.size() == 1 && tensors.contains("momentum_buffer")) return Kind::sgd;
-  if (tensors.size() == 1 && tensors.contains("exp_avg")) return Kind::lion;
-  if (tensors.contains("row_var") || tensors.contains("variance")) return Kind::adafactor;
-  return Kind::other;
+    return OptimizerKind::schedule_free;
+  if (tensors.contains("exp_avg_sq")) return OptimizerKind::adam;
+  if (tensors.size() == 1 && tensors.contains("momentum_buffer")) return OptimizerKind::sgd;
+  if (tensors.size() == 1 && tensors.contains("exp_avg")) return OptimizerKind::lion;
+  if (tensors.contains("row_var") || tensors.contains("variance")) return OptimizerKind::adafactor;
+  return OptimizerKind::other;
 }
 
-nlohmann::json defaults_of(Kind kind) {
+nlohmann::json defaults_of(OptimizerKind kind) {
   switch (kind) {
-    case Kind::adam:
+    case OptimizerKind::adam:
       return adamw_defaults();
-    case Kind::sgd:
+    case OptimizerKind::sgd:
       return sgd_defaults();
-    case Kind::lion:
+    case OptimizerKind::lion:
       return lion_defaults();
-    case Kind::muon:
+    case OptimizerKind::muon:
       return muon_defaults();
-    case Kind::schedule_free:
+    case OptimizerKind::schedule_free:
       return schedule_free_defaults();
-    case Kind::adafactor:
+    case OptimizerKind::adafactor:
       return adafactor_defaults();
-    case Kind::other:
+    case OptimizerKind::other:
       break;
   }
   return nlohmann::json::object();
@@ -114,14 +114,14 @@ nlohmann::json defaults_of(Kind kind) {
 
 // A group as it is to be written. torch's own optimizers save all of their keys, and another class
 // would take those of AdamW for its own. DeepSpeed's and other programs' Adam saves a part of them.
-nlohmann::json whole_group(Kind kind, const nlohmann::json& group) {
+nlohmann::json whole_group(OptimizerKind kind, const nlohmann::json& group) {
   constexpr std::array<const char*, 5> keys_of_torch{"foreach", "maximize", "differentiable",
                                                      "capturable", "amsgrad"};
   const bool of_torch = !group.contains("bias_correction") &&
                         std::any_of(keys_of_torch.begin(), keys_of_torch.end(),
                                     [&](const char* key) { return group.contains(key); });
   const bool bare = group.size() == (group.contains("params") ? 1U : 0U);
-  if (!bare && (kind != Kind::adam || of_torch)) return group;
+  if (!bare && (kind != OptimizerKind::adam || of_torch)) return group;
   nlohmann::json whole = defaults_of(kind);
   whole.update(group);
   return whole;
@@ -175,9 +175,9 @@ void OptimizerLayout::set_steps(const Contents& contents) {
   const nlohmann::json& scalars = json_of(contents.scalars);
   const auto counts = scalars.find(step_counts_key);
   for (Parameter& parameter : parameters_) {
-    const Kind kind = kind_of(parameter.tensors);
-    if (kind == Kind::sgd || kind == Kind::lion) continue;  // they count no steps
-    if (kind == Kind::schedule_free) continue;              // its groups count them
+    const OptimizerKind kind = kind_of(parameter.tensors);
+    if (kind == OptimizerKind::sgd || kind == OptimizerKind::lion) continue;  // they count no steps
+    if (kind == OptimizerKind::schedule_free) continue;  // its groups count them
     parameter.has_step = true;
     if (counts != scalars.end() && counts->is_object() && counts->contains(parameter.name)) {
       const nlohmann::json& count = counts->at(parameter.name);
@@ -185,14 +185,14 @@ void OptimizerLayout::set_steps(const Contents& contents) {
                     "the steps done on {} are not a number: the checkpoint is damaged",
                     shown(parameter.name));
       parameter.step = count.get<float>();
-    } else if (kind != Kind::adam && kind != Kind::adafactor &&
+    } else if (kind != OptimizerKind::adam && kind != OptimizerKind::adafactor &&
                !contents.scalars.contains("step")) {
       parameter.has_step = false;
     } else {
       TESSERA_CHECK(contents.scalars.contains("step"), ErrorCode::checkpoint,
                     "the checkpoint does not say how many steps the optimizer has done, which "
                     "PyTorch's {} needs: add --weights-only",
-                    kind == Kind::adafactor ? "Adafactor" : "AdamW");
+                    kind == OptimizerKind::adafactor ? "Adafactor" : "AdamW");
       parameter.step = static_cast<float>(contents.scalars.get<std::int64_t>("step"));
     }
   }
@@ -200,14 +200,14 @@ void OptimizerLayout::set_steps(const Contents& contents) {
 
 void OptimizerLayout::set_groups(const Contents& contents) {
   const nlohmann::json& scalars = json_of(contents.scalars);
-  const Kind kind = kind_of(parameters_.front().tensors);
+  const OptimizerKind kind = kind_of(parameters_.front().tensors);
   groups_ = nlohmann::json::array();
   if (const auto kept = scalars.find(param_groups_key); kept != scalars.end() && kept->is_array()) {
     for (const nlohmann::json& group : *kept) {
       if (group.is_object()) groups_.push_back(whole_group(kind, group));
     }
   }
-  if (groups_.empty() && kind == Kind::schedule_free) set_schedule_free_groups(scalars);
+  if (groups_.empty() && kind == OptimizerKind::schedule_free) set_schedule_free_groups(scalars);
   if (groups_.empty()) set_default_groups();
   if (groups_.size() == 1 && !names_parameters(groups_[0])) {
     nlohmann::json& names = groups_[0]["params"] = nlohmann::json::array();
@@ -224,14 +224,14 @@ void OptimizerLayout::set_groups(const Contents& contents) {
 // Muon's where others have AdamW's moments.
 void OptimizerLayout::set_default_groups() {
   const bool has_adam = std::any_of(parameters_.begin(), parameters_.end(), [](const auto& one) {
-    return kind_of(one.tensors) == Kind::adam;
+    return kind_of(one.tensors) == OptimizerKind::adam;
   });
   const auto is_muon = [&](const Parameter& parameter) {
-    return has_adam && kind_of(parameter.tensors) == Kind::sgd;
+    return has_adam && kind_of(parameter.tensors) == OptimizerKind::sgd;
   };
   for (const bool muon : {true, false}) {
     nlohmann::json names = nlohmann::json::array();
-    Kind kind = Kind::muon;
+    OptimizerKind kind = OptimizerKind::muon;
     for (const Parameter& parameter : parameters_) {
       if (is_muon(parameter) != muon) continue;
       if (!muon && names.empty()) kind = kind_of(parameter.tensors);

@@ -156,9 +156,9 @@ TEST(HostilePickles, TextsThatAreRepeatedTakeNoMemory) {
   pickle.empty_list();
   for (int i = 0; i < 10'000; ++i) pickle.text(line).append();  // written once
   const formats::Pickle read(pickle.finish(), "'f'", formats::torch_rules);
-  const auto json = formats::PickleToJson().convert(read.root());
+  const auto converted = formats::PickleToJson().convert(read.root());
   std::size_t bytes = 0;
-  for (const auto& each : json) bytes += each.get_ref<const std::string&>().size();
+  for (const auto& each : converted) bytes += each.get_ref<const std::string&>().size();
   EXPECT_LT(bytes, std::size_t{64} << 20);
 }
 

@@ -81,10 +81,10 @@ class NumbersOfABase : public ::testing::Test {
   const std::map<std::string, bool> layers_{{"net.l.weight", false}};
 };
 
-constexpr QuantizedFormat all_formats[] = {QuantizedFormat::nf4, QuantizedFormat::int8};
+constexpr QuantizedFormat base_formats[] = {QuantizedFormat::nf4, QuantizedFormat::int8};
 
 TEST_F(NumbersOfABase, AreRoundedToTheStoredDtype) {
-  for (const QuantizedFormat format : all_formats) {
+  for (const QuantizedFormat format : base_formats) {
     std::vector<float> wanted = numbers(format);
     for (float& value : wanted) value = rounded(value);
     const auto source = open(format);
@@ -96,7 +96,7 @@ TEST_F(NumbersOfABase, AreRoundedToTheStoredDtype) {
 
 // A rounding before the sum and one after it would be another result.
 TEST_F(NumbersOfABase, AMergedWeightIsRoundedOnce) {
-  for (const QuantizedFormat format : all_formats) {
+  for (const QuantizedFormat format : base_formats) {
     std::vector<float> wanted = numbers(format), twice = wanted;
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       const float added = b_[i / 64] * a_[i % 64];

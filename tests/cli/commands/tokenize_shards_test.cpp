@@ -94,9 +94,9 @@ TEST(TokenizeShards, APipeIsReadAsAFile) {
   const Ended ended = tokenize_piped(text, {"--out", out}, gpt2);
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_EQ(ids_in(Corpus(out, ByteTokenizer())), tokenizers::load_tokenizer(gpt2)->encode(text));
-  const std::string json = (folder / "ids.json").string();
-  EXPECT_EQ(tokenize_piped("ab\nc", {"--lines", "--json", json}).code, 0);
-  EXPECT_EQ(testing::read_text(json), "[[97,98],\n[99]]\n");
+  const std::string listing = (folder / "ids.json").string();
+  EXPECT_EQ(tokenize_piped("ab\nc", {"--lines", "--json", listing}).code, 0);
+  EXPECT_EQ(testing::read_text(listing), "[[97,98],\n[99]]\n");
 }
 
 TEST(TokenizeShards, ARunTrainsOnAFolderOfThem) {

@@ -93,11 +93,11 @@ TEST(Tokenize, StreamsOfTwoTokenizersAreNotOneCorpus) {
 TEST(Tokenize, ListsByLines) {
   const TemporaryFolder folder;
   const fs::path text = text_in(folder, "The king\n\nsees \xff the queen\r\nlast");
-  const std::string json = (folder / "ids.json").string();
+  const std::string listing = (folder / "ids.json").string();
   const auto tokenizer = tokenizers::load_tokenizer(tokenizer_file("bert.json"));
   for (const bool special : {false, true}) {
     std::vector<std::string> options = {
-        "--tokenizer", tokenizer_file("bert.json"), "--lines", "--json", json, "--workers", "2"};
+        "--tokenizer", tokenizer_file("bert.json"), "--lines", "--json", listing, "--workers", "2"};
     if (special) options.emplace_back("--special-tokens");
     const Ended ended = tokenize(text, options);
     ASSERT_EQ(ended.code, 0) << ended.err;
@@ -105,7 +105,7 @@ TEST(Tokenize, ListsByLines) {
     for (const std::string line : {"The king", "", "sees \xff the queen\r", "last"}) {
       expected.push_back(special ? tokenizer->encode_sequence(line, 0) : tokenizer->encode(line));
     }
-    EXPECT_EQ(nlohmann::json::parse(testing::read_text(json)), expected);
+    EXPECT_EQ(nlohmann::json::parse(testing::read_text(listing)), expected);
   }
 }
 
@@ -115,21 +115,22 @@ TEST(Tokenize, ListsOfAColumnsTexts) {
                                         "\n"
                                         R"({"t": "", "u": 1})"
                                         "\n");
-  const std::string json = (folder / "ids.json").string();
+  const std::string listing = (folder / "ids.json").string();
   const auto with = [&](const std::string& column) {
-    return tokenize(text, {"--tokenizer", "bytes", "--lines", "--json", json, "--column", column});
+    return tokenize(text,
+                    {"--tokenizer", "bytes", "--lines", "--json", listing, "--column", column});
   };
   Ended ended = with("t");
   ASSERT_EQ(ended.code, 0) << ended.err;
   const std::string expected = "The king\nsees";
-  EXPECT_EQ(nlohmann::json::parse(testing::read_text(json)),
+  EXPECT_EQ(nlohmann::json::parse(testing::read_text(listing)),
             nlohmann::json(
                 {std::vector<int>(expected.begin(), expected.end()), nlohmann::json::array()}));
-  fs::remove(json);
+  fs::remove(listing);
   ended = with("u");
   EXPECT_EQ(ended.code, 4);
   EXPECT_NE(ended.err.find(text.string() + ":1: no text 'u'"), std::string::npos) << ended.err;
-  EXPECT_FALSE(fs::exists(json));
+  EXPECT_FALSE(fs::exists(listing));
 }
 
 TEST(Tokenize, BadInputIsOneLineAndLeavesNothing) {

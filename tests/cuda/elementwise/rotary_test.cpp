@@ -19,7 +19,7 @@ struct RotaryCase {
   [[nodiscard]] std::int64_t x_stride() const { return heads * head_dim + x_padding; }
   [[nodiscard]] std::int64_t out_stride() const { return heads * head_dim + out_padding; }
 };
-constexpr RotaryCase shapes[] = {
+constexpr RotaryCase rotary_shapes[] = {
     {6, 3, 2, 32},                    // two sequences
     {6, 3, 2, 32, 5, 64, 0},          // packed rows, later positions
     {5, 5, 3, 6},                     // half a head is not a whole group
@@ -93,7 +93,7 @@ void check(const RotaryCase& s, bool inverse, DType dtype) {
 }
 
 TEST(CudaRotary, EveryShape) {
-  for (const RotaryCase& shape : shapes) {
+  for (const RotaryCase& shape : rotary_shapes) {
     for (const DType dtype : floating_dtypes) {
       check(shape, false, dtype);
       check(shape, true, dtype);

@@ -72,7 +72,7 @@ std::vector<const std::byte*> take_step(const StepPool& pool,
   return addresses;
 }
 
-const std::vector<std::size_t> layers = {2 * mib, 5 * mib, 1000, mib, 3 * mib};
+const std::vector<std::size_t> layer_sizes = {2 * mib, 5 * mib, 1000, mib, 3 * mib};
 
 long faults_of_thread() {
   rusage usage{};
@@ -82,11 +82,11 @@ long faults_of_thread() {
 
 TEST(MemoryStep, AddressesAreTheSameInEveryStepAfterTwoEqualOnes) {
   const StepPool pool;
-  take_step(pool, layers);
-  take_step(pool, layers);
-  const auto first = take_step(pool, layers);
+  take_step(pool, layer_sizes);
+  take_step(pool, layer_sizes);
+  const auto first = take_step(pool, layer_sizes);
   const std::uint64_t allocations = pool->stats().system_allocations;
-  for (int step = 0; step < 5; ++step) EXPECT_EQ(take_step(pool, layers), first);
+  for (int step = 0; step < 5; ++step) EXPECT_EQ(take_step(pool, layer_sizes), first);
   EXPECT_EQ(pool->stats().system_allocations, allocations);
   EXPECT_EQ(pool.statistics().placed, 6u);
 }
@@ -94,9 +94,9 @@ TEST(MemoryStep, AddressesAreTheSameInEveryStepAfterTwoEqualOnes) {
 // The pool would also give pages back, for other sizes, and get them again in each step.
 TEST(MemoryStep, APlacedStepHasNoPageFault) {
   const StepPool pool;
-  for (int step = 0; step < 4; ++step) take_step(pool, layers);
+  for (int step = 0; step < 4; ++step) take_step(pool, layer_sizes);
   const long before = faults_of_thread();
-  take_step(pool, layers);
+  take_step(pool, layer_sizes);
   if (!testing::address_sanitizer) {  // whose own memory has faults, too
     EXPECT_EQ(faults_of_thread() - before, 0);
   }
@@ -104,11 +104,11 @@ TEST(MemoryStep, APlacedStepHasNoPageFault) {
 
 TEST(MemoryStep, HoldsWhatLivesAtTheSameTimeAndNoMore) {
   const StepPool pool;
-  for (int step = 0; step < 2; ++step) take_step(pool, layers);
+  for (int step = 0; step < 2; ++step) take_step(pool, layer_sizes);
   const std::size_t live = pool->stats().peak_in_use;
-  take_step(pool, layers);
+  take_step(pool, layer_sizes);
   pool->reset_peak();
-  for (int step = 0; step < 3; ++step) take_step(pool, layers);
+  for (int step = 0; step < 3; ++step) take_step(pool, layer_sizes);
   EXPECT_EQ(pool->step_needs().live_bytes, live);
   EXPECT_LE(static_cast<double>(pool->step_needs().placed_bytes), 1.03 * static_cast<double>(live));
   EXPECT_EQ(pool->stats().peak_in_use, live);
@@ -154,8 +154,8 @@ TEST(MemoryStep, APlacedBlockThatIsKeptIsNotGivenToTheNextStep) {
 
 TEST(MemoryStep, AStepInAnotherOrderIsServedByThePool) {
   const StepPool pool;
-  for (int step = 0; step < 3; ++step) take_step(pool, layers);
-  const auto usual = take_step(pool, layers);
+  for (int step = 0; step < 3; ++step) take_step(pool, layer_sizes);
+  const auto usual = take_step(pool, layer_sizes);
   {
     const MemoryStep step(Device::cpu());
     const Block one = pool.filled(2 * mib, 1);
@@ -168,19 +168,19 @@ TEST(MemoryStep, AStepInAnotherOrderIsServedByThePool) {
   EXPECT_EQ(pool.statistics().different, 1u);
   EXPECT_EQ(pool.statistics().last.step, 5u);
   EXPECT_EQ(pool.statistics().last.position, 1u);
-  EXPECT_EQ(take_step(pool, layers), usual);
+  EXPECT_EQ(take_step(pool, layer_sizes), usual);
 }
 
 // An evaluation between steps: the pages that it needs are those of the range, as far as the peak
 // requires it.
 TEST(MemoryStep, WorkBetweenStepsTakesThePagesOfTheRange) {
   const StepPool pool;
-  for (int step = 0; step < 3; ++step) take_step(pool, layers);
+  for (int step = 0; step < 3; ++step) take_step(pool, layer_sizes);
   const std::size_t peak = pool->stats().peak_held;
-  const auto usual = take_step(pool, layers);
+  const auto usual = take_step(pool, layer_sizes);
   { const Block evaluation = pool.filled(9 * mib); }
   EXPECT_LE(pool->stats().peak_held, peak + mib);
-  EXPECT_EQ(take_step(pool, layers), usual);
+  EXPECT_EQ(take_step(pool, layer_sizes), usual);
   EXPECT_LE(pool->stats().peak_held, peak + mib);
 }
 
@@ -199,7 +199,7 @@ TEST(MemoryStep, InsideAnotherHasNoEffect) {
   for (int number = 0; number < 4; ++number) {
     const MemoryStep outer(Device::cpu());
     const Block one = pool.filled(mib);
-    take_step(pool, layers);
+    take_step(pool, layer_sizes);
     const Block two = pool.filled(mib);
   }
   EXPECT_EQ(pool.statistics().steps, 4u);
@@ -208,12 +208,12 @@ TEST(MemoryStep, InsideAnotherHasNoEffect) {
 
 TEST(MemoryStep, TheRangeIsGivenBackBetweenStepsIfOthersNeedIt) {
   const StepPool pool;
-  for (int step = 0; step < 4; ++step) take_step(pool, layers);
+  for (int step = 0; step < 4; ++step) take_step(pool, layer_sizes);
   EXPECT_GT(pool->stats().reserved, 0u);
   pool->trim();
   EXPECT_EQ(pool->stats().reserved, 0u);
   EXPECT_EQ(pool->stats().held, 0u);
-  take_step(pool, layers);
+  take_step(pool, layer_sizes);
   EXPECT_EQ(pool.statistics().placed, 3u);
 }
 
@@ -224,12 +224,12 @@ TEST(MemoryStep, AnOutOfMemoryThatIsCaughtLeavesUsableSteps) {
     const Block one = pool.filled(2 * mib);
     (void)pool->allocate(std::size_t{1} << 60);
   };
-  for (int step = 0; step < 3; ++step) take_step(pool, layers);
-  const auto usual = take_step(pool, layers);
+  for (int step = 0; step < 3; ++step) take_step(pool, layer_sizes);
+  const auto usual = take_step(pool, layer_sizes);
   EXPECT_THROW(fails(), Error);
   EXPECT_EQ(pool->stats().in_use, 0u);
   EXPECT_EQ(pool.statistics().different, 1u);
-  EXPECT_EQ(take_step(pool, layers).size(), usual.size());
+  EXPECT_EQ(take_step(pool, layer_sizes).size(), usual.size());
   EXPECT_EQ(pool.statistics().placed, 3u);
 }
 

@@ -34,8 +34,8 @@ class GateImpl : public nn::Module {
 };
 TESSERA_MODULE(Gate);
 
-struct Net : nn::Module {
-  explicit Net(std::int64_t width = 3)
+struct NamedNet : nn::Module {
+  explicit NamedNet(std::int64_t width = 3)
       : table(register_module("table", nn::Embedding(5, width))),
         gates(register_module("gates",
                               nn::ModuleList<Gate>(std::vector<Gate>{Gate(width), Gate(width)}))),
@@ -62,14 +62,14 @@ const Tensor& ids() {
 }
 
 TEST(Module, ParametersAreNamedDepthFirstInTheOrderOfRegistration) {
-  const Net net;
+  const NamedNet net;
   EXPECT_EQ(names_of(net), (Lines{"table.weight", "gates.0.scale", "gates.0.inner.weight",
                                   "gates.0.inner.bias", "gates.1.scale", "gates.1.inner.weight",
                                   "gates.1.inner.bias", "norm.weight", "norm.bias"}));
 }
 
 TEST(Module, ModulesAreNamedWithTheRootFirst) {
-  Net net;
+  NamedNet net;
   Lines names;
   Lines classes;
   for (const auto& [name, module] : net.named_modules()) {
@@ -78,8 +78,8 @@ TEST(Module, ModulesAreNamedWithTheRootFirst) {
   }
   EXPECT_EQ(names, (Lines{"", "table", "gates", "gates.0", "gates.0.inner", "gates.1",
                           "gates.1.inner", "norm"}));
-  EXPECT_EQ(classes, (Lines{"Net", "Embedding", "ModuleList", "Gate", "Linear", "Gate", "Linear",
-                            "LayerNorm"}));
+  EXPECT_EQ(classes, (Lines{"NamedNet", "Embedding", "ModuleList", "Gate", "Linear", "Gate",
+                            "Linear", "LayerNorm"}));
 }
 
 TEST(Module, TiedParametersAndSharedModulesComeOnce) {
@@ -145,7 +145,7 @@ TEST(Module, KnowsModulesThatHaveAForward) {
 }
 
 TEST(Module, TrainingModeReachesAllSubmodules) {
-  Net net;
+  NamedNet net;
   net.eval();
   for (const auto& [name, module] : net.named_modules())
     EXPECT_FALSE(module->is_training()) << name;
@@ -184,7 +184,7 @@ TEST(Module, ParametersTakeTheThreadsDefaults) {
 }
 
 // Records "name event" for every hook of the modules that `wanted` names.
-Lines trace(Net& net, const Lines& wanted, const std::function<void()>& run) {
+Lines trace(NamedNet& net, const Lines& wanted, const std::function<void()>& run) {
   Lines lines;
   for (const auto& [name, module] : net.named_modules()) {
     if (std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
@@ -204,7 +204,7 @@ Lines trace(Net& net, const Lines& wanted, const std::function<void()>& run) {
 }
 
 TEST(ModuleHooks, NestAsTheCallsDoAndBackwardMirrorsForward) {
-  Net net;
+  NamedNet net;
   const Lines lines = trace(net, {"table", "gates.0", "gates.0.inner", "gates.1", "norm"},
                             [&] { sum(net.forward(ids())).backward(); });
   EXPECT_EQ(lines,
@@ -219,7 +219,7 @@ TEST(ModuleHooks, NestAsTheCallsDoAndBackwardMirrorsForward) {
 }
 
 TEST(ModuleHooks, TwoCallsOfOneModuleAreTwoRegions) {
-  Net net;
+  NamedNet net;
   const Gate& gate = (*net.gates)[0];
   const Tensor x = Tensor::full({1, 3}, 1);
   const Lines lines = trace(net, {"gates.0"}, [&] { sum(gate(gate(x))).backward(); });
@@ -228,7 +228,7 @@ TEST(ModuleHooks, TwoCallsOfOneModuleAreTwoRegions) {
 }
 
 TEST(ModuleHooks, ModulesWithoutReachedNodesAreNotEntered) {
-  Net net;
+  NamedNet net;
   const Tensor x = Tensor::full({1, 3}, 1).set_requires_grad(true);
   const Lines lines = trace(net, {"gates.0", "gates.1"}, [&] {
     const Tensor unused = (*net.gates)[0](x);
@@ -241,7 +241,7 @@ TEST(ModuleHooks, ModulesWithoutReachedNodesAreNotEntered) {
 }
 
 TEST(ModuleHooks, GradientsOfAModuleAreCompleteAfterItsBackward) {
-  Net net;
+  NamedNet net;
   auto hooks = std::make_shared<ModuleHooks>();
   bool complete = false;
   hooks->after_backward = [&](const ModuleCall&) {
@@ -275,7 +275,7 @@ TEST(Module, ManyAreRegisteredInProportionalTime) {
 }
 
 TEST(ModuleHooks, AnErrorInForwardClosesTheRegion) {
-  Net net;
+  NamedNet net;
   const Lines lines = trace(net, {"gates.0"}, [&] {
     EXPECT_THROW((*net.gates)[0](Tensor::full({1, 2}, 1)), std::logic_error);
     EXPECT_EQ(current_module_call(), nullptr);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <vector>
 
@@ -15,15 +14,11 @@ namespace tessera::kernels {
 namespace {
 
 using testing::narrow;
+using testing::same_bits;
 using testing::to_compute;
 
 constexpr double adafactor_eps = 1e-3, adafactor_decay = 0.01, adafactor_weight = 0.3;
 constexpr double adafactor_param_total = 5.0, adafactor_direction_total = 900.0;
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 // A stack of matrices, or a vector of as many elements.
 template <class T, class Grad>

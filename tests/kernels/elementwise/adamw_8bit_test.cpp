@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -18,10 +17,12 @@ namespace tessera::kernels {
 namespace {
 
 using testing::narrow;
+using testing::same_bits;
 using testing::to_compute;
 
-constexpr double rate = 3e-3, first_beta = 0.9, second_beta = 0.99, epsilon = 1e-8, decay = 0.1;
-constexpr float grad_factor = 0.25f;
+constexpr double eight_bit_rate = 3e-3, eight_bit_first_beta = 0.9, eight_bit_second_beta = 0.99,
+                 eight_bit_epsilon = 1e-8, eight_bit_decay = 0.1;
+constexpr float eight_bit_grad_factor = 0.25f;
 
 TEST(EightBitMap, HasTheValuesOfBitsandbytes) {
   const auto with_sign = signed_eight_bit_map().values();
@@ -67,11 +68,6 @@ TEST(EightBitMap, CodesAreTheNearest) {
   }
 }
 
-template <class T>
-bool equal_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
 template <class Grad>
 struct Run8Bit {
   std::vector<float> param, m_scales, v_scales;
@@ -108,14 +104,14 @@ struct Run8Bit {
             .v_scales = v_scales.data() + first / eight_bit_block,
             .n = n,
             .grad_dtype = dtype_of<Grad>,
-            .lr = rate,
-            .beta1 = first_beta,
-            .beta2 = second_beta,
-            .eps = epsilon,
-            .weight_decay = decay,
-            .correction1 = 1 - std::pow(first_beta, step),
-            .correction2 = 1 - std::pow(second_beta, step),
-            .grad_scale = grad_factor};
+            .lr = eight_bit_rate,
+            .beta1 = eight_bit_first_beta,
+            .beta2 = eight_bit_second_beta,
+            .eps = eight_bit_epsilon,
+            .weight_decay = eight_bit_decay,
+            .correction1 = 1 - std::pow(eight_bit_first_beta, step),
+            .correction2 = 1 - std::pow(eight_bit_second_beta, step),
+            .grad_scale = eight_bit_grad_factor};
   }
   // The formula of the contract with numbers of whole blocks.
   void reference(int step) {
@@ -134,12 +130,12 @@ struct Run8Bit {
       decode_eight_bit(unsigned_eight_bit_map(), &v_codes[first], v_scales[block],
                        static_cast<std::int64_t>(count), v.data());
       for (std::size_t i = 0; i < count; ++i) {
-        const float g = static_cast<float>(to_compute(grad[first + i])) * grad_factor;
+        const float g = static_cast<float>(to_compute(grad[first + i])) * eight_bit_grad_factor;
         float& p = param[first + i];
         p -= shrink * p;
         m[i] = b1 * m[i] + rest1 * g;
         v[i] = b2 * v[i] + rest2 * g * g;
-        p -= lr * m[i] / (std::sqrt(v[i]) / root + static_cast<float>(epsilon));
+        p -= lr * m[i] / (std::sqrt(v[i]) / root + static_cast<float>(eight_bit_epsilon));
       }
       m_scales[block] = encode_eight_bit(signed_eight_bit_map(), m.data(),
                                          static_cast<std::int64_t>(count), &m_codes[first]);
@@ -148,9 +144,9 @@ struct Run8Bit {
     }
   }
   [[nodiscard]] bool equals(const Run8Bit& other) const {
-    return equal_bits(param, other.param) && equal_bits(m_codes, other.m_codes) &&
-           equal_bits(v_codes, other.v_codes) && equal_bits(m_scales, other.m_scales) &&
-           equal_bits(v_scales, other.v_scales);
+    return same_bits(param, other.param) && same_bits(m_codes, other.m_codes) &&
+           same_bits(v_codes, other.v_codes) && same_bits(m_scales, other.m_scales) &&
+           same_bits(v_scales, other.v_scales);
   }
 };
 

@@ -19,8 +19,9 @@ namespace {
 using testing::narrow;
 using testing::to_compute;
 
-constexpr double rate = 3e-3, first_beta = 0.9, second_beta = 0.999, epsilon = 1e-8, decay = 0.1;
-constexpr float grad_factor = 0.25f;
+constexpr double rounded_rate = 3e-3, rounded_first_beta = 0.9, rounded_second_beta = 0.999,
+                 rounded_epsilon = 1e-8, rounded_decay = 0.1;
+constexpr float rounded_grad_factor = 0.25f;
 
 BFloat16 rounded(float value, std::uint32_t draw) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -54,14 +55,14 @@ struct RoundedRun {
             .first = drawn + first,
             .grad_dtype = dtype_of<Grad>,
             .key = {.seed = 7, .stream = static_cast<std::uint64_t>(step)},
-            .lr = rate,
-            .beta1 = first_beta,
-            .beta2 = second_beta,
-            .eps = epsilon,
-            .weight_decay = decay,
-            .correction1 = 1 - std::pow(first_beta, step),
-            .correction2 = 1 - std::pow(second_beta, step),
-            .grad_scale = grad_factor};
+            .lr = rounded_rate,
+            .beta1 = rounded_first_beta,
+            .beta2 = rounded_second_beta,
+            .eps = rounded_epsilon,
+            .weight_decay = rounded_decay,
+            .correction1 = 1 - std::pow(rounded_first_beta, step),
+            .correction2 = 1 - std::pow(rounded_second_beta, step),
+            .grad_scale = rounded_grad_factor};
   }
   void reference(int step) {
     const AdamWRoundedStep a = call(0, 0, step);
@@ -71,11 +72,11 @@ struct RoundedRun {
     const auto root = static_cast<float>(std::sqrt(a.correction2));
     const auto shrink = static_cast<float>(a.lr * a.weight_decay);
     for (std::size_t i = 0; i < param.size(); ++i) {
-      const float g = static_cast<float>(to_compute(grad[i])) * grad_factor;
+      const float g = static_cast<float>(to_compute(grad[i])) * rounded_grad_factor;
       param[i] -= shrink * param[i];
       const float m_i = b1 * to_float(m[i]) + rest1 * g;
       const float v_i = b2 * to_float(v[i]) + rest2 * g * g;
-      param[i] -= lr * m_i / (std::sqrt(v_i) / root + static_cast<float>(epsilon));
+      param[i] -= lr * m_i / (std::sqrt(v_i) / root + static_cast<float>(rounded_epsilon));
       const auto at = static_cast<std::uint64_t>(a.first) + i;
       const std::uint32_t word = philox(a.key, at / 4)[at % 4];
       m[i] = rounded(m_i, word & 0xffffu);
@@ -134,11 +135,11 @@ TEST(AdamWRounded, CutsAndThreadsChangeNoBit) {
 TEST(AdamWRounded, IsRightOnTheMean) {
   constexpr std::int64_t n = 4096;
   RoundedRun<float> run(n);
-  run.grad.assign(n, 1 / grad_factor);
+  run.grad.assign(n, 1 / rounded_grad_factor);
   for (int step = 1; step <= 2000; ++step) cpu::adamw_rounded_step(run.call(0, n, step));
   double mean = 0;
   for (const BFloat16 value : run.v) mean += static_cast<double>(to_float(value)) / n;
-  EXPECT_NEAR(mean, 1 - std::pow(second_beta, 2000), 0.002);
+  EXPECT_NEAR(mean, 1 - std::pow(rounded_second_beta, 2000), 0.002);
 }
 
 TEST(AdamWRounded, NaNAndInfinityStay) {

@@ -85,7 +85,7 @@ float number_at(const Codes& codes, std::int64_t row, std::int64_t column) {
 constexpr QuantizedFormat all_formats[] = {QuantizedFormat::nf4, QuantizedFormat::int8};
 
 // 300 blocks and 67: more than one group of scales, and rows that end within blocks.
-constexpr std::int64_t shapes[][2] = {{150, 128}, {64, 67}, {1, 64}, {67, 64}};
+constexpr std::int64_t code_shapes[][2] = {{150, 128}, {64, 67}, {1, 64}, {67, 64}};
 
 template <class T>
 void expect_numbers(const Codes& codes) {
@@ -95,12 +95,9 @@ void expect_numbers(const Codes& codes) {
       wanted.push_back(from_float<T>(number_at(codes, row, column)));
     }
   }
-  const auto same = [](const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-  };
   for (const int threads : {1, 2}) {
     set_compute_threads(threads);
-    EXPECT_TRUE(same(numbers_of<T>(codes, 0, codes.rows, 0, codes.columns), wanted));
+    EXPECT_TRUE(testing::same_bits(numbers_of<T>(codes, 0, codes.rows, 0, codes.columns), wanted));
   }
   set_compute_threads(1);
   // Rectangles: rows, columns, and an odd place inside.
@@ -111,13 +108,13 @@ void expect_numbers(const Codes& codes) {
       inside.push_back(wanted[static_cast<std::size_t>(row * codes.columns + column)]);
     }
   }
-  EXPECT_TRUE(
-      same(numbers_of<T>(codes, low, codes.rows - low, left, codes.columns - 2 - left), inside));
+  EXPECT_TRUE(testing::same_bits(
+      numbers_of<T>(codes, low, codes.rows - low, left, codes.columns - 2 - left), inside));
 }
 
 TEST(Dequantize, GivesTheNumbersOfTheLayoutInEveryDtype) {
   for (const QuantizedFormat format : all_formats) {
-    for (const auto& [rows, columns] : shapes) {
+    for (const auto& [rows, columns] : code_shapes) {
       const Codes codes = encoded(format, rows, columns, normals<float>(rows * columns, 3));
       expect_numbers<float>(codes);
       expect_numbers<BFloat16>(codes);

@@ -220,10 +220,10 @@ TYPED_TEST(ElementwiseTest, CutsAndThreadsChangeNoBit) {
 
 TYPED_TEST(ElementwiseTest, BinaryMatchesReference) {
   using T = TypeParam;
-  const std::vector<std::pair<std::int64_t, std::int64_t>> shapes = {
+  const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {
       {1, 1}, {1, 33}, {1, 1021}, {7, 1}, {1000, 1}, {31, 3}, {1021, 7}, {33, 255}, {5, 1000}};
   for_each_target([&] {
-    for (const auto& [outer, inner] : shapes) {
+    for (const auto& [outer, inner] : sizes) {
       auto a = normals<T>(outer * inner, 8);
       const auto b = normals<T>(inner, 9);
       for (const BinaryOp op :

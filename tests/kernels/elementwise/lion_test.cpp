@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -16,15 +15,11 @@ namespace tessera::kernels {
 namespace {
 
 using testing::narrow;
+using testing::same_bits;
 using testing::to_compute;
 
 constexpr double lion_lr = 3e-3, lion_beta1 = 0.9, lion_beta2 = 0.97, lion_decay = 0.1;
 constexpr float lion_scale = 0.25f;
-
-template <class T>
-bool equal_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 template <class T, class Grad, class Copy>
 struct LionRun {
@@ -89,9 +84,9 @@ void check_lion() {
       want.draw_gradient(step);
       cpu::lion_step(got.call(0, n));
       want.reference();
-      ASSERT_TRUE(equal_bits(got.m, want.m)) << n << " elements at step " << step;
-      ASSERT_TRUE(equal_bits(got.param, want.param)) << n << " elements at step " << step;
-      ASSERT_TRUE(equal_bits(got.copy, want.copy)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(got.m, want.m)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(got.param, want.param)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(got.copy, want.copy)) << n << " elements at step " << step;
     }
   }
 }
@@ -150,8 +145,8 @@ TEST(Lion, CutsAndThreadsChangeNoBit) {
       auto parts = start;
       cpu::lion_step(parts.call(0, cut));
       cpu::lion_step(parts.call(cut, n - cut));
-      EXPECT_TRUE(equal_bits(parts.param, whole.param) && equal_bits(parts.m, whole.m) &&
-                  equal_bits(parts.copy, whole.copy));
+      EXPECT_TRUE(same_bits(parts.param, whole.param) && same_bits(parts.m, whole.m) &&
+                  same_bits(parts.copy, whole.copy));
     }
   }
   set_compute_threads(threads);
@@ -179,7 +174,7 @@ TEST(Lion, DecaysInItsRangesOnly) {
       first = end;
       decays = !decays;
     }
-    EXPECT_TRUE(equal_bits(table.param, pieces.param) && equal_bits(table.copy, pieces.copy))
+    EXPECT_TRUE(same_bits(table.param, pieces.param) && same_bits(table.copy, pieces.copy))
         << edges.size() << " edges";
   }
 }
@@ -192,7 +187,7 @@ TEST(Lion, TheCopyIsOptionalAndTypesAreChecked) {
   LionStep step = without.call(0, 100);
   step.copy = nullptr;
   cpu::lion_step(step);
-  EXPECT_TRUE(equal_bits(with.param, without.param));
+  EXPECT_TRUE(same_bits(with.param, without.param));
   step.grad_dtype = float64;
   EXPECT_THROW(cpu::lion_step(step), std::logic_error);
   step.grad_dtype = float32;

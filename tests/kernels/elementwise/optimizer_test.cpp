@@ -17,6 +17,7 @@ namespace tessera::kernels {
 namespace {
 
 using testing::narrow;
+using testing::same_bits;
 using testing::to_compute;
 
 template <class T>
@@ -27,11 +28,6 @@ std::vector<T> normal(std::int64_t n, unsigned seed, double deviation) {
   for (T& value : values) value = narrow<T>(distribution(generator));
   return values;
 }
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
 constexpr double kLr = 3e-3, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1;
 constexpr float kGradScale = 0.25f;
 

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -16,15 +15,11 @@ namespace tessera::kernels {
 namespace {
 
 using testing::narrow;
+using testing::same_bits;
 using testing::to_compute;
 
 constexpr double sf_lr = 3e-3, sf_beta2 = 0.97, sf_eps = 1e-6, sf_decay = 0.1;
 constexpr float sf_scale = 0.25f;
-
-template <class T>
-bool bits_agree(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 template <class T>
 T between(T begin, T end, double part) {
@@ -110,13 +105,13 @@ void check_schedule_free(double beta1 = 0.9) {
       want.draw_gradient(step);
       cpu::schedule_free_step(got.call(step, 0, n));
       want.reference(step);
-      ASSERT_TRUE(bits_agree(got.v, want.v)) << n << " elements at step " << step;
-      ASSERT_TRUE(bits_agree(got.z, want.z)) << n << " elements at step " << step;
-      ASSERT_TRUE(bits_agree(got.average, want.average)) << n << " elements at step " << step;
-      ASSERT_TRUE(bits_agree(got.param, want.param)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(got.v, want.v)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(got.z, want.z)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(got.average, want.average)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(got.param, want.param)) << n << " elements at step " << step;
       std::vector<T> again(got.param.size());
       cpu::schedule_free_point(got.point(again));
-      ASSERT_TRUE(bits_agree(again, got.param)) << n << " elements at step " << step;
+      ASSERT_TRUE(same_bits(again, got.param)) << n << " elements at step " << step;
     }
   }
 }
@@ -146,8 +141,8 @@ TEST(ScheduleFree, CutsAndThreadsChangeNoBit) {
       parts.draw_gradient(1);
       cpu::schedule_free_step(parts.call(1, 0, cut));
       cpu::schedule_free_step(parts.call(1, cut, n - cut));
-      EXPECT_TRUE(bits_agree(parts.param, whole.param)) << cut;
-      EXPECT_TRUE(bits_agree(parts.average, whole.average)) << cut;
+      EXPECT_TRUE(same_bits(parts.param, whole.param)) << cut;
+      EXPECT_TRUE(same_bits(parts.average, whole.average)) << cut;
     }
   }
   set_compute_threads(before);
@@ -170,8 +165,8 @@ TEST(ScheduleFree, DecaysInItsRangesOnly) {
     cpu::schedule_free_step(part);
     first = end;
   }
-  EXPECT_TRUE(bits_agree(table.param, pieces.param));
-  EXPECT_TRUE(bits_agree(table.z, pieces.z));
+  EXPECT_TRUE(same_bits(table.param, pieces.param));
+  EXPECT_TRUE(same_bits(table.z, pieces.z));
 }
 
 TEST(ScheduleFree, TypesAreChecked) {

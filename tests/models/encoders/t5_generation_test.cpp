@@ -201,9 +201,9 @@ TEST(T5Generation, WritesTheMostLikelyTokens) {
 
 TEST(T5Generation, AnAdapterOfItsAttentionTrains) {
   const auto model = made(small_t5());
-  const auto names = add_lora(
+  const auto adapted = tessera::add_lora(
       *model, {.rank = 2, .alpha = 4, .target_modules = {"EncDecAttention.k", "SelfAttention.q"}});
-  EXPECT_EQ(names.size(), 6u);
+  EXPECT_EQ(adapted.size(), 6u);
   const TokenBatch source = testing::encoder_batch({4, 3}, 4);
   model->loss(source, labels_of({5, 6, 8, 1}, 2)).backward();
   int trained = 0;

@@ -10,11 +10,12 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t wide = 2048;
-constexpr std::int64_t layers = 3;
+constexpr std::int64_t broad_width = 2048;
+constexpr std::int64_t broad_layers = 3;
 constexpr int two_ranks = 2;
 // Large enough for pages of their own.
-constexpr std::size_t shard_bytes = 4 * (std::size_t{wide} * wide + wide) / two_ranks;
+constexpr std::size_t shard_bytes =
+    4 * (std::size_t{broad_width} * broad_width + broad_width) / two_ranks;
 
 class BroadLayerImpl : public nn::Module {
  public:
@@ -32,7 +33,7 @@ class BroadModel : public nn::Module {
  public:
   BroadModel() {
     std::vector<BroadLayer> made;
-    for (std::int64_t i = 0; i < layers; ++i) made.emplace_back(wide);
+    for (std::int64_t i = 0; i < broad_layers; ++i) made.emplace_back(broad_width);
     layers_ = register_module("layers", nn::ModuleList<BroadLayer>(std::move(made)));
   }
   Tensor loss(const Tensor& input) const {
@@ -50,7 +51,7 @@ ShardingOptions by_layer(Strategy strategy) {
 }
 
 Tensor input_of(int rank) {
-  return Tensor::full({4, wide}, 0.01 * (rank + 1), float32, Device::cpu());
+  return Tensor::full({4, broad_width}, 0.01 * (rank + 1), float32, Device::cpu());
 }
 
 std::size_t gradient_bytes() {
@@ -76,11 +77,11 @@ TEST(GradientMemory, IsHeldFromTheReductionToZeroGrad) {
       const Tensor loss = net.loss(input_of(context.rank()));
       EXPECT_EQ(gradient_bytes(), 0u) << "step " << step;
       loss.backward();
-      EXPECT_EQ(gradient_bytes(), layers * shard_bytes) << "step " << step;
+      EXPECT_EQ(gradient_bytes(), broad_layers * shard_bytes) << "step " << step;
       (void)net.loss(input_of(context.rank()));  // as in an accumulation, or an evaluation
-      EXPECT_EQ(gradient_bytes(), layers * shard_bytes) << "step " << step;
+      EXPECT_EQ(gradient_bytes(), broad_layers * shard_bytes) << "step " << step;
       optimizer.step();
-      EXPECT_EQ(gradient_bytes(), layers * shard_bytes) << "step " << step;
+      EXPECT_EQ(gradient_bytes(), broad_layers * shard_bytes) << "step " << step;
       optimizer.zero_grad();
       EXPECT_EQ(gradient_bytes(), 0u) << "step " << step;
     }
@@ -119,7 +120,7 @@ TEST(GradientMemory, HoldsNoMoreThanItsPeak) {
     BroadModel net;
     ShardedModel model = fully_shard(net, context, by_layer(Strategy::full_shard));
     optim::AdamW optimizer(model.parameters(), {});
-    const Tensor input = Tensor::full({512, wide}, 0.01, float32, Device::cpu());
+    const Tensor input = Tensor::full({512, broad_width}, 0.01, float32, Device::cpu());
     MemoryStats settled;
     for (int step = 0; step < 4; ++step) {
       net.loss(input).backward();

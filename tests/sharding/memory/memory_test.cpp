@@ -23,8 +23,8 @@ struct Held {
 };
 
 // Trains, and returns the memory of each rank at the end.
-std::vector<Held> train(int world, const ShardingOptions& options, int steps,
-                        bool no_sync = false) {
+std::vector<Held> memory_of_steps(int world, const ShardingOptions& options, int steps,
+                                  bool no_sync = false) {
   std::vector<Held> held(static_cast<std::size_t>(world));
   launch(world, [&](Context& context) {
     const testing::OneThread one_thread;
@@ -76,8 +76,8 @@ HeldBytes sum(const std::vector<Held>& ranks) {
 // sizes.
 TEST(ShardingMemory, FullShardIsAQuarterPlusPadding) {
   constexpr int world = 4;
-  const auto whole = train(world, toy_options(Strategy::no_shard), 2);
-  const auto sharded = train(world, toy_options(Strategy::full_shard), 2);
+  const auto whole = memory_of_steps(world, toy_options(Strategy::no_shard), 2);
+  const auto sharded = memory_of_steps(world, toy_options(Strategy::full_shard), 2);
 
   std::size_t parameter_padding = 0;  // of all ranks together
   std::size_t gradient_padding = 0;
@@ -109,7 +109,7 @@ TEST(ShardingMemory, FollowsFromTheLayout) {
         const int shards = row.shards == ShardGroup::self    ? 1
                            : row.shards == ShardGroup::world ? world
                                                              : options.group_size;
-        const auto held = train(world, options, 1);
+        const auto held = memory_of_steps(world, options, 1);
         for (int rank = 0; rank < world; ++rank) {
           HeldBytes expected;
           for (const ExpectedUnit& unit : units_of(param_dtype)) {
@@ -135,7 +135,7 @@ TEST(ShardingMemory, NothingIsAllocatedAfterTheFirstSteps) {
   for (const bool no_sync : {false, true}) {
     for (ShardingOptions options : all_strategies(4)) {
       options.param_dtype = bfloat16;
-      for (const Held& rank : train(4, options, 4, no_sync)) {
+      for (const Held& rank : memory_of_steps(4, options, 4, no_sync)) {
         const std::string what = testing::describe(options);
         EXPECT_EQ(rank.pool_after.system_allocations, rank.pool_before.system_allocations) << what;
         EXPECT_EQ(rank.pool_after.in_use, rank.pool_before.in_use) << what;
@@ -149,7 +149,7 @@ TEST(ShardingMemory, NothingIsAllocatedAfterTheFirstSteps) {
 // For any number of layers: two parameter buffers and two gradient buffers of a layer's size, and
 // the root's own.
 TEST(ShardingMemory, FullShardBuffersAreAFixedSet) {
-  const auto held = train(2, toy_options(Strategy::full_shard), 4);
+  const auto held = memory_of_steps(2, toy_options(Strategy::full_shard), 4);
   const auto units = units_of();
   const UnitLayout root = units[0].layout(2);
   const UnitLayout block = units[1].layout(2);

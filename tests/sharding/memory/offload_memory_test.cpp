@@ -20,9 +20,10 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t wide = 512;
-constexpr std::int64_t layers = 16;
-constexpr std::size_t state_bytes = 16 * std::size_t{layers} * wide * wide;  // 64 MiB
+constexpr std::int64_t offload_width = 512;
+constexpr std::int64_t offload_layers = 16;
+constexpr std::size_t state_bytes =
+    16 * std::size_t{offload_layers} * offload_width * offload_width;  // 64 MiB
 constexpr std::size_t limit_bytes = state_bytes / 3;
 
 class WideLayerImpl : public nn::Module {
@@ -41,7 +42,7 @@ class WideModel : public nn::Module {
  public:
   WideModel() {
     std::vector<WideLayer> made;
-    for (std::int64_t i = 0; i < layers; ++i) made.emplace_back(wide);
+    for (std::int64_t i = 0; i < offload_layers; ++i) made.emplace_back(offload_width);
     layers_ = register_module("layers", nn::ModuleList<WideLayer>(std::move(made)));
   }
   Tensor forward(Tensor x) const {
@@ -82,7 +83,8 @@ Trained train(bool in_files) {
     optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
     for (int step = 0; step < 3; ++step) {
       for (int micro = 0; micro < 2; ++micro) {
-        const Tensor x = Tensor::full({4, wide}, 0.01 * (step + micro + 1), float32, Device::cpu());
+        const Tensor x =
+            Tensor::full({4, offload_width}, 0.01 * (step + micro + 1), float32, Device::cpu());
         const Tensor loss = mean(net->forward(x));
         loss.backward();
         trained.losses.push_back(loss.item());

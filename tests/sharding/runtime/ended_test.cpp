@@ -100,7 +100,8 @@ TEST(Ended, HandlesStayValidAfterAPlan) {
   const Net net(4);
   const Tensor kept = net->named_parameters()[0].tensor;
   const std::vector<double> values = kept.to_vector();
-  PlanOptions options{.sharding = net_options()};
+  PlanOptions options;
+  options.sharding = net_options();
   options.loss = [&](Device device) { return net(Tensor::full({3, 4}, 0.5).to(device)); };
   (void)plan(*net, {.ranks = 2}, options);
   EXPECT_EQ(kept.to_vector(), values);

@@ -112,8 +112,10 @@ class DpoSplit : public ::testing::Test {
   [[nodiscard]] std::string file() const { return folder_.path("pairs.jsonl"); }
   static void expect_equal(const StepGradient& expected, const StepGradient& got,
                            const std::string& what) {
+    // A pair's loss is of a difference of fp32 sums of up to 100 nats, which are rounded to 4e-6
+    // and multiplied by beta.
     EXPECT_NEAR(got.loss, expected.loss, 1e-6 * expected.loss) << what;
-    EXPECT_LE(largest_difference(expected, got), 1e-6) << what;
+    EXPECT_LE(largest_difference(expected, got), 3e-6) << what;
   }
   DataFolder folder_;
 };
