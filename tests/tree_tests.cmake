@@ -65,6 +65,11 @@ add_test(NAME cli/random_recipes
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
                  --program $<TARGET_FILE:tessera_program>)
 set_tests_properties(cli/random_recipes PROPERTIES LABELS "cli;slow" TIMEOUT 600 PROCESSORS 2)
+# Signals at random moments of a run; for more of them: scripts/random-signals --moments 1000
+add_test(NAME cli/random_signals
+         COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-signals --moments 12 --seed 1
+                 --program $<TARGET_FILE:tessera_program>)
+set_tests_properties(cli/random_signals PROPERTIES LABELS "cli;slow" TIMEOUT 600 PROCESSORS 2)
 # Hosts that are network namespaces, where the machine allows them.
 foreach(part IN ITEMS faults bits)
   add_test(NAME several_hosts/${part}
