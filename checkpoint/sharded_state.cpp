@@ -113,7 +113,10 @@ std::vector<LogicalTensor> model_of(const ShardedModel& model, optim::Optimizer*
     const Tensor& local = parameters[i].local;
     const std::string name = name_in_state(names, parameters[i].name, local);
     if (name.empty()) continue;
-    if (direction == Direction::load) local.storage()->will_write();
+    if (direction == Direction::load) {
+      local.storage()->will_write();
+      local.count_write();
+    }
     const bool averaged = direction == Direction::save && places[i];
     tensors.push_back(
         logical(name, parameters[i], averaged ? optimizer->weights(*places[i]) : local, direction));

@@ -151,7 +151,9 @@ bool needs_graph(std::initializer_list<Tensor> inputs) {
 
 void record(NamedOp op, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
             BackwardFunction backward, Reads reads) {
-  if (!wants_gradient(inputs)) return note_read();
+  const bool wanted = wants_gradient(inputs);
+  Region::note_inputs(op.name, inputs, outputs, wanted, reads);
+  if (!wanted) return note_read();
   auto node = std::make_shared<Node>();
   node->op = op.op;
   node->name = op.name;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/activation_offload.h"
 #include "engine/device/pass.h"
+#include "engine/noted_values.h"
 #include "engine/recompute_region.h"
 
 namespace tessera {
@@ -75,7 +76,6 @@ void Region::stand_in(const std::shared_ptr<Node>& function, Node& node, Reads r
   const std::shared_ptr<ModuleCall>& call = current_module_call();
   if (call && (reached_calls_.empty() || reached_calls_.back() != call))
     reached_calls_.push_back(call);
-  note_leaves(node);
   node.made_in = function->sequence;
   node.place = ops_.size();
   ops_.push_back(node.op);
@@ -102,38 +102,101 @@ void Region::stand_in(const std::shared_ptr<Node>& function, Node& node, Reads r
   };
 }
 
-void Region::note_leaves(const Node& node) {
-  for (const Edge& edge : node.inputs) {
-    if (!edge.leaf) continue;
-    const std::shared_ptr<std::uint64_t>& version = Tensor(edge.leaf).version();
-    if (std::any_of(leaves_.begin(), leaves_.end(),
-                    [&](const Leaf& other) { return other.version == version; }))
-      continue;
-    leaves_.push_back({version, *version, node.name, node.position, edge.shape});
+void Region::note_inputs(std::string_view op, std::span<const Tensor> inputs,
+                         std::span<const Tensor> results, bool in_graph, Reads reads) {
+  if (first_run) first_run->region->note_sources(op, inputs, results, in_graph, reads);
+}
+
+void Region::note_saved(const Tensor& tensor) {
+  if (!first_run) return;
+  Region& region = *first_run->region;
+  for (const std::size_t i : region.sources_of(tensor, "")) region.saved_.push_back(i);
+}
+
+// The sources that the values of `tensor` come from, of which it may be one.
+std::vector<std::size_t> Region::sources_of(const Tensor& tensor, std::string_view op) {
+  const auto& data = tensor.impl();
+  if (data->grad_node && data->grad_node->made_in == first_run->sequence) return {};
+  if (const auto made = derived_.find(data->storage); made != derived_.end()) return made->second;
+  const std::shared_ptr<std::uint64_t>& version = tensor.version();
+  const auto [known, is_new] = latest_source_.try_emplace(version.get(), sources_.size());
+  if (!is_new && sources_[known->second].noted != *version) known->second = sources_.size();
+  if (known->second == sources_.size()) {
+    sources_.push_back({version, *version, data->storage, op, ModulePlace::current(),
+                        tensor.shape(), tensor.requires_grad() && !data->grad_node});
+  }
+  return {known->second};
+}
+
+void Region::note_sources(std::string_view op, std::span<const Tensor> inputs,
+                          std::span<const Tensor> results, bool in_graph, Reads reads) {
+  const std::size_t saved = saved_.size();
+  std::vector<std::size_t> all = std::exchange(saved_, {});
+  for (const Tensor& input : inputs) {
+    if (!input.defined()) continue;
+    const std::vector<std::size_t> some = sources_of(input, op);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  if (in_graph) {
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      Source& source = sources_[all[k]];
+      if (source.op.empty()) source.op = op;
+      source.in_graph = true;
+      source.place = std::min(source.place, ops_.size());
+      source.is_read =
+          source.is_read || k < saved || reads != Reads::nothing || source.is_parameter;
+    }
+    return;
+  }
+  for (const Tensor& result : results) {
+    if (!result.defined()) continue;
+    const std::shared_ptr<Storage>& storage = result.impl()->storage;
+    const bool is_view = !derived_.contains(storage) &&
+                         std::any_of(inputs.begin(), inputs.end(), [&](const Tensor& input) {
+                           return input.defined() && input.impl()->storage == storage;
+                         });
+    if (is_view) continue;
+    std::vector<std::size_t>& of_result = derived_[storage];
+    of_result.insert(of_result.end(), all.begin(), all.end());
+    std::sort(of_result.begin(), of_result.end());
+    of_result.erase(std::unique(of_result.begin(), of_result.end()), of_result.end());
   }
 }
 
-void Region::check_leaves() const {
-  for (const Leaf& leaf : leaves_) {
-    const ModulePlace place(leaf.position, ModulePlace::Pass::backward);
+void Region::check_sources(bool at_end_of_first_run) const {
+  for (const Source& source : sources_) {
+    if (*source.version == source.noted || source.storage.expired()) continue;
+    if (!source.is_read && source.place >= read_until_) continue;
+    const ModulePlace place(source.position, ModulePlace::Pass::backward);
+    const std::string_view what = source.is_parameter ? "a parameter" : "a tensor";
+    TESSERA_REQUIRE(!at_end_of_first_run,
+                    "{}: {} of shape {}, which a recomputed function reads, has been written by "
+                    "the function after that, so that its second run would read other values: "
+                    "read it after the write, or keep what is written outside of the function",
+                    source.op, what, source.shape.to_string());
     TESSERA_REQUIRE(
-        *leaf.version == leaf.noted,
-        "{}: a parameter of shape {}, which a recomputed function reads, has been written since "
-        "the forward (by an optimizer's step, or copy_from()): run backward before that, or the "
-        "forward again after it",
-        leaf.op, leaf.shape.to_string());
+        *source.version == source.noted,
+        "{}: {} of shape {}, which a recomputed function reads, has been written since "
+        "the forward (by an optimizer's step, a load, set_buffer() or copy_from()): run backward "
+        "before that, or the forward again after it",
+        source.op, what, source.shape.to_string());
   }
 }
 
 void Region::finish(std::function<void(bool last)> again) {
   after_ = generator_state();
   again_ = std::move(again);
+  latest_source_.clear();
+  derived_.clear();
+  saved_.clear();
+  std::erase_if(sources_, [](const Source& source) { return !source.in_graph; });
+  check_sources(true);
 }
 
 std::vector<std::shared_ptr<Node>> Region::replay(const Node& node, std::uint64_t first) {
   function_ = &node;
   first_ = first;
-  check_leaves();
+  check_sources(false);
   next_ = next_kept_ = 0;
   roots_.clear();
   // After the last run the inputs are freed when the function has returned; its nodes hold
@@ -202,6 +265,13 @@ void compute_or_take(Op op, std::initializer_list<Tensor*> results,
 
 void note_read() {
   if (first_run) first_run->region->note_read();
+}
+
+void note_values(std::string_view op, std::initializer_list<Tensor> inputs,
+                 std::initializer_list<Tensor> results) {
+  Region::note_inputs(op, {inputs.begin(), inputs.size()}, {results.begin(), results.size()}, false,
+                      Reads::anything);
+  note_read();
 }
 
 }  // namespace autograd

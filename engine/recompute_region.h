@@ -8,8 +8,12 @@
 #pragma once
 
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,6 +32,11 @@ class Region {
   // Passes an op to the active runs of the thread. True: the op is part of a first run, and the
   // node has become its stand-in.
   static bool pass_op(const std::shared_ptr<Node>& node, Reads reads);
+  // What an op of a first run reads, before pass_op(); a node is recorded for it if `in_graph`.
+  static void note_inputs(std::string_view op, std::span<const Tensor> inputs,
+                          std::span<const Tensor> results, bool in_graph, Reads reads);
+  // A tensor that the op saves for its backward, before note_inputs(): ids, a mask.
+  static void note_saved(const Tensor& tensor);
 
   // Records the state at the end of the first run. again(last) is the second run; it may use up the
   // kept inputs if it is the last.
@@ -53,8 +62,10 @@ class Region {
 
  private:
   void stand_in(const std::shared_ptr<Node>& function, Node& node, Reads reads);
-  void note_leaves(const Node& node);
-  void check_leaves() const;
+  std::vector<std::size_t> sources_of(const Tensor& tensor, std::string_view op);
+  void note_sources(std::string_view op, std::span<const Tensor> inputs,
+                    std::span<const Tensor> results, bool in_graph, Reads reads);
+  void check_sources(bool at_end_of_first_run) const;
   void check_inputs(const Node& node) const;
   void match(const std::shared_ptr<Node>& node);
 
@@ -64,15 +75,27 @@ class Region {
   std::function<void(bool last)> again_;
   ModuleCalls calls_, reached_calls_;
   std::vector<Op> ops_;  // in the order of their recording
-  // Leaves that ops of the first run used. Their values must be unchanged in the second run.
-  struct Leaf {
+  // Tensors that the function did not make: its inputs, parameters, buffers, what it captured. A
+  // value of the graph that comes from one must be the same in the second run, so it must not have
+  // been written since.
+  struct Source {
     std::shared_ptr<std::uint64_t> version;
     std::uint64_t noted;
+    std::weak_ptr<Storage> storage;  // what nobody holds any more was made in the function
     std::string_view op;
     std::shared_ptr<const ModulePosition> position;
     Shape shape;
+    bool is_parameter;
+    bool in_graph = false;  // values of the graph come from it
+    bool is_read = false;   // by a backward; else it matters if the value of the op at `place` does
+    std::size_t place = std::numeric_limits<std::size_t>::max();
   };
-  std::vector<Leaf> leaves_;
+  std::vector<Source> sources_;
+  // Only in the first run. Where the present version of a tensor is in sources_, and the sources of
+  // values that are computed without a node.
+  std::unordered_map<const std::uint64_t*, std::size_t> latest_source_;
+  std::vector<std::size_t> saved_;  // by the op that is about to be noted
+  std::map<std::weak_ptr<Storage>, std::vector<std::size_t>, std::owner_less<>> derived_;
   // Values of the ops from here on are not read, by a backward or otherwise.
   std::size_t read_until_ = 0;
   struct Kept {

@@ -9,7 +9,11 @@ namespace tessera::autograd {
 
 SavedValue::SavedValue(Tensor tensor) : tensor_(std::move(tensor)) {
   // A first run keeps only the inputs; the graph of the second run is used at once.
-  if (!tensor_.defined() || !grad_enabled() || Region::in_first_run()) return;
+  if (!tensor_.defined() || !grad_enabled()) return;
+  if (Region::in_first_run()) {
+    Region::note_saved(tensor_);
+    return;
+  }
   version_ = tensor_.version();
   noted_ = *version_;
 }

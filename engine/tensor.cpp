@@ -9,6 +9,7 @@
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
 #include "engine/device/queue.h"
+#include "engine/noted_values.h"
 
 namespace tessera {
 
@@ -262,6 +263,7 @@ Tensor Tensor::clone() const {
   const detail::TensorData& data = data_.in();
   Tensor copy = empty(data.shape, data.dtype, data.storage->device());
   copy.copy_from(*this);
+  autograd::note_values("clone", {*this}, {copy});
   return copy;
 }
 
@@ -292,6 +294,7 @@ Tensor Tensor::to(Device device) const {
   if (device == this->device()) return *this;
   Tensor copy = empty(shape(), dtype(), device);
   copy.copy_from(*this);
+  autograd::note_values("to", {*this}, {copy});
   return copy;
 }
 

@@ -57,9 +57,8 @@ Tensor on_device(const std::vector<std::int32_t>& values, Device device) {
 
 // The position of each of a sequence's tokens: counts up from first_position. Padding tokens have
 // their own position and are not counted.
-TokenRows make_rows(const TokenBatch& tokens, std::int32_t first_position,
-                    std::optional<std::int32_t> padding, std::int64_t capacity) {
-  const BatchLayout layout = layout_of(tokens, true);
+TokenRows make_rows(const BatchLayout& layout, std::int32_t first_position,
+                    std::optional<std::int32_t> padding, std::int64_t capacity, Device device) {
   TESSERA_REQUIRE(layout.longest <= capacity, "a sequence of {} tokens; the model takes at most {}",
                   layout.longest, capacity);
   std::vector<std::int32_t> ids, positions, slots;
@@ -72,22 +71,32 @@ TokenRows make_rows(const TokenBatch& tokens, std::int32_t first_position,
       slots.push_back(static_cast<std::int32_t>(b * capacity + t));
     }
   }
-  const Device device = tokens.ids.device();
   return {on_device(ids, device),
           on_device(positions, device),
           {on_device(layout.starts, device), on_device(layout.lengths, device),
            on_device(slots, device), layout.longest, capacity}};
 }
 
+Tensor row_of_each_place(const BatchLayout& layout, Device device) {
+  std::vector<std::int32_t> rows;
+  for (std::int64_t b = 0; b < layout.batch; ++b) {
+    const std::int32_t start = layout.starts[static_cast<std::size_t>(b)];
+    for (std::int32_t t = 0; t < layout.length; ++t) {
+      rows.push_back(start + (t < layout.lengths[static_cast<std::size_t>(b)] ? t : 0));
+    }
+  }
+  return Tensor::from(rows, {layout.batch, layout.length}).to(device);
+}
+
 }  // namespace
 
 TokenRows numbered_rows(const TokenBatch& tokens, std::int32_t first_position,
                         std::int64_t capacity) {
-  return make_rows(tokens, first_position, {}, capacity);
+  return make_rows(layout_of(tokens, true), first_position, {}, capacity, tokens.ids.device());
 }
 
 TokenRows padded_rows(const TokenBatch& tokens, std::int32_t padding, std::int64_t capacity) {
-  return make_rows(tokens, padding + 1, padding, capacity);
+  return make_rows(layout_of(tokens, true), padding + 1, padding, capacity, tokens.ids.device());
 }
 
 Tensor TextEncoder::forward(const TokenBatch& tokens) {
@@ -95,25 +104,18 @@ Tensor TextEncoder::forward(const TokenBatch& tokens) {
 }
 
 Tensor padded_states(const Tensor& states, const TokenBatch& tokens) {
-  const BatchLayout layout = layout_of(tokens, false);
-  std::vector<std::int32_t> row_of_place;
-  for (std::int64_t b = 0; b < layout.batch; ++b) {
-    const std::int32_t start = layout.starts[static_cast<std::size_t>(b)];
-    for (std::int32_t t = 0; t < layout.length; ++t) {
-      row_of_place.push_back(start + (t < layout.lengths[static_cast<std::size_t>(b)] ? t : 0));
-    }
-  }
-  const Tensor rows = Tensor::from(row_of_place, {layout.batch, layout.length}).to(states.device());
-  return embedding(rows, states);
+  return embedding(row_of_each_place(layout_of(tokens, false), states.device()), states);
 }
 
-Tensor token_mask(const TokenBatch& tokens) {
-  const BatchLayout layout = layout_of(tokens, false);
+PaddedRows rows_and_places(const TokenBatch& tokens, std::int64_t capacity) {
+  const BatchLayout layout = layout_of(tokens, true);
+  const Device device = tokens.ids.device();
   std::vector<std::uint8_t> mask;
   for (const std::int32_t length : layout.lengths) {
     for (std::int64_t t = 0; t < layout.length; ++t) mask.push_back(t < length ? 1 : 0);
   }
-  return Tensor::from(mask, {layout.batch, layout.length}).to(tokens.ids.device());
+  return {make_rows(layout, 0, {}, capacity, device), row_of_each_place(layout, device),
+          Tensor::from(mask, {layout.batch, layout.length}).to(device)};
 }
 
 Sequences equal_sequences(std::int64_t batch, std::int64_t length, std::int64_t capacity,

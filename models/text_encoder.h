@@ -37,8 +37,6 @@ class TextEncoder : public Model {
 // The states [rows, width] of the tokens' rows as [batch, length, width]; padding repeats its
 // sequence's first state. Reads the lengths on the host.
 Tensor padded_states(const Tensor& states, const TokenBatch& tokens);
-// uint8 [batch, length]: 0 for padding. For AttentionOptions::key_mask.
-Tensor token_mask(const TokenBatch& tokens);
 // The rows [batch * length, ..] of sequences of equal length.
 Sequences equal_sequences(std::int64_t batch, std::int64_t length, std::int64_t capacity,
                           Device device);
@@ -47,8 +45,17 @@ Sequences equal_sequences(std::int64_t batch, std::int64_t length, std::int64_t 
 // model's longest sequence.
 TokenRows numbered_rows(const TokenBatch& tokens, std::int32_t first_position,
                         std::int64_t capacity);
-// The same from padding + 1 on. Tokens `padding` within a sequence have the position `padding` and
-// are not counted.
+// The rows of a padded batch, numbered from 0, and what leads from them back to it, with one
+// reading of ids and lengths on the host: the row of each place, int32 [batch, length], where
+// padding has its sequence's first row, and 0 for padding in uint8 [batch, length] for
+// AttentionOptions::key_mask.
+struct PaddedRows {
+  TokenRows tokens;
+  Tensor row_of_place, mask;
+};
+PaddedRows rows_and_places(const TokenBatch& tokens, std::int64_t capacity);
+// numbered_rows() from padding + 1 on. Tokens `padding` within a sequence have the position
+// `padding` and are not counted.
 TokenRows padded_rows(const TokenBatch& tokens, std::int32_t padding, std::int64_t capacity);
 
 }  // namespace tessera::models

@@ -1,5 +1,5 @@
 // `tessera test`: checks an installation by running it: collectives, every strategy, ranks as
-// threads, a save and a resume, and a GPU if there is one.
+// threads, a save and a resume, and a GPU if there is one. With --hosts see test_hosts.h.
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -12,11 +12,14 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/text/print.h"
 #include "base/write_failure.h"
 #include "checkpoint/io/removal.h"
+#include "cli/commands/test_hosts.h"
 #include "cli/subcommands.h"
 #include "engine/device/backend.h"
 #include "engine/storage/output_file.h"
@@ -246,9 +249,12 @@ class Installation {
 
 struct TestCommand {
   int ranks = 2;
-  bool rank = false;
+  bool rank = false, hosts = false;
+  std::string cluster;
 
   [[nodiscard]] int run() const {
+    TESSERA_CHECK(cluster.empty() || hosts, ErrorCode::usage, "--cluster goes with --hosts");
+    if (hosts) return test_hosts(cluster);
     if (rank) {
       check_collectives(init());
       return 0;
@@ -311,7 +317,16 @@ Command describe_test() {
            {.name = "--rank",
             .target = &options->rank,
             .help =
-                "Run one rank of the first check; for programs that start ranks in another way"}},
+                "Run one rank of the first check; for programs that start ranks in another way"},
+           {.name = "--hosts",
+            .target = &options->hosts,
+            .help = "As a rank of a job over several nodes: measure latency and rate between each "
+                    "pair of nodes, and name slow ones"},
+           {.name = "--cluster",
+            .target = &options->cluster,
+            .help = "With --hosts: compare with this cluster's `across` (a file or a name, as for "
+                    "tessera plan) and not with the median of all pairs",
+            .type = "NAME|FILE"}},
       .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
 

@@ -207,6 +207,14 @@ Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
       "parameter owns its memory: register clone() of it",
       name, parameter.shape().to_string(), class_name());
   add_tensor_name(name, parameter, "parameter");
+  TESSERA_REQUIRE(!parameter.impl()->grad_node,
+                  "parameter {} {} of {} is the result of an op, through which a gradient passes: "
+                  "register a leaf, as nn::make_parameter() and detach() give it",
+                  name, parameter.shape().to_string(), class_name());
+  // A tensor without an initializer was not made as a parameter: it becomes one here.
+  if (!parameter.impl()->initializer && is_floating(parameter.dtype())) {
+    parameter.set_requires_grad(true);
+  }
   parameters_.emplace_back(name, parameter);
   return parameter;
 }

@@ -1,6 +1,9 @@
 // Comparisons, logic, and selections by masks.
+#include <cmath>
+
 #include "base/error.h"
 #include "engine/autograd.h"
+#include "engine/noted_values.h"
 #include "engine/op_checks.h"
 #include "engine/ops/pointwise.h"
 #include "engine/ops/strided.h"
@@ -16,15 +19,43 @@ Tensor compare(const char* name, PointwiseOp op, const Tensor& x, const Pointwis
   ops::require_defined(name, x);
   const PointwiseOperand operands[] = {x, y};
   ops::require_alike(name, operands);
-  autograd::note_read();
-  return ops::pointwise(op, ops::broadcast_shape(name, operands), x.dtype(), operands);
+  Tensor out = ops::pointwise(op, ops::broadcast_shape(name, operands), x.dtype(), operands);
+  autograd::note_values(name, {x, y.tensor}, {out});
+  return out;
 }
 Tensor compare(const char* name, PointwiseOp op, const Tensor& x, const Tensor& y) {
   ops::require_defined(name, x, y);
   return compare(name, op, x, PointwiseOperand(y));
 }
+
+struct IntegerComparison {
+  PointwiseOp op;
+  double number;  // whole, and of int64
+};
+
+// The comparison of an integer with any real number.
+IntegerComparison of_integers(PointwiseOp op, double y) {
+  constexpr double lowest = -0x1p63, beyond = 0x1p63;
+  const auto always = [](bool holds) -> IntegerComparison {
+    return {holds ? PointwiseOp::greater_equal : PointwiseOp::less, lowest};
+  };
+  const bool above = op == PointwiseOp::greater || op == PointwiseOp::greater_equal;
+  const bool below = op == PointwiseOp::less || op == PointwiseOp::less_equal;
+  const bool differs = op == PointwiseOp::not_equal;
+  if (std::isnan(y)) return always(differs);
+  if (y >= beyond) return always(differs || below);
+  if (y < lowest) return always(differs || above);
+  if (y == std::floor(y)) return {op, y};
+  if (!above && !below) return always(differs);
+  const bool up = op == PointwiseOp::less || op == PointwiseOp::greater_equal;
+  return {op, up ? std::ceil(y) : std::floor(y)};
+}
+
 Tensor compare(const char* name, PointwiseOp op, const Tensor& x, double y) {
-  return compare(name, op, x, PointwiseOperand(y));
+  ops::require_defined(name, x);
+  if (is_floating(x.dtype())) return compare(name, op, x, PointwiseOperand(y));
+  const IntegerComparison exact = of_integers(op, y);
+  return compare(name, exact.op, x, PointwiseOperand(exact.number));
 }
 
 void require_mask(const char* op, const Tensor& mask) {
@@ -40,7 +71,9 @@ Tensor logic(const char* name, PointwiseOp op, const Tensor& x, const Tensor& y)
   require_mask(name, y);
   ops::require_same_device(name, x, y);
   const PointwiseOperand operands[] = {x, y};
-  return ops::pointwise(op, ops::broadcast_shape(name, operands), boolean, operands);
+  Tensor out = ops::pointwise(op, ops::broadcast_shape(name, operands), boolean, operands);
+  autograd::note_values(name, {x, y}, {out});
+  return out;
 }
 
 // A selection whose branches may be numbers.
@@ -54,7 +87,10 @@ Tensor where_as(const char* name, const Tensor& mask, const PointwiseOperand& x,
   const PointwiseOperand operands[] = {mask, x, y};
   Tensor out = ops::pointwise(PointwiseOp::select, ops::broadcast_shape(name, operands),
                               tensor.dtype(), operands);
-  if (!is_floating(out.dtype())) return out;
+  if (!is_floating(out.dtype())) {
+    autograd::note_values(name, {mask, x.tensor, y.tensor}, {out});
+    return out;
+  }
   autograd::record(
       {Op::where, name}, {x.tensor, y.tensor}, {out},
       [saved = autograd::SavedValue(mask),
@@ -97,7 +133,9 @@ Tensor logical_or(const Tensor& x, const Tensor& y) {
 Tensor logical_not(const Tensor& x) {
   ops::require_defined("logical_not", x);
   require_mask("logical_not", x);
-  return ops::pointwise(PointwiseOp::logical_not, x.shape(), boolean, {x});
+  Tensor out = ops::pointwise(PointwiseOp::logical_not, x.shape(), boolean, {x});
+  autograd::note_values("logical_not", {x}, {out});
+  return out;
 }
 
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
+#include "engine/noted_values.h"
 #include "engine/op_checks.h"
 #include "engine/ops/strided.h"
 #include "engine/tensor_ops.h"
@@ -149,6 +150,7 @@ Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype) {
       Tensor::zeros(ops::with_new(ids.shape(), ids.dimensions(), classes), dtype, ids.device());
   const Tensor ones = Tensor::full(ids.shape(), 1, dtype, ids.device());
   named("one_hot", [&] { launch_scatter({ids.elements(), classes, 1, 1, false}, ids, ones, out); });
+  autograd::note_values("one_hot", {ids}, {out});
   return out;
 }
 
@@ -165,7 +167,9 @@ Tensor argsort(const Tensor& x, int dimension, bool descending) {
         x.device(), sort_order,
         {rows.data(), places.data_as<std::int64_t>(), count, length, x.dtype(), descending});
   }
-  return last ? places : transpose(places, at, -1);
+  const Tensor result = last ? places : transpose(places, at, -1);
+  autograd::note_values("argsort", {x}, {result});
+  return result;
 }
 
 Sorted sort(const Tensor& x, int dimension, bool descending) {
@@ -178,8 +182,8 @@ Sorted topk(const Tensor& x, std::int64_t count, int dimension, bool largest) {
   ops::require_floating("topk", x);
   const int at = ops::dimension_of("topk", x, dimension);
   TESSERA_REQUIRE(count >= 0 && count <= x.size(at),
-                  "topk: {} of dimension {} of shape {}; it has {}", count, dimension,
-                  x.shape().to_string(), x.size(at));
+                  "topk: {} elements of dimension {} of shape {}; from 0 to its {}", count,
+                  dimension, x.shape().to_string(), x.size(at));
   const Tensor places = narrow(argsort(x, at, largest), at, 0, count);
   return {gather(x, at, places), places};
 }

@@ -102,7 +102,7 @@ Tensor concatenate_as(const char* name, std::span<const Tensor> parts, int dimen
 }
 
 void require_parts(const char* op, std::span<const Tensor> parts) {
-  TESSERA_REQUIRE(!parts.empty(), "{} of no tensors", op);
+  TESSERA_REQUIRE(!parts.empty(), "{}: no tensors; give at least one", op);
   for (const Tensor& part : parts) ops::require_defined(op, part);
 }
 
@@ -149,8 +149,9 @@ std::vector<Tensor> split(const Tensor& x, const std::vector<std::int64_t>& size
     whole += size;
   }
   TESSERA_REQUIRE(whole == x.size(at),
-                  "split: parts of {} elements together, in dimension {} of shape {}", whole,
-                  dimension, x.shape().to_string());
+                  "split: parts of {} elements together, in dimension {} of shape {}; together "
+                  "they have its {}",
+                  whole, dimension, x.shape().to_string(), x.size(at));
   return split_as("split", x, sizes, at);
 }
 

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
+#include "engine/noted_values.h"
 #include "engine/op_checks.h"
 #include "engine/ops/pointwise.h"
 #include "engine/ops/strided.h"
@@ -138,8 +139,9 @@ Tensor place_of_extreme(const char* name, ReduceOp op, const Tensor& x, int dime
   const ReducePlan plan = reduce_plan(name, x, {ops::dimension_of(name, x, dimension)});
   TESSERA_REQUIRE(plan.count > 0 || plan.kept_shape.elements() == 0,
                   "{}: shape {} has no elements to choose from", name, x.shape().to_string());
-  autograd::note_read();
-  return reduced(op, x, plan, plan.result(keep));
+  Tensor out = reduced(op, x, plan, plan.result(keep));
+  autograd::note_values(name, {x}, {out});
+  return out;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
+#include "engine/noted_values.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
 #include "engine/random.h"
@@ -124,7 +125,8 @@ Tensor document_starts(const Tensor& ids, Device device) {
   } else {
     write_document_starts<std::int64_t>(ids, starts);
   }
-  return device == Device::cpu() ? starts : starts.to(device);
+  autograd::note_values("document_starts", {ids}, {starts});
+  return starts.to(device);
 }
 
 Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,

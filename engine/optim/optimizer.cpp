@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -142,6 +143,9 @@ void Optimizer::step(std::size_t segment) {
 bool Optimizer::begin_step(std::size_t segment) {
   TESSERA_REQUIRE(!evaluates_,
                   "a step after begin_evaluation(): call end_evaluation() before the forward");
+  TESSERA_REQUIRE(std::isfinite(learning_rate_),
+                  "a step with the learning rate {}: give set_learning_rate() a finite number",
+                  learning_rate_);
   segments_[segment].storage->will_step();
   const std::size_t own_numbers = number_names().size();
   for (const std::size_t i : segments_[segment].parameters) {

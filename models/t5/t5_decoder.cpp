@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <utility>
 
 #include "engine/tensor_ops.h"
 #include "models/bert/encoder_layer.h"
@@ -134,14 +135,22 @@ Tensor T5DecoderImpl::forward(const Tensor& x, const Sequences& sequences, const
   return sequence_dropout(norm_(y), dropout, sequences);
 }
 
-Tensor T5DecoderImpl::decode(const Tensor& x, std::int64_t position, const T5Source& source,
-                             std::vector<T5BlockCache>& caches) const {
-  caches.resize(block_->size());
-  const Sequences rows = equal_sequences(x.size(0), 1, positions_, x.device());
-  const Tensor bias = unsqueeze(transpose(distances_before(position + 1, x.device()), 0, 1), 1);
+T5Writing T5DecoderImpl::begin(T5Source source, std::int64_t max_rows) const {
+  const Device device = source.states.device();
+  const std::int64_t batch = source.states.size(0);
+  return {.source = std::move(source),
+          .rows = equal_sequences(batch, 1, positions_, device),
+          .bias = unsqueeze(transpose(distances_before(max_rows, device), 0, 1), 1),
+          .written = 0,
+          .blocks = std::vector<T5BlockCache>(block_->size())};
+}
+
+Tensor T5DecoderImpl::decode(const Tensor& x, T5Writing& writing) const {
+  const std::int64_t rows = ++writing.written;
+  const Tensor bias = narrow(writing.bias, 2, writing.bias.size(2) - rows, rows);
   Tensor y = x;
-  for (std::size_t i = 0; i < caches.size(); ++i) {
-    y = (*block_)[i]->decode(y, rows, bias, source, caches[i]);
+  for (std::size_t i = 0; i < writing.blocks.size(); ++i) {
+    y = (*block_)[i]->decode(y, writing.rows, bias, writing.source, writing.blocks[i]);
   }
   return norm_(y);
 }

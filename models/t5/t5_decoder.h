@@ -35,10 +35,17 @@ class T5CrossAttentionImpl : public nn::Module {
 };
 TESSERA_MODULE(T5CrossAttention);
 
-// The keys and values of a block for a batch of texts that is being continued.
+// The keys and values of a block for a batch of texts that is being written.
 struct T5BlockCache {
   T5AttentionImpl::Past own;
   T5CrossAttentionImpl::Projected source;
+};
+struct T5Writing {
+  T5Source source;
+  Sequences rows;        // one of each text
+  Tensor bias;           // [heads, 1, the most rows], of the keys before the last of them
+  std::int64_t written;  // rows
+  std::vector<T5BlockCache> blocks;
 };
 
 class T5DecoderBlockImpl : public nn::Module {
@@ -66,9 +73,10 @@ class T5DecoderImpl : public nn::Module {
   explicit T5DecoderImpl(const T5GenerationConfig& config);
   Tensor forward(const Tensor& x, const Sequences& sequences, const Tensor& states,
                  const Tensor& mask) const;
-  // The row number `position` of each text, x [batch, d_model]. `caches` is empty before the first.
-  Tensor decode(const Tensor& x, std::int64_t position, const T5Source& source,
-                std::vector<T5BlockCache>& caches) const;
+  // Texts of at most `max_rows` rows. Without a gradient.
+  [[nodiscard]] T5Writing begin(T5Source source, std::int64_t max_rows) const;
+  // The next row of each text, x [batch, d_model].
+  Tensor decode(const Tensor& x, T5Writing& writing) const;
 
  private:
   // The rows of the table for the keys `count - 1` .. 0 places before a query: [count, heads].

@@ -51,9 +51,9 @@ T5ForConditionalGeneration::T5ForConditionalGeneration(T5GenerationConfig config
 }
 
 T5Source T5ForConditionalGeneration::encode(const TokenBatch& source) {
-  const TokenRows rows = numbered_rows(source, 0, positions());
-  const Tensor states = encoder_(shared_(rows.ids), rows.sequences);
-  return {padded_states(states, source), token_mask(source)};
+  const PaddedRows rows = rows_and_places(source, positions());
+  const Tensor states = encoder_(shared_(rows.tokens.ids), rows.tokens.sequences);
+  return {embedding(rows.row_of_place, states), rows.mask};
 }
 
 Tensor T5ForConditionalGeneration::for_head(const Tensor& states) const {
@@ -103,18 +103,17 @@ std::vector<std::vector<std::int32_t>> T5ForConditionalGeneration::write_greedil
                   "T5 writes from 1 to {} tokens, in evaluation mode: call eval(); given {}",
                   positions(), max_tokens);
   const NoGradGuard no_grad;
-  const T5Source encoded = encode(source);
+  T5Writing writing = decoder_->begin(encode(source), max_tokens);
   const auto batch = static_cast<std::size_t>(source.ids.size(0));
   std::vector<std::vector<std::int32_t>> texts(batch);
   std::vector<bool> ended(batch, false);
   std::vector<std::int32_t> last(batch, static_cast<std::int32_t>(config_.decoder_start_token_id));
-  std::vector<T5BlockCache> caches;
   const std::vector<std::int64_t>& ends = config_.eos_token_ids;
   for (std::int64_t t = 0;
        t < max_tokens && std::find(ended.begin(), ended.end(), false) != ended.end(); ++t) {
     const Tensor ids =
         Tensor::from(last, {static_cast<std::int64_t>(batch)}).to(source.ids.device());
-    const Tensor logits = head(decoder_->decode(shared_(ids), t, encoded, caches));
+    const Tensor logits = head(decoder_->decode(shared_(ids), writing));
     const std::vector<std::int64_t> best = values_of(argmax(logits, -1));
     for (std::size_t b = 0; b < batch; ++b) {
       last[b] = static_cast<std::int32_t>(ended[b] ? config_.pad_token_id : best[b]);

@@ -140,9 +140,12 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& options,
                                  const IgnoredModules& ignored) {
-  TESSERA_REQUIRE(options.block > 0 && options.block % parameter_alignment == 0,
-                  "ShardingOptions::block is {}: it must be a multiple of {}", options.block,
-                  parameter_alignment);
+  // 1 is what optim::needs_of() says of an optimizer without blocks.
+  TESSERA_REQUIRE(
+      options.block == 1 || (options.block > 0 && options.block % parameter_alignment == 0),
+      "ShardingOptions::block is {}: it must be 1 or a multiple of {}", options.block,
+      parameter_alignment);
+  const std::int64_t block = std::max(options.block, std::int64_t{parameter_alignment});
   std::vector<UnitPlan> plan;
   const KeptModules kept(root, options, ignored);
   for (UnitModule& unit : choose_units(root, options.wrap, ignored)) {
@@ -154,7 +157,7 @@ std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& option
                                tensor.requires_grad()});
       planned.specs.back().apart = tensor.requires_grad() && options.apart &&
                                    options.apart({parameter.name, tensor, tensor.shape()});
-      if (tensor.requires_grad()) planned.specs.back().block = options.block;
+      if (tensor.requires_grad()) planned.specs.back().block = block;
     }
     planned.unit = std::move(unit);
   }

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include "base/error.h"
@@ -126,6 +128,18 @@ TEST(Optimizer, RefusesAParameterTwice) {
   std::vector<nn::NamedParameter> twice = c.parameters;
   twice.push_back(c.parameters[0]);
   EXPECT_THROW(optim::Sgd(twice, {}), std::logic_error);
+}
+
+TEST(Optimizer, RefusesAStepWithARateThatIsNoNumber) {
+  Case c(float32);
+  optim::Sgd optimizer(c.parameters, {.lr = 0.1});
+  c.give_gradients(1);
+  const Numbers before = c.parameters[0].tensor.to_vector();
+  for (const double rate : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    optimizer.set_learning_rate(rate);
+    EXPECT_THROW(optimizer.step(), std::logic_error);
+  }
+  EXPECT_EQ(c.parameters[0].tensor.to_vector(), before);
 }
 
 TEST(Optimizer, RefusesAnEmptyGroup) {

@@ -18,7 +18,7 @@ void expect_rows_alone(nlohmann::json config, const nn::LoraOptions* adapter = n
   manual_seed(5);
   const nn::ParameterDTypeGuard fp64(float64);
   const auto model = models::make_language_model(config);
-  if (adapter != nullptr) add_lora(*model, *adapter);
+  if (adapter != nullptr) tessera::add_lora(*model, *adapter);
   const RowIds ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 0};
   const RowIds targets = {-100, 3, 4, 5, 6, -100, -100, -100, 8, -100, -100, -100};
   const Tensor losses = model->row_losses(Tensor::from(ids, {3, 4}), Tensor::from(targets, {3, 4}));

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
+#include "engine/noted_values.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
 #include "engine/ops/products/grouped.h"
@@ -69,7 +70,6 @@ RowGroups group_rows(const Tensor& ids, std::int64_t groups) {
                   "group_rows: ids of shape {} for {} groups; at least one id for each source, at "
                   "least one group, and fewer than 2^31 ids",
                   ids.shape().to_string(), groups);
-  autograd::note_read();
   RowGroups result;
   result.source_count = rows / ids.size(-1);
   result.starts.assign(static_cast<std::size_t>(groups) + 1, 0);
@@ -91,6 +91,7 @@ RowGroups group_rows(const Tensor& ids, std::int64_t groups) {
   for (std::int32_t& source : sources) source /= each;
   result.places = Tensor::from(places, {rows}).to(device);
   result.sources = Tensor::from(sources, {rows}).to(device);
+  autograd::note_values("group_rows", {ids}, {result.places, result.sources});
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <random>
@@ -140,6 +141,30 @@ TEST(PointwiseOps, ComparisonsOfEveryDtypeAndWithNumbers) {
   const std::int64_t large = (std::int64_t{1} << 60) + 1;  // no double holds it
   const Tensor ids = Tensor::from({large, large - 1}, {2});
   EXPECT_EQ(equal(ids, Tensor::from({large}, {1})).to_vector(), (Doubles{1, 0}));
+}
+
+TEST(PointwiseOps, IntegersCompareWithAnyNumber) {
+  const Tensor integers[] = {Tensor::from(std::vector<std::int32_t>{0, 1, 2, -100}, {4}),
+                             Tensor::from(std::vector<std::int64_t>{0, 1, 2, -100}, {4}),
+                             Tensor::from(std::vector<std::uint8_t>{0, 1, 2, 255}, {4})};
+  for (const Tensor& x : integers) {
+    for (const double y : {-infinite, -1e30, -0x1p63, -1.5, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 255.5,
+                           0x1p63, 1e30, infinite, not_a_number}) {
+      const std::vector<double> values = x.to_vector();
+      const auto expected = [&](auto compare) {
+        Doubles all;
+        for (const double value : values) all.push_back(compare(value, y) ? 1 : 0);
+        return all;
+      };
+      SCOPED_TRACE(y);
+      EXPECT_EQ(equal(x, y).to_vector(), expected(std::equal_to<>()));
+      EXPECT_EQ(not_equal(x, y).to_vector(), expected(std::not_equal_to<>()));
+      EXPECT_EQ(less(x, y).to_vector(), expected(std::less<>()));
+      EXPECT_EQ(less_equal(x, y).to_vector(), expected(std::less_equal<>()));
+      EXPECT_EQ(greater(x, y).to_vector(), expected(std::greater<>()));
+      EXPECT_EQ(greater_equal(x, y).to_vector(), expected(std::greater_equal<>()));
+    }
+  }
 }
 
 TEST(PointwiseOps, Masks) {
