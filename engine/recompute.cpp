@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "engine/activation_offload.h"
 #include "engine/device/pass.h"
-#include "engine/noted_values.h"
 #include "engine/recompute_region.h"
 
 namespace tessera {

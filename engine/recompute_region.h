@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <memory>
@@ -81,7 +82,7 @@ class Region {
   struct Source {
     std::shared_ptr<std::uint64_t> version;
     std::uint64_t noted;
-    std::weak_ptr<Storage> storage;  // what nobody holds any more was made in the function
+    std::weak_ptr<Storage> storage;  // expired: the function made it
     std::string_view op;
     std::shared_ptr<const ModulePosition> position;
     Shape shape;
@@ -112,5 +113,10 @@ class Region {
   std::size_t next_ = 0;
   std::vector<std::shared_ptr<Node>> roots_;
 };
+
+// For ops without a node: notes in a first run that `results` come from `inputs`, whose values a
+// gradient that depends on them needs again. Undefined tensors are allowed. Includes note_read().
+void note_values(std::string_view op, std::initializer_list<Tensor> inputs,
+                 std::initializer_list<Tensor> results);
 
 }  // namespace tessera::autograd

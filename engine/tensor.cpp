@@ -9,7 +9,7 @@
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
 #include "engine/device/queue.h"
-#include "engine/noted_values.h"
+#include "engine/recompute_region.h"
 
 namespace tessera {
 

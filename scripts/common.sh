@@ -41,7 +41,17 @@ floors=("${library_floors[@]}" launch training planner logs bench cli)
 
 # The compute capabilities for which scripts/gpu-compile builds the kernels. One run of nvcc for all takes less time than
 # one for each.
-gpu_architectures() { echo '80-real;90-real;100-real;120-real'; }
+gpu_architectures() { echo "${TESSERA_GPU_ARCHITECTURES:-80-real;90-real;100-real;120-real}"; }
+
+# What bench/results/kernel-code.csv was recorded from, in a line: a checksum of the kernels with their headers and flags,
+# and the compiler's version.
+kernel_sources() {
+  git ls-files '*.cu' '*.cuh' 'kernels/*.h' 'base/*.h' cmake/cuda.cmake | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c 1-32
+  nvcc --version 2>/dev/null | grep -o 'V[0-9.]*$' || echo 'no nvcc'
+}
+kernels_are_recorded() {
+  [[ $(kernel_sources) == "$(cat bench/results/kernel-code.sources 2>/dev/null)" ]]
+}
 
 # The build folder of a preset: build for release, build-NAME for the others (CMakePresets.json agrees).
 build_folder() { if [[ $1 == release ]]; then echo build; else echo "build-$1"; fi; }

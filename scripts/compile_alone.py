@@ -4,7 +4,7 @@
     scripts/compile_alone.py --build FOLDER --jobs N [--quarter K] [--passed FOLDER] [FILE ...]
 
 The commands are those of FOLDER/compile_commands.json: of FILEs, or of all sources of the library above the kernels and of
-the program, or of every fourth of them, from number K on, and those that the last 40 commits changed. With --passed, those that
+the program, or of every fourth of them, from number K on, and those that the last 10 commits changed. With --passed, those that
 compiled before are not read again (passed.py). Exit status 1 when one does not compile.
 """
 import argparse
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-from passed import Passed, files_of
+from passed import Passed, changed_lately, files_of
 
 # The kernels are compiled one at a time in every build.
 LEFT_OUT = re.compile(r"/tessera_kernels\.dir/")
@@ -53,12 +53,6 @@ def compiles(source, folder, command, passed):
     if run.returncode != 0:
         print(f"{source} does not compile by itself:\n{run.stdout}", file=sys.stderr, flush=True)
     return run.returncode == 0
-
-
-def changed_lately():
-    """The files that the last 40 commits changed, as far as the clone has them."""
-    log = subprocess.run(["git", "log", "-40", "--format=", "--name-only"], stdout=subprocess.PIPE, text=True, check=True)
-    return set(log.stdout.split())
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Remembers which sources passed a check, so that a check that reads sources reads only those that changed.
+"""Which sources a check must read: it remembers those that passed, and knows those that changed lately.
 
 An entry is a file. Its name is a hash of what was checked, and how; it lists all files that the check read with their
 hashes. A source has passed as long as its entry is there and these files have not changed. As with a compiler's cache,
@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import time
 
 KEPT_DAYS = 60
@@ -17,6 +18,12 @@ def files_of(rule):
     """The files in a compiler's rule for make (-M, -MD)."""
     text = rule.partition(": ")[2].replace("\\\n", " ")
     return [name.replace("\\ ", " ") for name in re.findall(r"(?:\\ |\S)+", text)]
+
+
+def changed_lately():
+    """The files that the last 10 commits changed, as far as the clone has them."""
+    log = subprocess.run(["git", "log", "-10", "--format=", "--name-only"], stdout=subprocess.PIPE, text=True, check=True)
+    return set(log.stdout.split())
 
 
 class Passed:

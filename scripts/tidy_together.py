@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Runs clang-tidy over several sources at a time: most of its time goes into shared headers.
 
-    scripts/tidy_together.py --tool CLANG_TIDY --build FOLDER --jobs N FILE ...
+    scripts/tidy_together.py --tool CLANG_TIDY --build FOLDER --jobs N [--quarter K] FILE ...
 
 Sources that are compiled with the same options are joined into a file of FOLDER/tidy: joined and not included, because
 some checks look at the main file only. If a joined file has findings, each half of its sources is checked in the same
 way, and so on; only what a source by itself has counts, because two that are never compiled together may use one name.
 Exit status 1 when there is a finding.
+
+With --quarter K, every fourth group is checked, those with number K by a checksum of their names, and those with a file that
+the last 10 commits changed.
 
 With --passed FOLDER --compiler CLANG, joined files that were tidy before are not checked again (passed.py), and CLANG
 lists what they include.
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import zlib
 
-from passed import Passed, files_of
+from passed import Passed, changed_lately, files_of
 
 # At most TOGETHER sources are joined, fewer where a checksum of a source's name says so: a new source then changes one
 # joined file and not all that follow.
@@ -121,6 +124,7 @@ def main():
     parser.add_argument("--tool", required=True)
     parser.add_argument("--build", required=True)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--quarter", type=int, choices=range(4))
     parser.add_argument("--passed", default="")
     parser.add_argument("--compiler", default="clang++")
     parser.add_argument("files", nargs="*")
@@ -133,6 +137,10 @@ def main():
     # Sources that this machine does not compile (the CUDA device without a toolkit) have no compile command.
     files = [file for file in map(os.path.normpath, arguments.files) if file in commands]
     groups = groups_of(files, commands)
+    if arguments.quarter is not None:
+        changed = changed_lately()
+        groups = [group for group in groups
+                  if zlib.crc32(group[0].encode()) % 4 == arguments.quarter or not changed.isdisjoint(group)]
     tidy = True
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         for good, said in pool.map(lambda item: check(str(item[0]), item[1], commands, arguments, passed),
@@ -142,7 +150,7 @@ def main():
                 print(said.strip(), flush=True)
     if not tidy:
         return 1
-    print(f"{len(files)} files are tidy", file=sys.stderr)
+    print(f"{sum(map(len, groups))} of {len(files)} files are tidy", file=sys.stderr)
     return 0
 
 

@@ -3,10 +3,10 @@
 
 #include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/noted_values.h"
 #include "engine/op_checks.h"
 #include "engine/ops/pointwise.h"
 #include "engine/ops/strided.h"
+#include "engine/recompute_region.h"
 #include "engine/tensor_ops.h"
 
 namespace tessera {

@@ -1,5 +1,5 @@
 // The links between hosts: every pair is measured once, and slow ones are named.
-#include "bench/harness/host_links.h"
+#include "bench/harness/network/host_links.h"
 
 #include <gtest/gtest.h>
 

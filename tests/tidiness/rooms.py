@@ -31,8 +31,8 @@ ROOMS = {
     "training": ("recipe/yaml", "recipe", "recipe/accelerate", "."),
     "planner": (".",),
     "logs": (".",),
-    "bench": ("harness", "kernels", "programs"),
-    "cli": (".", "report", "commands", "commands/config", "commands/encoders", "commands/generate"),
+    "bench": ("harness", "harness/network", "kernels", "programs"),
+    "cli": (".", "report", "commands", "commands/config", "commands/encoders", "commands/generate", "commands/test"),
 }
 # The namespace in tessera:: that the files of a floor open. launch() of sharding/context/context.h is tessera::launch.
 NAMESPACES = {floor: floor for floor in ("tokenizers", "models", "tasks", "training", "planner", "logs", "bench", "cli")}

@@ -7,10 +7,10 @@
 #include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/device/launch.h"
-#include "engine/noted_values.h"
 #include "engine/op_checks.h"
 #include "engine/ops.h"
 #include "engine/ops/products/grouped.h"
+#include "engine/recompute_region.h"
 
 namespace tessera {
 namespace {

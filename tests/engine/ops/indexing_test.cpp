@@ -179,7 +179,7 @@ TEST(Indexing, RefusalsNameTheOpTheShapesAndTheRule) {
       }),
       "scatter_add: values of float32 [2, 2] for ids of shape [2, 3] and a tensor of float32");
   EXPECT_EQ(refused([&] { return topk(x, 4); }),
-            "topk: 4 of dimension -1 of shape [2, 3]; it has 3");
+            "topk: 4 elements of dimension -1 of shape [2, 3]; from 0 to its 3");
   EXPECT_EQ(refused([&] { return sort(Tensor::scalar(1)); }),
             "argsort: dimension -1 of a tensor of shape []; it is from 0 to -1");
 }

@@ -152,7 +152,8 @@ TEST(Views, RefusalsNameTheOpTheShapesAndTheRule) {
   EXPECT_EQ(refused([&] {
               return split(x, {1, 1}, 1);
             }),
-            "split: parts of 2 elements together, in dimension 1 of shape [2, 3]");
+            "split: parts of 2 elements together, in dimension 1 of shape [2, 3]; together they "
+            "have its 3");
   EXPECT_EQ(refused([&] {
               return concatenate({x, Tensor::zeros({3, 3})}, 1);
             }),

@@ -1,4 +1,4 @@
-#include "bench/harness/host_links.h"
+#include "bench/harness/network/host_links.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cli/commands/test_hosts.h"
+#include "cli/commands/test/hosts.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/text/print.h"
-#include "bench/harness/host_links.h"
+#include "bench/harness/network/host_links.h"
 #include "comm/exchange_values.h"
 #include "planner/cluster_file.h"
 #include "sharding/context/context.h"

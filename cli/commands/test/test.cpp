@@ -1,5 +1,5 @@
 // `tessera test`: checks an installation by running it: collectives, every strategy, ranks as
-// threads, a save and a resume, and a GPU if there is one. With --hosts see test_hosts.h.
+// threads, a save and a resume, and a GPU if there is one. With --hosts see hosts.h.
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@
 #include "base/text/print.h"
 #include "base/write_failure.h"
 #include "checkpoint/io/removal.h"
-#include "cli/commands/test_hosts.h"
+#include "cli/commands/test/hosts.h"
 #include "cli/subcommands.h"
 #include "engine/device/backend.h"
 #include "engine/storage/output_file.h"
