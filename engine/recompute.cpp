@@ -107,16 +107,17 @@ void Region::note_inputs(std::string_view op, std::span<const Tensor> inputs,
 }
 
 void Region::note_saved(const Tensor& tensor) {
-  if (!first_run) return;
-  Region& region = *first_run->region;
-  for (const std::size_t i : region.sources_of(tensor, "")) region.saved_.push_back(i);
+  if (first_run) first_run->region->add_sources(tensor, "");
 }
 
-// The sources that the values of `tensor` come from, of which it may be one.
-std::vector<std::size_t> Region::sources_of(const Tensor& tensor, std::string_view op) {
+// Adds the sources that the values of `tensor` come from, of which it may be one, to noted_.
+void Region::add_sources(const Tensor& tensor, std::string_view op) {
   const auto& data = tensor.impl();
-  if (data->grad_node && data->grad_node->made_in == first_run->sequence) return {};
-  if (const auto made = derived_.find(data->storage); made != derived_.end()) return made->second;
+  if (data->grad_node && data->grad_node->made_in == first_run->sequence) return;
+  if (const auto made = derived_.find(data->storage); made != derived_.end()) {
+    noted_.insert(noted_.end(), made->second.begin(), made->second.end());
+    return;
+  }
   const std::shared_ptr<std::uint64_t>& version = tensor.version();
   const auto [known, is_new] = latest_source_.try_emplace(version.get(), sources_.size());
   if (!is_new && sources_[known->second].noted != *version) known->second = sources_.size();
@@ -124,27 +125,25 @@ std::vector<std::size_t> Region::sources_of(const Tensor& tensor, std::string_vi
     sources_.push_back({version, *version, data->storage, op, ModulePlace::current(),
                         tensor.shape(), tensor.requires_grad() && !data->grad_node});
   }
-  return {known->second};
+  noted_.push_back(known->second);
 }
 
 void Region::note_sources(std::string_view op, std::span<const Tensor> inputs,
                           std::span<const Tensor> results, bool in_graph, Reads reads) {
-  const std::size_t saved = saved_.size();
-  std::vector<std::size_t> all = std::exchange(saved_, {});
+  const std::size_t saved = noted_.size();
   for (const Tensor& input : inputs) {
-    if (!input.defined()) continue;
-    const std::vector<std::size_t> some = sources_of(input, op);
-    all.insert(all.end(), some.begin(), some.end());
+    if (input.defined()) add_sources(input, op);
   }
   if (in_graph) {
-    for (std::size_t k = 0; k < all.size(); ++k) {
-      Source& source = sources_[all[k]];
+    for (std::size_t k = 0; k < noted_.size(); ++k) {
+      Source& source = sources_[noted_[k]];
       if (source.op.empty()) source.op = op;
       source.in_graph = true;
       source.place = std::min(source.place, ops_.size());
       source.is_read =
           source.is_read || k < saved || reads != Reads::nothing || source.is_parameter;
     }
+    noted_.clear();
     return;
   }
   for (const Tensor& result : results) {
@@ -156,10 +155,11 @@ void Region::note_sources(std::string_view op, std::span<const Tensor> inputs,
                          });
     if (is_view) continue;
     std::vector<std::size_t>& of_result = derived_[storage];
-    of_result.insert(of_result.end(), all.begin(), all.end());
+    of_result.insert(of_result.end(), noted_.begin(), noted_.end());
     std::sort(of_result.begin(), of_result.end());
     of_result.erase(std::unique(of_result.begin(), of_result.end()), of_result.end());
   }
+  noted_.clear();
 }
 
 void Region::check_sources(bool at_end_of_first_run) const {
@@ -187,7 +187,7 @@ void Region::finish(std::function<void(bool last)> again) {
   again_ = std::move(again);
   latest_source_.clear();
   derived_.clear();
-  saved_.clear();
+  noted_.clear();
   std::erase_if(sources_, [](const Source& source) { return !source.in_graph; });
   check_sources(true);
 }

@@ -63,7 +63,7 @@ class Region {
 
  private:
   void stand_in(const std::shared_ptr<Node>& function, Node& node, Reads reads);
-  std::vector<std::size_t> sources_of(const Tensor& tensor, std::string_view op);
+  void add_sources(const Tensor& tensor, std::string_view op);
   void note_sources(std::string_view op, std::span<const Tensor> inputs,
                     std::span<const Tensor> results, bool in_graph, Reads reads);
   void check_sources(bool at_end_of_first_run) const;
@@ -95,7 +95,7 @@ class Region {
   // Only in the first run. Where the present version of a tensor is in sources_, and the sources of
   // values that are computed without a node.
   std::unordered_map<const std::uint64_t*, std::size_t> latest_source_;
-  std::vector<std::size_t> saved_;  // by the op that is about to be noted
+  std::vector<std::size_t> noted_;  // the sources of the op that is about to be recorded
   std::map<std::weak_ptr<Storage>, std::vector<std::size_t>, std::owner_less<>> derived_;
   // Values of the ops from here on are not read, by a backward or otherwise.
   std::size_t read_until_ = 0;

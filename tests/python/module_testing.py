@@ -5,6 +5,7 @@ With TESSERA_PROGRAM it is the module of this source tree and that program; with
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ if os.environ.get("TESSERA_PROGRAM"):
     sys.path.insert(0, str(ROOT / "python"))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell's background job ignores SIGINT, and Python would go on ignoring it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import tessera  # noqa: E402
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <map>
 #include <optional>
 #include <vector>
@@ -77,7 +78,9 @@ int test_hosts(const std::string& cluster_name) {
     for (const std::string& line : slow) print_out("slow: {}\n", line);
     print_out("{}\n", slow.empty() ? "the network is even" : "the network has slow links");
   }
-  return slow.empty() ? 0 : static_cast<int>(ErrorCode::runtime);
+  std::fflush(stdout);
+  context.barrier();  // the first rank that ends with an error stops the others
+  return slow.empty() || !context.is_main() ? 0 : static_cast<int>(ErrorCode::runtime);
 }
 
 }  // namespace tessera::cli
