@@ -167,7 +167,7 @@ Tensor argsort(const Tensor& x, int dimension, bool descending) {
         x.device(), sort_order,
         {rows.data(), places.data_as<std::int64_t>(), count, length, x.dtype(), descending});
   }
-  const Tensor result = last ? places : transpose(places, at, -1);
+  Tensor result = last ? places : transpose(places, at, -1);
   autograd::note_values("argsort", {x}, {result});
   return result;
 }
