@@ -17,12 +17,12 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t rows = 64;
+constexpr std::int64_t memory_rows = 64;
 constexpr std::int64_t columns = 256;
-constexpr std::size_t one_tensor = rows * columns * sizeof(float);
+constexpr std::size_t one_tensor = memory_rows * columns * sizeof(float);
 
 Tensor wide_leaf() {
-  return cast(testing::values({rows, columns}, 1), float32).set_requires_grad(true);
+  return cast(testing::values({memory_rows, columns}, 1), float32).set_requires_grad(true);
 }
 
 // `ops` functions, each of which saves its input.
@@ -40,7 +40,7 @@ std::size_t bytes_in_use() {
 TEST(RecomputeMemory, HoldsOneTensorPerFunctionAndTheInsideOfOne) {
   const testing::OneThread one_thread;
   const Tensor x = wide_leaf();
-  x.backward(Tensor::full({rows, columns}, 1));  // allocates the leaf's gradient
+  x.backward(Tensor::full({memory_rows, columns}, 1));  // allocates the leaf's gradient
   for (const int functions : {2, 6}) {
     for (const int ops : {3, 8}) {
       const auto pool = MemoryPool::current();
