@@ -1,4 +1,4 @@
-// The tape's nodes, private to autograd.cpp, recompute.cpp and saved_value.cpp.
+// The tape's nodes, private to the engine.
 #pragma once
 
 #include <cstdint>

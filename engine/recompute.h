@@ -101,9 +101,12 @@ decltype(auto) as_given(Kept& kept) {
 //
 // The second run starts with the generator state and default device of the first one and must do
 // the same work. Other ops, other tensors or other random numbers (train() or eval() was called
-// between) are a std::logic_error. Other side effects of fn happen twice; in the second run, values
-// that its backward does not read are undefined. One backward reaches the function: a second one is
-// refused, unless the first kept its graph (retain_graph); then fn runs again for each.
+// between) are a std::logic_error, and so is a tensor that the result depends on (an input, a
+// parameter, a buffer, a capture) and that is written between the two runs, or by fn itself after
+// it has read it; values that fn reads on the host are not followed. Other side effects of fn
+// happen twice; in the second run, values that its backward does not read are undefined. One
+// backward reaches the function: a second one is refused, unless the first kept its graph
+// (retain_graph); then fn runs again for each.
 //
 // A nested function is recomputed when the second run of the outer one reaches it. Without
 // gradients this is a plain call.

@@ -33,10 +33,11 @@ class Region {
   // Passes an op to the active runs of the thread. True: the op is part of a first run, and the
   // node has become its stand-in.
   static bool pass_op(const std::shared_ptr<Node>& node, Reads reads);
-  // What an op of a first run reads, before pass_op(); a node is recorded for it if `in_graph`.
+  // Notes the tensors that an op reads in a first run. Comes before pass_op(). `in_graph`: a node
+  // is recorded for the op.
   static void note_inputs(std::string_view op, std::span<const Tensor> inputs,
                           std::span<const Tensor> results, bool in_graph, Reads reads);
-  // A tensor that the op saves for its backward, before note_inputs(): ids, a mask.
+  // Notes a tensor that the op saves for its backward, such as ids. Comes before note_inputs().
   static void note_saved(const Tensor& tensor);
 
   // Records the state at the end of the first run. again(last) is the second run; it may use up the

@@ -90,8 +90,8 @@ Tensor clamp(const Tensor& x, double low, double high = std::numeric_limits<doub
 Tensor sign(const Tensor& x);
 
 // Comparisons give a boolean tensor and are not differentiable. Any dtype, the same on both sides;
-// with a number, the number is converted to x's dtype. Comparisons with NaN are false, except
-// not_equal.
+// a number is converted to x's dtype if that is a floating one, and an integer compares with the
+// number as it is. Comparisons with NaN are false, except not_equal.
 Tensor equal(const Tensor& x, const Tensor& y);
 Tensor not_equal(const Tensor& x, const Tensor& y);
 Tensor less(const Tensor& x, const Tensor& y);

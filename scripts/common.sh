@@ -43,8 +43,8 @@ floors=("${library_floors[@]}" launch training planner logs bench cli)
 # one for each.
 gpu_architectures() { echo "${TESSERA_GPU_ARCHITECTURES:-80-real;90-real;100-real;120-real}"; }
 
-# What bench/results/kernel-code.csv was recorded from, in a line: a checksum of the kernels with their headers and flags,
-# and the compiler's version.
+# What bench/results/kernel-code.csv was recorded from: a checksum of the kernels with their headers and flags, and in a
+# second line the compiler's version.
 kernel_sources() {
   git ls-files '*.cu' '*.cuh' 'kernels/*.h' 'base/*.h' cmake/cuda.cmake | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c 1-32
   nvcc --version 2>/dev/null | grep -o 'V[0-9.]*$' || echo 'no nvcc'

@@ -173,7 +173,8 @@ class Module {
   void replace_own_buffer(const Tensor& old, const Tensor& tensor);
 
  protected:
-  // The name must be new in this module and have no dot. Returns the registered tensor.
+  // The name must be new in this module and have no dot. The tensor is a leaf; one of a floating
+  // dtype that make_parameter() has not made requires a gradient afterwards. Returns it.
   Tensor register_parameter(const std::string& name, Tensor parameter);
   template <class Handle>
   Handle register_module(const std::string& name, Handle handle) {

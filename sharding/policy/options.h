@@ -134,8 +134,9 @@ struct ShardingOptions {
   // optimizer that keeps more or less state for them than for others, so that it takes the same
   // memory on every rank (optim::matrices_of). Changes no bit. Empty: none.
   std::function<bool(const nn::NamedParameter& parameter)> apart = {};
-  // A parameter's elements are cut into shards at multiples of this many only: a multiple of 32.
-  // For an optimizer that has a state for each block of elements (optim::needs_of). Changes no bit.
+  // A parameter's elements are cut into shards at multiples of this many only: a multiple of 32, or
+  // 1, which is the same as 32. For an optimizer that has a state for each block of elements
+  // (optim::needs_of). Changes no bit.
   std::int64_t block = 32;
   // Keeps the memory of an unsharded() scope for the next one, instead of freeing it.
   bool keep_unsharded_memory = false;

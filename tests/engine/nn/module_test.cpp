@@ -14,6 +14,7 @@
 #include "engine/nn/sequential.h"
 #include "engine/ops.h"
 #include "engine/random.h"
+#include "support/errors.h"
 
 namespace tessera {
 namespace {
@@ -314,6 +315,22 @@ TEST(ModuleDict, HasModulesByKeyInOrder) {
         std::string(error.what()).find("a dictionary of 2 modules has none with the key \"class\""),
         std::string::npos);
   }
+}
+
+TEST(Module, RegistersAnyLeafAsAParameter) {
+  struct Net : nn::Module {
+    using nn::Module::register_parameter;
+  } net;
+  EXPECT_TRUE(net.register_parameter("ones", Tensor::full({2}, 1)).requires_grad());
+  EXPECT_FALSE(net.register_parameter("codes", Tensor::zeros({2}, uint8)).requires_grad());
+  Tensor frozen = nn::make_parameter({2}, nn::constant(1));
+  frozen.set_requires_grad(false);
+  EXPECT_FALSE(net.register_parameter("frozen", frozen).requires_grad());
+  const std::string message = testing::misuse_of([&] {
+    net.register_parameter("scaled", Tensor::full({2}, 1).set_requires_grad(true) * 2.0);
+  });
+  EXPECT_NE(message.find("parameter scaled [2] of "), std::string::npos) << message;
+  EXPECT_NE(message.find("is the result of an op"), std::string::npos) << message;
 }
 
 }  // namespace

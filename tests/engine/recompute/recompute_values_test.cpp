@@ -169,20 +169,5 @@ TEST(RecomputeValues, BatchNormsStatisticsMustBeThoseOfTheForward) {
   second.backward();
 }
 
-TEST(RegisterParameter, MakesAParameterOfAnyLeaf) {
-  struct Net : nn::Module {
-    using nn::Module::register_parameter;
-  } net;
-  EXPECT_TRUE(net.register_parameter("ones", ones()).requires_grad());
-  EXPECT_FALSE(net.register_parameter("codes", Tensor::zeros({2}, uint8)).requires_grad());
-  Tensor frozen = nn::make_parameter({2}, nn::constant(1));
-  frozen.set_requires_grad(false);
-  EXPECT_FALSE(net.register_parameter("frozen", frozen).requires_grad());
-  const std::string message =
-      misuse_of([&] { net.register_parameter("scaled", variable() * 2.0); });
-  EXPECT_NE(message.find("parameter scaled [2] of "), std::string::npos) << message;
-  EXPECT_NE(message.find("is the result of an op"), std::string::npos) << message;
-}
-
 }  // namespace
 }  // namespace tessera

@@ -27,7 +27,9 @@ optim::AdafactorOptions adafactor_of_test() {
 
 // With parameters in segments of their own, which change no bit.
 ShardingOptions factored_apart(ShardingOptions options) {
-  options.apart = optim::needs_of(adafactor_of_test()).apart;
+  const optim::ShardNeeds needs = optim::needs_of(adafactor_of_test());
+  options.apart = needs.apart;
+  options.block = needs.block;
   return options;
 }
 
