@@ -1,6 +1,7 @@
 // Copies between strided arrays. Rows that are adjacent in both are copied as bytes; a
 // transposition goes through tiles of cache lines, because neither reads nor writes of single
-// elements reach the memory's rate.
+// elements reach the memory's rate, and one that is larger than the caches through panels of 512
+// bytes by 512.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/strided_copy.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -9,8 +10,11 @@
 //
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <optional>
 
 #include "base/parallel.h"
+#include "hwy/aligned_allocator.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/simd/dispatch.h"
@@ -44,23 +48,14 @@ HWY_INLINE void TransposeBlocks(D d, V (&rows)[block<T>]) {
   }
 }
 
-template <bool past_caches, class D, class V, class T = hn::TFromD<D>>
-HWY_INLINE void StoreLine(V line, D d, T* out) {
-  if constexpr (past_caches) {
-    hn::Stream(line, d, out);
-  } else {
-    hn::StoreU(line, d, out);
-  }
-}
-
 #if HWY_MAX_BYTES == 64 && !HWY_HAVE_SCALABLE
 
 // out[c][r] = in[r][c] for a square of cache lines, which are vectors here. After the transposition
 // of the blocks, the vectors k of the four groups of rows have the columns k, block + k, .. as
 // their blocks.
-template <bool past_caches, class T>
-HWY_INLINE void TransposeTile(const T* in, std::int64_t in_stride, T* out,
-                              std::int64_t out_stride) {
+template <class T>
+HWY_INLINE void TransposeSquare(const T* in, std::int64_t in_stride, T* out,
+                                std::int64_t out_stride) {
   const hn::FixedTag<T, tile_side<T>> d;
   using V = hn::Vec<decltype(d)>;
   V rows[4][block<T>];
@@ -79,50 +74,121 @@ HWY_INLINE void TransposeTile(const T* in, std::int64_t in_stride, T* out,
                           hn::OddEvenBlocks(low13, hn::SwapAdjacentBlocks(low02)),
                           hn::OddEvenBlocks(hn::SwapAdjacentBlocks(high13), high02),
                           hn::OddEvenBlocks(high13, hn::SwapAdjacentBlocks(high02))};
-    for (int b = 0; b < 4; ++b) {
-      StoreLine<past_caches>(columns[b], d, out + (b * block<T> + k) * out_stride);
-    }
+    for (int b = 0; b < 4; ++b) hn::StoreU(columns[b], d, out + (b * block<T> + k) * out_stride);
   }
+}
+
+template <class T>
+HWY_INLINE void TransposeTile(const T* in, std::int64_t in_stride, T* out,
+                              std::int64_t out_stride) {
+  TransposeSquare(in, in_stride, out, out_stride);
 }
 
 #else
 
-// The same through a buffer, so that each line of `out` is written at once: `past_caches` if the
-// copy is larger than caches and the lines are aligned, which saves reading them first.
-template <bool past_caches, class T>
-HWY_INLINE void TransposeTile(const T* in, std::int64_t in_stride, T* out,
-                              std::int64_t out_stride) {
+template <class T>
+HWY_INLINE void TransposeSquare(const T* in, std::int64_t in_stride, T* out,
+                                std::int64_t out_stride) {
   constexpr std::int64_t side = tile_side<T>;
-  alignas(64) T buffer[side * side];
   const hn::FixedTag<T, block<T>> part;
-  for (std::int64_t r = 0; r < side; r += block<T>) {
+#if HWY_MAX_BYTES == 32 && !HWY_HAVE_SCALABLE
+  // Two squares below each other are the halves of the vectors.
+  const hn::FixedTag<T, 2 * block<T>> d;
+  const auto load = [&](const T* from) HWY_ATTR {
+    return hn::Combine(d, hn::LoadU(part, from + block<T> * in_stride), hn::LoadU(part, from));
+  };
+#else
+  const auto d = part;
+  const auto load = [&](const T* from) HWY_ATTR { return hn::LoadU(d, from); };
+#endif
+  for (std::int64_t r = 0; r < side; r += static_cast<std::int64_t>(hn::MaxLanes(d))) {
     for (std::int64_t c = 0; c < side; c += block<T>) {
-      hn::Vec<decltype(part)> rows[block<T>];
-      for (int i = 0; i < block<T>; ++i) {
-        rows[i] = hn::LoadU(part, in + (r + i) * in_stride + c);
-      }
-      TransposeBlocks(part, rows);
-      for (int i = 0; i < block<T>; ++i) hn::StoreU(rows[i], part, buffer + (c + i) * side + r);
-    }
-  }
-  for (std::int64_t r = 0; r < side; ++r) __builtin_prefetch(in + r * in_stride + side);
-  const hn::CappedTag<T, static_cast<std::size_t>(side)> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t c = 0; c < side; ++c) {
-    for (std::int64_t k = 0; k < side; k += lanes) {
-      StoreLine<past_caches>(hn::Load(d, buffer + c * side + k), d, out + c * out_stride + k);
+      hn::Vec<decltype(d)> rows[block<T>];
+      for (int i = 0; i < block<T>; ++i) rows[i] = load(in + (r + i) * in_stride + c);
+      TransposeBlocks(d, rows);
+      for (int i = 0; i < block<T>; ++i) hn::StoreU(rows[i], d, out + (c + i) * out_stride + r);
     }
   }
 }
 
+// The same through a buffer, so that each line of `out` is written at once.
+template <class T>
+HWY_INLINE void TransposeTile(const T* in, std::int64_t in_stride, T* out,
+                              std::int64_t out_stride) {
+  constexpr std::int64_t side = tile_side<T>;
+  alignas(64) T buffer[side * side];
+  TransposeSquare(in, in_stride, buffer, side);
+  for (std::int64_t r = 0; r < side; ++r) __builtin_prefetch(in + r * in_stride + side);
+  for (std::int64_t c = 0; c < side; ++c) std::memcpy(out + c * out_stride, buffer + c * side, 64);
+}
+
 #endif
+
+// A part of a transposition that is larger than the caches. Its reads and its writes are as long as
+// the memory needs for its full rate, 512 bytes: rows of the part are copied into `rows`, which
+// fits the second cache, and rows of the result leave `columns`, which fits the first. A gap of a
+// cache line between rows keeps them in different sets.
+template <class T>
+class Panel {
+ public:
+  static constexpr std::int64_t side = 512 / static_cast<std::int64_t>(sizeof(T));
+  static constexpr std::int64_t width = std::min<std::int64_t>(side, 256);
+
+  Panel()
+      : rows_(hwy::AllocateAligned<T>(static_cast<std::size_t>(side * row_stride))),
+        columns_(hwy::AllocateAligned<T>(static_cast<std::size_t>(tile_side<T> * column_stride))) {
+    if (!rows_ || !columns_) throw std::bad_alloc();
+  }
+
+  // out[c * out_stride + r] = in[r * in_stride + c] for whole tiles: `height` rows, up to `side`,
+  // and `count` columns, up to `width`. `past_caches` if rows of `out` begin at cache lines: lines
+  // that are written whole need not be read first.
+  void transpose(const T* in, std::int64_t in_stride, T* out, std::int64_t out_stride,
+                 std::int64_t height, std::int64_t count, bool past_caches) {
+    constexpr std::int64_t tile = tile_side<T>;
+    const hn::CappedTag<T, static_cast<std::size_t>(tile)> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    T* rows = rows_.get();
+    T* columns = columns_.get();
+    for (std::int64_t r = 0; r < height; ++r) {
+      const T* from = in + r * in_stride;
+      T* to = rows + r * row_stride;
+      for (std::int64_t c = 0; c < count; c += lanes) hn::Store(hn::LoadU(d, from + c), d, to + c);
+    }
+    for (std::int64_t first = 0; first < count; first += tile) {
+      for (std::int64_t r = 0; r < height; r += tile) {
+        TransposeSquare(rows + r * row_stride + first, row_stride, columns + r, column_stride);
+      }
+      for (std::int64_t c = 0; c < tile; ++c) {
+        T* line = out + (first + c) * out_stride;
+        const T* from = columns + c * column_stride;
+        if (past_caches) {
+          for (std::int64_t r = 0; r < height; r += lanes) {
+            hn::Stream(hn::Load(d, from + r), d, line + r);
+          }
+        } else {
+          for (std::int64_t r = 0; r < height; r += lanes) {
+            hn::StoreU(hn::Load(d, from + r), d, line + r);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr std::int64_t row_stride = width + tile_side<T>;
+  static constexpr std::int64_t column_stride = side + tile_side<T>;
+
+  hwy::AlignedFreeUniquePtr<T[]> rows_, columns_;
+};
 
 // out[c * out_stride + r] = in[r * in_stride + c] for rows [first, last) and all columns. All tiles
 // of some columns are done before the next columns: neighbouring lines of `out` are written soon
-// after each other, and few pages are in use.
-template <bool past_caches, class T>
+// after each other, and few pages are in use. A `panel` is for what is larger than the caches.
+template <class T>
 void TransposeRows(const T* in, std::int64_t in_stride, T* out, std::int64_t out_stride,
-                   std::int64_t first, std::int64_t last, std::int64_t columns) {
+                   std::int64_t first, std::int64_t last, std::int64_t columns, Panel<T>* panel,
+                   bool past_caches) {
   constexpr std::int64_t side = tile_side<T>;
   // Lines of `out` that are written past the caches are whole.
   const auto place = reinterpret_cast<std::uintptr_t>(out + first) / sizeof(T) % side;
@@ -130,10 +196,17 @@ void TransposeRows(const T* in, std::int64_t in_stride, T* out, std::int64_t out
   const std::int64_t begin = std::min(first + before, last);
   const std::int64_t whole_rows = begin + (last - begin) / side * side;
   const std::int64_t whole_columns = columns / side * side;
-  for (std::int64_t c = 0; c < whole_columns; c += side) {
-    for (std::int64_t r = begin; r < whole_rows; r += side) {
-      TransposeTile<past_caches>(in + r * in_stride + c, in_stride, out + c * out_stride + r,
-                                 out_stride);
+  if (panel) {
+    for (std::int64_t c = 0; c < whole_columns; c += Panel<T>::width) {
+      panel->transpose(in + begin * in_stride + c, in_stride, out + c * out_stride + begin,
+                       out_stride, whole_rows - begin, std::min(Panel<T>::width, whole_columns - c),
+                       past_caches);
+    }
+  } else {
+    for (std::int64_t c = 0; c < whole_columns; c += side) {
+      for (std::int64_t r = begin; r < whole_rows; r += side) {
+        TransposeTile(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+      }
     }
   }
   // By columns, so that elements of one line of `out` are written together.
@@ -147,8 +220,19 @@ void TransposeRows(const T* in, std::int64_t in_stride, T* out, std::int64_t out
   by_elements(whole_rows, last, 0);
 }
 
-template <bool past_caches, class T>
+// True if all rows of `out` begin at the same place in a cache line.
+template <class T>
+bool RowsAreAligned(const StridedShape<2>& shape) {
+  std::int64_t odd = 0;
+  for (int i = 0; i < shape.dimensions - 1; ++i) odd |= shape.strides[1][i] % tile_side<T>;
+  return odd == 0;
+}
+
+template <class T>
 void TransposeAll(const T* in, T* out, const StridedShape<2>& shape, int column) {
+  constexpr std::int64_t larger_than_caches = 4 << 20;  // bytes
+  const bool large = shape.elements() * static_cast<std::int64_t>(sizeof(T)) >= larger_than_caches;
+  const bool past_caches = large && RowsAreAligned<T>(shape);
   const int inner = shape.dimensions - 1;
   StridedShape<2> outer;  // without the two dimensions of the matrices
   for (int i = 0; i < inner; ++i) {
@@ -158,7 +242,7 @@ void TransposeAll(const T* in, T* out, const StridedShape<2>& shape, int column)
     ++outer.dimensions;
   }
   // Strips begin at cache lines of `out`, but for the first, which is shorter.
-  constexpr std::int64_t strip = 4 * tile_side<T>;
+  const std::int64_t strip = large ? Panel<T>::side : 4 * tile_side<T>;
   const std::int64_t before =
       past_caches
           ? static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % 64 / sizeof(T))
@@ -166,28 +250,19 @@ void TransposeAll(const T* in, T* out, const StridedShape<2>& shape, int column)
   const std::int64_t strips = (before + shape.sizes[inner] + strip - 1) / strip;
   parallel_for(0, outer.elements() * strips, cpu::rows_grain(strip * shape.sizes[column]),
                [&](std::int64_t first, std::int64_t last) {
+                 std::optional<Panel<T>> panel;
+                 if (large) panel.emplace();
                  for (std::int64_t i = first; i < last; ++i) {
                    const StridedWalk<2> walk(outer, outer.dimensions, i / strips);
                    const std::int64_t row = i % strips * strip - before;
-                   TransposeRows<past_caches>(
-                       in + walk.offset(0), shape.strides[0][inner], out + walk.offset(1),
-                       shape.strides[1][column], std::max<std::int64_t>(row, 0),
-                       std::min(row + strip, shape.sizes[inner]), shape.sizes[column]);
+                   TransposeRows<T>(in + walk.offset(0), shape.strides[0][inner],
+                                    out + walk.offset(1), shape.strides[1][column],
+                                    std::max<std::int64_t>(row, 0),
+                                    std::min(row + strip, shape.sizes[inner]), shape.sizes[column],
+                                    panel ? &*panel : nullptr, past_caches);
                  }
                  if (past_caches) hwy::FlushStream();
                });
-}
-
-// True if `out` is larger than a core's caches and its rows begin at the same place in a cache
-// line.
-template <class T>
-bool PastCaches(const StridedShape<2>& shape) {
-  constexpr std::int64_t large = 4 << 20;
-  constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
-  if (shape.elements() * static_cast<std::int64_t>(sizeof(T)) < large) return false;
-  std::int64_t odd = 0;
-  for (int i = 0; i < shape.dimensions - 1; ++i) odd |= shape.strides[1][i] % line;
-  return odd == 0;
 }
 
 template <class T>
@@ -221,8 +296,8 @@ void CopyOf(const StridedCopy& copy, const StridedShape<2>& shape) {
   const auto* in = static_cast<const T*>(copy.in);
   auto* out = static_cast<T*>(copy.out);
   if (const int column = TransposedColumn(shape); column >= 0) {
-    if (PastCaches<T>(shape)) return TransposeAll<true>(in, out, shape, column);
-    return TransposeAll<false>(in, out, shape, column);
+    TransposeAll(in, out, shape, column);
+    return;
   }
   const int inner = shape.dimensions - 1;
   const std::int64_t size = shape.sizes[inner];
