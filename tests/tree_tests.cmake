@@ -16,6 +16,8 @@ add_test(NAME tidiness/public_headers
                  ${CMAKE_COMMAND} ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)
 add_test(NAME tidiness/tidy_together
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidy_together_test.py)
+add_test(NAME tidiness/tests_in_turn
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tests_in_turn_test.py)
 add_test(NAME tidiness/compile_alone
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/compile_alone_test.py)
 # The objects of each floor, from the ground up.
@@ -31,7 +33,7 @@ add_test(NAME tidiness/link_order_checker
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/link_order_test.py ${CMAKE_CXX_COMPILER})
 set_tests_properties(tidiness/tree tidiness/checker tidiness/link_order tidiness/link_order_checker tidiness/summary tidiness/documents
                      tidiness/named_tests tidiness/setup
-                     tidiness/public_headers tidiness/tidy_together tidiness/compile_alone PROPERTIES
+                     tidiness/public_headers tidiness/tidy_together tidiness/tests_in_turn tidiness/compile_alone PROPERTIES
                      LABELS "tidiness;quick" TIMEOUT 120)
 set_tests_properties(tidiness/tidy_together PROPERTIES LABELS "tidiness;longer")
 if(NOT TARGET tessera_program)
