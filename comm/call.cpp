@@ -41,6 +41,8 @@ std::string_view name_of(Op op) {
       return "reduce_scatter";
     case Op::all_reduce:
       return "all_reduce";
+    case Op::all_to_all:
+      return "all_to_all";
     case Op::exchange:
       return "exchange";
     case Op::broadcast:

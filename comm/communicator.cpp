@@ -105,6 +105,17 @@ void Communicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
   do_all_reduce(buffer, count, out, reduction, tag);
 }
 
+void Communicator::all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag) {
+  TESSERA_REQUIRE(buffer.sharing() == Sharing::per_rank,
+                  "all_to_all of '{}': the buffer has to be shared per_rank", buffer.name());
+  TESSERA_REQUIRE(bytes <= buffer.bytes() / static_cast<std::size_t>(size()),
+                  "all_to_all of '{}': {} pieces of {} bytes, and it has {}", buffer.name(), size(),
+                  bytes, buffer.bytes());
+  TESSERA_REQUIRE(bytes == 0 || out != nullptr, "all_to_all of '{}' without an output",
+                  buffer.name());
+  do_all_to_all(buffer, bytes, out, tag);
+}
+
 void Communicator::send(const void* memory, std::size_t bytes, int to, Tag tag) {
   check_peer("send", control(), to);
   do_send(memory, bytes, to, tag);

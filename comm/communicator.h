@@ -39,8 +39,8 @@ enum class Sharing : std::uint8_t {
 // contents; it writes (its shard of a one_copy buffer, its own region of a per_rank one); then it
 // calls the collective that publishes the contents. After all_gather each rank reads in place and
 // calls release() once when it has finished, from any thread (on a GPU: when the reads are in that
-// thread's current queue). reduce_scatter and all_reduce release by themselves. A violation is a
-// logic_error.
+// thread's current queue). reduce_scatter, all_reduce and all_to_all release by themselves. A
+// violation is a logic_error.
 class Buffer {
  public:
   virtual ~Buffer() = default;
@@ -144,6 +144,13 @@ class Communicator {
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
                   Tag tag);
 
+  // Each rank gives every rank a piece of its region of a per_rank buffer: bytes [i * bytes, (i +
+  // 1)
+  // * bytes) go to rank i. `out`, memory of device() outside of the buffer, receives size() pieces,
+  // in the order of the ranks that gave them. Returns when they can be read; the region may be
+  // written again after the next acquire().
+  void all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag);
+
   // Collective. Allocates now the scratch memory that reductions would allocate when they first
   // need it. comm/scratch.h computes `bytes` for the largest reduction of this rank.
   virtual void reserve_scratch(std::size_t /*bytes*/) {}
@@ -192,6 +199,7 @@ class Communicator {
                                  const Reduction& reduction, Tag tag) = 0;
   virtual void do_all_reduce(Buffer& buffer, std::int64_t count, void* out,
                              const Reduction& reduction, Tag tag) = 0;
+  virtual void do_all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag) = 0;
   virtual void do_send(const void* memory, std::size_t bytes, int to, Tag tag) = 0;
   virtual void do_receive(void* memory, std::size_t bytes, int from, Tag tag) = 0;
   virtual void do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) = 0;

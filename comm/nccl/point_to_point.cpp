@@ -24,6 +24,29 @@ void NcclCommunicator::do_receive(void* memory, std::size_t bytes, int from, Tag
   job_->expect(call, current_queue(device()).record());
 }
 
+void NcclCommunicator::do_all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag) {
+  NcclBuffer& mine = own(buffer, Op::all_to_all);
+  Call call = call_of(Op::all_to_all, mine, tag);
+  call.bytes = bytes;
+  mine.publish();
+  collective(call, [&] {
+    if (bytes == 0) return;
+    DeviceQueue& queue = current_queue(device());
+    std::vector<NcclChannel::Transfer> transfers;
+    for (int peer = 0; peer < size(); ++peer) {
+      const std::size_t offset = static_cast<std::size_t>(peer) * bytes;
+      std::byte* target = static_cast<std::byte*>(out) + offset;
+      if (peer == rank()) {
+        queue.copy(target, mine.data() + offset, bytes);
+      } else {
+        transfers.push_back({peer, mine.data() + offset, target, bytes});
+      }
+    }
+    if (!transfers.empty()) channel_->transfer(transfers, queue);
+  });
+  mine.release();
+}
+
 void NcclCommunicator::do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
   Call call(Op::broadcast, tag);
   call.root = root;

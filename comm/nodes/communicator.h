@@ -63,6 +63,7 @@ class NodesCommunicator final : public Communicator {
                          const Reduction& reduction, Tag tag) override;
   void do_all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
                      Tag tag) override;
+  void do_all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag) override;
   void do_send(const void* memory, std::size_t bytes, int to, Tag tag) override;
   void do_receive(void* memory, std::size_t bytes, int from, Tag tag) override;
   void do_broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;

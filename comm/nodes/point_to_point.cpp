@@ -1,6 +1,8 @@
 // Memory from rank to rank: inside a node through its memory, else over a line between the two.
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "base/error.h"
 #include "comm/nodes/communicator.h"
 
@@ -54,6 +56,36 @@ void NodesCommunicator::do_receive(void* memory, std::size_t bytes, int from, Ta
     if (bytes > 0) line.receive(from, static_cast<std::byte*>(memory), bytes);
     wait_for(line, call, [&](bool&) { return line.idle(); });
   });
+}
+
+// Pieces inside the node are read in place. In round n, the ranks a and b with a + b = n (modulo
+// the number of ranks) swap theirs: each pair meets once, and no rank is in two pairs of a round.
+void NodesCommunicator::do_all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag) {
+  SharedBuffer& shared = own(buffer, Op::all_to_all);
+  Call call = shared.call(Op::all_to_all, tag);
+  call.bytes = bytes;
+  shared.publish(Op::all_to_all);
+  const std::byte* mine = shared.data();
+  const auto target = [&](int from) {
+    return static_cast<std::byte*>(out) + static_cast<std::size_t>(from) * bytes;
+  };
+  const auto piece = static_cast<std::size_t>(rank()) * bytes;
+  collective(call, [&] {
+    meet(call);
+    for (const int from : topology_.ranks_of(topology_.own_node())) {
+      if (bytes > 0)
+        std::memcpy(target(from), shared.region(topology_.place_of(from)) + piece, bytes);
+    }
+    for (int round = 0; round < size(); ++round) {
+      const int peer = (round - rank() + size()) % size();
+      if (topology_.node_of(peer) == topology_.own_node()) continue;
+      const std::byte* its = mine + static_cast<std::size_t>(peer) * bytes;
+      if (rank() < peer) do_send(its, bytes, peer, tag);
+      do_receive(target(peer), bytes, peer, tag);
+      if (rank() > peer) do_send(its, bytes, peer, tag);
+    }
+  });
+  shared.release();
 }
 
 // Sends to the first rank of every other node; inside the nodes these ranks and the root pass it

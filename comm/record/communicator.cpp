@@ -146,6 +146,14 @@ void RecordCommunicator::do_all_reduce(Buffer& buffer, std::int64_t elements, vo
   group_.log_call(Op::all_reduce, tag, static_cast<double>(bytes), reduction);
 }
 
+void RecordCommunicator::do_all_to_all(Buffer& buffer, std::size_t bytes, void* /*out*/, Tag tag) {
+  RecordBuffer& mine = recorded(buffer, Op::all_to_all);
+  mine.publish();
+  mine.release();
+  group_.count(Op::all_to_all, tag, bytes * static_cast<std::size_t>(size() - 1));
+  group_.log_call(Op::all_to_all, tag, static_cast<double>(bytes) * size());
+}
+
 void RecordCommunicator::do_send(const void* /*memory*/, std::size_t bytes, int to, Tag tag) {
   group_.count(Op::send, tag, 0);
   group_.log_message(to, tag, static_cast<double>(bytes));

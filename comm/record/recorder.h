@@ -35,7 +35,8 @@ struct RecordedCollective {
   std::uint32_t unit = 0;
   int ranks = 1;   // that take part
   int stride = 1;  // between their numbers in the world
-  // A gather: the gathered bytes; a sum: the bytes of one rank before it; messages: the bytes of
+  // A gather: the gathered bytes; a sum: the bytes of one rank before it; all_to_all: those of a
+  // rank's pieces, its own included; messages: the bytes of
   // all ranks; Op::send, from one rank to each of the others: what each of these gets.
   double bytes = 0;
   DType dtype = DType::float32;      // of the elements that are summed

@@ -97,6 +97,20 @@ void SharedCommunicator::do_all_reduce(Buffer& buffer, std::int64_t count, void*
   shared.release();
 }
 
+void SharedCommunicator::do_all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag) {
+  SharedBuffer& shared = own(buffer, Op::all_to_all);
+  Call call = shared.call(Op::all_to_all, tag);
+  call.bytes = bytes;
+  shared.publish(Op::all_to_all);
+  group_->meet_with_queues(call);
+  DeviceQueue& queue = current_queue(device());
+  for (int from = 0; from < size() && bytes > 0; ++from) {
+    queue.copy(static_cast<std::byte*>(out) + static_cast<std::size_t>(from) * bytes,
+               shared.region(from) + static_cast<std::size_t>(rank()) * bytes, bytes);
+  }
+  shared.release();
+}
+
 void SharedCommunicator::reserve_scratch(std::size_t bytes) {
   if (bytes == 0 || sums_ != nullptr) return;
   sums_ =

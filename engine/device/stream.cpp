@@ -286,6 +286,10 @@ double Stream::busy_seconds() const {
 }
 
 void StallClock::join(const Event& event) {
+  run([&event] { event.join(); });
+}
+
+void StallClock::run(const std::function<void()>& work) {
   if (device_.type != DeviceType::cuda) {
     const auto begin = Clock::now();
     struct Stop {
@@ -293,15 +297,14 @@ void StallClock::join(const Event& event) {
       Clock::time_point begin;
       ~Stop() { seconds += seconds_between(begin, Clock::now()); }
     } const stop{thread_seconds_, begin};
-    event.join();
+    work();
     return;
   }
-  // Measures from the point at which the queue runs out of other work to the end of the event's
-  // work. This includes the time in which the thread waits for the stream's worker, once the queue
-  // is empty.
+  // Measures from the point at which the queue runs out of other work to the end of this work. This
+  // includes the time in which the thread waits for the stream's worker, once the queue is empty.
   DeviceQueue& queue = current_queue(device_);
   const PointHandle before = queue.record_timed();
-  event.join();
+  work();
   pending_.push_back({before, queue.record_timed()});
   std::size_t reached = 0;  // keeps a clock that is never read from growing
   for (; reached < pending_.size() && pending_[reached].after->reached(); ++reached) {

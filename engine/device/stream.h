@@ -77,11 +77,13 @@ class Stream {
 };
 
 // Joins events and measures how long the compute stream stalls for them: the thread on the CPU, the
-// thread and its queue on a GPU. Used by one thread.
+// queue on a GPU. Used by one thread.
 class StallClock {
  public:
   explicit StallClock(Device device = Device::cpu()) : device_(device) {}
   void join(const Event& event);
+  // The same for other work that the thread or its current queue does while it computes nothing.
+  void run(const std::function<void()>& work);
   // The time so far; on a GPU the calling thread waits for the last join.
   [[nodiscard]] double seconds() const;
 

@@ -64,6 +64,55 @@ Tensor TensorCollectives::gather(const Tensor& rows) {
   return all;
 }
 
+void TensorCollectives::exchange(const Tensor& pieces, const Tensor& out, comm::Tag tag) {
+  const std::size_t bytes = pieces.bytes();
+  if (!pieces_ || pieces_->bytes() < bytes) {
+    pieces_.reset();
+    pieces_ = communicator_->allocate("pieces of all_to_all", bytes, comm::Sharing::per_rank);
+    ++exchanged_.allocations;
+    exchanged_.buffer_bytes = bytes;
+  }
+  const auto ranks = static_cast<std::size_t>(communicator_->size());
+  ++exchanged_.calls;
+  exchanged_.bytes += bytes / ranks * (ranks - 1);
+  communicator_->acquire(*pieces_, tag);
+  if (bytes > 0) {
+    current_queue(pieces.device()).copy(pieces_->data(), pieces.data(), bytes);
+  }
+  stalls_.run([&] { communicator_->all_to_all(*pieces_, bytes / ranks, out.raw_data(), tag); });
+}
+
+Tensor TensorCollectives::all_to_all(const Tensor& pieces) {
+  const std::int64_t ranks = communicator_->size();
+  TESSERA_REQUIRE(pieces.dimensions() > 0 && pieces.size(0) == ranks,
+                  "all_to_all of a tensor of shape {} between {} ranks; its first dimension has a "
+                  "piece for each rank",
+                  pieces.shape().to_string(), ranks);
+  if (ranks == 1) return pieces;
+  Tensor out = Tensor::empty(pieces.shape(), pieces.dtype(), pieces.device());
+  const std::uint64_t call = calls_++;
+  if (!pieces.is_meta()) {
+    require_device("all_to_all", pieces);
+    autograd::note_read();
+    exchange(pieces, out, {call, 0, comm::Phase::forward});
+  }
+  autograd::record(
+      Op::custom, {pieces}, {out},
+      [self = shared_from_this(), call](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Tensor gradient = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
+        self->exchange(dout[0], gradient, {call, 0, comm::Phase::backward});
+        sink.add(0, gradient);
+      },
+      autograd::Reads::nothing);
+  return out;
+}
+
+ExchangeCounts TensorCollectives::exchanged() const {
+  ExchangeCounts result = exchanged_;
+  result.seconds = stalls_.seconds();
+  return result;
+}
+
 Tensor TensorCollectives::all_reduce(const Tensor& x, float scale, std::string_view call_name) {
   TESSERA_REQUIRE(is_floating(x.dtype()),
                   "{} of a tensor of {}; cast it to float64, which holds whole numbers up to 2^53 "

@@ -1,5 +1,5 @@
-// Gathers or sums tensors of all ranks, with their gradients: the implementation of
-// Context::all_gather, all_reduce and mean.
+// Gathers, sums or exchanges tensors of all ranks, with their gradients: the implementation of
+// Context::all_gather, all_reduce and mean, and of ContextParallel.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,19 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "engine/device/stream.h"
 #include "engine/tensor.h"
 
 namespace tessera {
+
+// The calls of all_to_all() so far, with those of its gradients.
+struct ExchangeCounts {
+  std::uint64_t calls = 0;
+  std::uint64_t bytes = 0;         // that reached this rank from others
+  std::uint64_t allocations = 0;   // of collective memory
+  std::uint64_t buffer_bytes = 0;  // of collective memory that is held now
+  double seconds = 0;              // in which the compute stream did nothing else
+};
 
 // The collectives of one rank; used by the thread that computes, in the same order as on the other
 // ranks. They are calls of the world's own communicator, also in the backward: no strategy changes
@@ -19,11 +29,18 @@ namespace tessera {
 class TensorCollectives : public std::enable_shared_from_this<TensorCollectives> {
  public:
   explicit TensorCollectives(std::shared_ptr<comm::Communicator> communicator)
-      : communicator_(std::move(communicator)) {}
+      : communicator_(std::move(communicator)), stalls_(communicator_->device()) {}
+
+  [[nodiscard]] comm::Communicator& communicator() const { return *communicator_; }
 
   [[nodiscard]] Tensor gather(const Tensor& rows);
+  // pieces [ranks, ...]: piece i goes to rank i. The result has the pieces that the ranks gave to
+  // this one, in their order.
+  [[nodiscard]] Tensor all_to_all(const Tensor& pieces);
   // The sum over the ranks times `scale`, on every rank. `call_name` is what the program called.
   [[nodiscard]] Tensor all_reduce(const Tensor& x, float scale, std::string_view call_name);
+
+  [[nodiscard]] ExchangeCounts exchanged() const;
 
  private:
   // Collective memory for tensors of one shape and dtype. Its name contains both, so that ranks
@@ -39,6 +56,7 @@ class TensorCollectives : public std::enable_shared_from_this<TensorCollectives>
   void require_device(std::string_view call, const Tensor& tensor) const;
   // The buffer for what is summed, free to be written, with `summands` in it.
   comm::Buffer& filled_with(const std::string& name, const Tensor& summands, comm::Tag tag);
+  void exchange(const Tensor& pieces, const Tensor& out, comm::Tag tag);
   // Sums the gradients of all ranks for this rank's rows into `out`.
   void reduce(const std::string& name, std::uint64_t call, const Tensor& gradients,
               const Tensor& out, bool accumulate);
@@ -49,6 +67,9 @@ class TensorCollectives : public std::enable_shared_from_this<TensorCollectives>
   std::shared_ptr<comm::Communicator> communicator_;
   std::list<Buffers> buffers_;  // the last used first
   std::uint64_t calls_ = 0;
+  std::shared_ptr<comm::Buffer> pieces_;  // of all_to_all(): as large as the largest so far
+  ExchangeCounts exchanged_;
+  StallClock stalls_;
 };
 
 }  // namespace tessera

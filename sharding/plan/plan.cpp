@@ -25,7 +25,7 @@ namespace {
 
 bool moves_data(comm::Op op) {
   return op == comm::Op::all_gather || op == comm::Op::reduce_scatter ||
-         op == comm::Op::all_reduce || op == comm::Op::send;
+         op == comm::Op::all_reduce || op == comm::Op::all_to_all || op == comm::Op::send;
 }
 
 // Adds up the calls of all units.

@@ -137,6 +137,8 @@ CollectiveTime time_in_memory(const comm::RecordedCollective& collective, const 
   } else if (collective.op == comm::Op::all_reduce) {
     time.latency *= 2;
     moved = collective.bytes * (1 + 1 / ranks) + 2 * collective.bytes / wire * sums;
+  } else if (collective.op == comm::Op::all_to_all) {
+    moved = 2 * collective.bytes;
   }
   time.inside = moved / cluster.inside.rate;
   return time;
@@ -183,6 +185,19 @@ CollectiveTime time_of_sends(const comm::RecordedCollective& collective, const C
   return time;
 }
 
+// Every rank sends each of the others a piece, all at the same time.
+CollectiveTime time_of_all_to_all(const comm::RecordedCollective& collective,
+                                  const Cluster& cluster) {
+  CollectiveTime time;
+  const Spread spread = spread_of(collective, cluster);
+  const double piece = collective.bytes / collective.ranks;
+  const Link across = across_of(cluster, spread);
+  time.latency = spread.nodes > 1 ? across.latency : cluster.inside.latency;
+  time.inside = (spread.members - 1) * piece / cluster.inside.rate;
+  time.across = (collective.ranks - spread.members) * piece / across.rate;
+  return time;
+}
+
 }  // namespace
 
 CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster& cluster,
@@ -221,6 +236,9 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
   if (message) return time_of_messages(collective, cluster);
   if (collective.op == comm::Op::send) return time_of_sends(collective, cluster);
   if (collective.one_memory) return time_in_memory(collective, cluster);
+  if (collective.op == comm::Op::all_to_all && collective.ranks > 1) {
+    return time_of_all_to_all(collective, cluster);
+  }
   const CollectiveTime ring = time_of(collective, cluster, CollectiveAlgorithm::ring);
   if (collective.op != comm::Op::all_reduce) return ring;
   const CollectiveTime tree = time_of(collective, cluster, CollectiveAlgorithm::tree);

@@ -52,6 +52,18 @@ TEST(RecordComm, CountsMessagesWhereTheyArrive) {
   EXPECT_THROW(world->send(&memory, 1, 1), std::logic_error);
 }
 
+TEST(RecordComm, CountsThePiecesOfOthers) {
+  const auto recorder = std::make_shared<Recorder>();
+  const auto world = connect_record({.size = 4}, recorder);
+  const auto buffer = world->allocate("pieces", 4000, Sharing::per_rank);
+  std::byte out{};
+  for (int i = 0; i < 2; ++i) {  // it is released
+    world->acquire(*buffer);
+    world->all_to_all(*buffer, 700, &out, in_forward);
+  }
+  EXPECT_EQ(recorder->calls().at({Phase::forward, Op::all_to_all, 2, 4}).bytes, 2u * 3 * 700);
+}
+
 TEST(RecordComm, HoldsTheBytesOfItsBuffers) {
   const auto recorder = std::make_shared<Recorder>();
   const auto own = connect_record({.size = 8, .one_memory = false}, recorder);

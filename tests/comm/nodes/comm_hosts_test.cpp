@@ -66,6 +66,10 @@ TEST_P(RanksOnHosts, LargeReductionsTakeSeveralPieces) {
   });
 }
 
+TEST_P(RanksOnHosts, AllToAll) {
+  run(GetParam(), cases::check_all_to_all);
+}
+
 TEST_P(RanksOnHosts, PointToPoint) {
   run(GetParam(), cases::check_point_to_point);
 }

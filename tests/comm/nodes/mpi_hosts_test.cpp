@@ -131,6 +131,7 @@ TEST(MpiHostsRank, DoesEverything) {
     }
     cases::check_all_reductions(ranks, 43);
     cases::check_reductions(ranks, 1'200'001, {.scale = 0.5f}, 3);
+    cases::check_all_to_all(ranks);
     cases::check_point_to_point(ranks);
     cases::check_messages(ranks);
     cases::check_groups(ranks);

@@ -157,6 +157,43 @@ inline void check_gathered_ranges(const Ranks& ranks) {
   }
 }
 
+// Pieces that name their giver and receiver, from a buffer that may be larger.
+inline void check_all_to_all(const Ranks& ranks) {
+  const auto size = static_cast<std::size_t>(ranks->size());
+  const auto own = static_cast<std::size_t>(ranks->rank());
+  const auto byte_of = [](std::size_t from, std::size_t to, int round, std::size_t i) {
+    return static_cast<std::byte>(from * 31 + to * 7 + static_cast<std::size_t>(round) * 3 +
+                                  i % 251);
+  };
+  constexpr std::size_t most = 300'001;
+  auto buffer = ranks->allocate("pieces", most * size + 100, Sharing::per_rank);
+  int round = 0;
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{0}, most}) {
+    for (int again = 0; again < 2; ++again, ++round) {
+      ranks->acquire(*buffer);
+      for (std::size_t to = 0; to < size; ++to) {
+        for (std::size_t i = 0; i < bytes; ++i) {
+          buffer->data()[to * bytes + i] = byte_of(own, to, round, i);
+        }
+      }
+      std::vector<std::byte> out(bytes * size);
+      ranks->all_to_all(*buffer, bytes, out.data(), {.step = static_cast<std::uint64_t>(round)});
+      std::size_t wrong = 0;
+      for (std::size_t from = 0; from < size; ++from) {
+        for (std::size_t i = 0; i < bytes; ++i) {
+          wrong += out[from * bytes + i] != byte_of(from, own, round, i) ? 1 : 0;
+        }
+      }
+      EXPECT_EQ(wrong, 0u) << bytes << " bytes, round " << round;
+    }
+  }
+  std::byte out{};
+  EXPECT_THROW(ranks->all_to_all(*buffer, most + 101, &out, {}), std::logic_error);
+  EXPECT_THROW(ranks->all_to_all(*buffer, 1, nullptr, {}), std::logic_error);
+  auto shared = ranks->allocate("one copy", size, Sharing::one_copy);
+  EXPECT_THROW(ranks->all_to_all(*shared, 1, &out, {}), std::logic_error);
+}
+
 inline double element_at(const std::byte* memory, std::int64_t index, DType dtype) {
   const auto load = [&](auto element) {
     std::memcpy(&element, memory + index * static_cast<std::int64_t>(sizeof element),

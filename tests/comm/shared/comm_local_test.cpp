@@ -55,6 +55,10 @@ TEST_P(LocalRanks, ReductionsAreTheTree) {
   run([](const Ranks& ranks) { cases::check_all_reductions(ranks, 42); });
 }
 
+TEST_P(LocalRanks, AllToAll) {
+  run(cases::check_all_to_all);
+}
+
 TEST_P(LocalRanks, PointToPoint) {
   run(cases::check_point_to_point);
 }

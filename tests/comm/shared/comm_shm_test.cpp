@@ -93,6 +93,10 @@ TEST_P(ShmRanks, LargeAllReduceTakesSeveralChunks) {
   run([](const Ranks& ranks) { cases::check_reductions(ranks, 200'001, {.scale = 0.5f}, 3); });
 }
 
+TEST_P(ShmRanks, AllToAll) {
+  run(cases::check_all_to_all);
+}
+
 TEST_P(ShmRanks, PointToPoint) {
   run(cases::check_point_to_point);
 }

@@ -1,5 +1,6 @@
-// Context::all_gather, all_reduce and mean on a GPU: for ranks that share one, and ranks over NCCL,
-// the CPU's values, and in the fixed order the CPU's bits.
+// Context::all_gather, all_reduce and mean, and the all-to-all of ContextParallel, on a GPU: for
+// ranks that share one, and ranks over NCCL, the CPU's values, and in the fixed order the CPU's
+// bits.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -11,6 +12,7 @@
 #include "cuda/device_under_test.h"
 #include "engine/ops.h"
 #include "sharding/context/context.h"
+#include "sharding/context/tensor_collectives.h"
 
 namespace tessera::testing {
 namespace {
@@ -27,10 +29,13 @@ Tensor numbered_rows(int rank, std::int64_t rows, DType dtype, std::uint64_t see
   return cast(Tensor::from(numbers, {rows, 8}), dtype).to(device);
 }
 
-// Gathered rows, sums and means, and this rank's gradients, in several rounds and two dtypes.
+// Gathered rows, sums, means and exchanged pieces, and this rank's gradients, in several rounds and
+// two dtypes.
 std::vector<Numbers> results_with_gradients(const Context& context) {
   const Device device = context.device();
   std::vector<Numbers> seen;
+  const auto pieces =
+      std::make_shared<TensorCollectives>(context.communicator().duplicate("pieces"));
   for (int round = 0; round < 3; ++round) {
     for (const DType dtype : {float32, bfloat16}) {
       const auto seed = static_cast<std::uint64_t>(round + 1);
@@ -48,6 +53,14 @@ std::vector<Numbers> results_with_gradients(const Context& context) {
       const Tensor own = numbered_rows(context.rank() + 20, 5, dtype, seed, device);
       sum(sums * own + means * own).backward();
       for (const Tensor& each : {sums, means, mine.grad()}) seen.push_back(each.to_vector());
+      const std::int64_t ranks = context.world_size();
+      Tensor given = numbered_rows(context.rank(), 3 * ranks, dtype, seed, device);
+      given.set_requires_grad(true);
+      const Tensor got = pieces->all_to_all(reshape(given, {ranks, 3, 8}));
+      sum(got * reshape(numbered_rows(context.rank() + 30, 3 * ranks, dtype, seed, device),
+                        {ranks, 3, 8}))
+          .backward();
+      for (const Tensor& each : {got, given.grad()}) seen.push_back(each.to_vector());
     }
   }
   return seen;
