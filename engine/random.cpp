@@ -52,7 +52,8 @@ std::int64_t first_element_drawn(std::int64_t count, std::int64_t rows) {
 
 kernels::RandomKey next_dropout_key() {
   const std::uint64_t op = generator.dropouts++;
-  return {generator.seed,
+  const auto part = static_cast<std::uint64_t>(generator.position.part_of_samples);
+  return {generator.seed + part * 0x9e3779b97f4a7c15u,
           dropout_streams | (generator.position.step << dropouts_per_step_bits) | op};
 }
 

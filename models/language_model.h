@@ -1,21 +1,37 @@
 // A model that predicts the next token: logits and loss. model.h has the interface of all models.
 #pragma once
 
+#include <memory>
+
 #include "engine/nn/layers.h"
 #include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "models/key_value_cache.h"
 #include "models/model.h"
 #include "models/own_call.h"
+#include "sharding/context_parallel.h"
 
 namespace tessera::models {
 
-// Several texts in each row of a batch, one behind the other: no text sees another one, and the
-// positions of each begin at 0.
+// What the rows of a batch are, if they are not whole texts.
+//
+// Several texts in each row, one behind the other: no text sees another one, and the positions of
+// each begin at 0. Rows that several ranks hold together: ids and targets are this rank's part.
 struct Documents {
-  Tensor starts = {};     // AttentionOptions::document_starts; undefined: each row is one text
-  Tensor positions = {};  // int32 [batch, length]: of each token in its text
+  // AttentionOptions::document_starts, of whole rows; undefined: each row is one text
+  Tensor starts = {};
+  Tensor positions = {};  // int32, as the ids: of each token in its text; with `starts`
+  std::shared_ptr<const ContextParallel> ranks = {};  // null: this rank has whole rows
 };
+
+// The position in its row of a batch's first column.
+inline std::int64_t first_position(const Tensor& ids, const Documents& documents) {
+  return documents.ranks ? documents.ranks->first_position(ids.size(1)) : 0;
+}
+// The positions of whole rows.
+inline std::int64_t whole_length(const Tensor& ids, const Documents& documents) {
+  return ids.size(1) * (documents.ranks ? documents.ranks->ranks() : 1);
+}
 
 class LanguageModel : public Model {
  public:

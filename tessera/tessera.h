@@ -39,6 +39,7 @@
 #include "sharding/context/context.h"
 #include "sharding/context/loss_scaler.h"
 #include "sharding/context/run.h"
+#include "sharding/context_parallel.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan/plan.h"
 #include "sharding/profiler/step_recorder.h"

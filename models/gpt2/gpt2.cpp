@@ -40,7 +40,9 @@ Tensor GPT2AttentionImpl::forward(const Tensor& x, const Documents& documents) c
   AttentionOptions options = options_;
   options.document_starts = documents.starts;
   options.dropout = is_training() ? dropout_ : 0.0;
-  return resid_dropout_(c_proj_(packed_attention(c_attn_(x), options)));
+  const ContextParallel* ranks = documents.ranks.get();
+  return resid_dropout_(c_proj_(ranks ? ranks->packed_attention(c_attn_(x), options)
+                                      : packed_attention(c_attn_(x), options)));
 }
 
 // The cache's rows are whole packed projections: one copy for each token.
@@ -115,13 +117,14 @@ GPT2ModelImpl::GPT2ModelImpl(const Gpt2Config& config) : positions_(config.n_pos
 }
 
 Tensor GPT2ModelImpl::forward(const Tensor& ids, const Documents& documents) const {
-  TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
+  TESSERA_REQUIRE(ids.dimensions() == 2 && whole_length(ids, documents) <= positions_,
                   "GPT-2 takes ids of shape [batch, at most {}], given {}", positions_,
                   ids.shape().to_string());
   Tensor positions = documents.positions;
   if (!positions.defined()) {
     std::vector<std::int32_t> places(static_cast<std::size_t>(ids.size(1)));
-    std::iota(places.begin(), places.end(), 0);
+    std::iota(places.begin(), places.end(),
+              static_cast<std::int32_t>(first_position(ids, documents)));
     positions = Tensor::from(places, {ids.size(1)}).to(wpe_->stored_weight().device());
   }
   Tensor x = drop_(wte_(ids) + wpe_(positions));

@@ -2,6 +2,7 @@
 #include "models/llama/attention.h"
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "engine/tensor_ops.h"
@@ -95,9 +96,12 @@ Tensor LlamaAttentionImpl::forward(const Tensor& x, const RopeTables& rope) cons
   Projected projected =
       project(x, [](const nn::Linear& layer, const Tensor& input) { return layer(input); });
   // The rotation reads nothing of its input in backward, which ends here.
-  projected.q = rotated(projected.q, options.heads, rope);
-  projected.k = rotated(projected.k, options.key_heads, rope);
-  return o_proj_(attention(projected.q, projected.k, projected.v, options));
+  projected.q = rotated(projected.q, options.heads, rope, rope.first);
+  projected.k = rotated(projected.k, options.key_heads, rope, rope.first);
+  auto& [q, k, v] = projected;
+  return o_proj_(rope.ranks
+                     ? rope.ranks->attention(std::move(q), std::move(k), std::move(v), options)
+                     : attention(q, k, v, options));
 }
 
 Tensor LlamaAttentionImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,

@@ -44,8 +44,8 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
   norm_ = register_module("norm", decoder_norm(config.hidden_size, config));
 }
 
-Tensor LlamaModelImpl::embed(const Tensor& ids) const {
-  TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
+Tensor LlamaModelImpl::embed(const Tensor& ids, const Documents& documents) const {
+  TESSERA_REQUIRE(ids.dimensions() == 2 && whole_length(ids, documents) <= positions_,
                   "the model takes ids of shape [batch, at most {}], given {}", positions_,
                   ids.shape().to_string());
   return embed_rows(ids);
@@ -76,7 +76,7 @@ std::vector<RopeTables> LlamaModelImpl::ropes_of(const Tensor& ids, const Docume
 }
 
 Tensor LlamaModelImpl::forward(const Tensor& ids, const Documents& documents) {
-  Tensor x = embed(ids);
+  Tensor x = embed(ids, documents);
   const std::vector<RopeTables> ropes = ropes_of(ids, documents, x.device());
   std::size_t index = 0;
   for (const DecoderLayer& layer : *layers_) x = layer(x, ropes[index++]);
@@ -85,7 +85,7 @@ Tensor LlamaModelImpl::forward(const Tensor& ids, const Documents& documents) {
 
 std::pair<Tensor, Tensor> LlamaModelImpl::forward(const Tensor& ids, const Documents& documents,
                                                   const Tensor& routing) {
-  Tensor x = embed(ids);
+  Tensor x = embed(ids, documents);
   Tensor added = routing;
   const std::vector<RopeTables> ropes = ropes_of(ids, documents, x.device());
   std::size_t index = 0;

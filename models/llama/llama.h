@@ -35,7 +35,7 @@ class LlamaModelImpl : public nn::Module {
   [[nodiscard]] std::vector<RopeTables> by_layer(const Tables& tables);
   [[nodiscard]] std::vector<RopeTables> ropes_of(const Tensor& ids, const Documents& documents,
                                                  Device device);
-  [[nodiscard]] Tensor embed(const Tensor& ids) const;
+  [[nodiscard]] Tensor embed(const Tensor& ids, const Documents& documents) const;
   [[nodiscard]] Tensor embed_rows(const Tensor& ids) const;
 
   std::int64_t positions_;

@@ -120,10 +120,16 @@ RopeTables RopeCache::for_positions(const Tensor& positions, std::int64_t length
 }
 
 RopeTables RopeCache::for_rows(const Tensor& ids, const Documents& documents, Device device) {
-  if (!documents.starts.defined()) return for_length(ids.size(1), device);
-  RopeTables tables =
-      for_positions(reshape(documents.positions, {ids.elements()}).to(device), ids.size(1));
-  tables.document_starts = documents.starts;
+  const std::int64_t length = whole_length(ids, documents);
+  RopeTables tables;
+  if (documents.starts.defined()) {
+    tables = for_positions(reshape(documents.positions, {ids.elements()}).to(device), length);
+    tables.document_starts = documents.starts;
+  } else {
+    tables = for_length(length, device);
+    tables.first = first_position(ids, documents);
+  }
+  tables.ranks = documents.ranks;
   return tables;
 }
 

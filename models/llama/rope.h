@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "engine/tensor.h"
@@ -18,6 +19,9 @@ struct RopeTables {
   // For rows of several texts: AttentionOptions::document_starts. The tables then have a row for
   // each token of the batch, in its order.
   Tensor document_starts = {};
+  // Documents::ranks, and the position of the batch's first column in the tables.
+  std::shared_ptr<const ContextParallel> ranks = {};
+  std::int64_t first = 0;
 };
 
 // The angle of pair i between one position and the next; `dim` elements of a head are rotated.
@@ -43,7 +47,8 @@ class RopeCache {
   const RopeTables& for_length(std::int64_t length, Device device);
   // A table's row for each of these positions, int32 [rows], all below `length`.
   RopeTables for_positions(const Tensor& positions, std::int64_t length);
-  // For rows of several texts: a table's row for each of the ids.
+  // For rows of several texts: a table's row for each of the ids. Else as for_length() of whole
+  // rows.
   RopeTables for_rows(const Tensor& ids, const Documents& documents, Device device);
 
  private:

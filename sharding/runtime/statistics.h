@@ -1,6 +1,7 @@
 // The counters of the sharding runtime, which make communication a measured number.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tessera {
@@ -14,6 +15,18 @@ struct CommunicationStatistics {
   std::uint64_t buffer_bytes = 0;  // of this rank's region, or of the copy that ranks share
   double exposed_seconds = 0;      // the compute stream stood still for a collective
   double busy_seconds = 0;         // side streams were at work, hidden or not
+
+  CommunicationStatistics& operator+=(const CommunicationStatistics& other) {
+    bytes += other.bytes;
+    bytes_between_hosts = std::max(bytes_between_hosts, other.bytes_between_hosts);
+    collectives += other.collectives;
+    allocations += other.allocations;
+    buffers += other.buffers;
+    buffer_bytes += other.buffer_bytes;
+    exposed_seconds += other.exposed_seconds;
+    busy_seconds += other.busy_seconds;
+    return *this;
+  }
 };
 
 struct HeldBytes {
