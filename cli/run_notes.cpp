@@ -122,12 +122,15 @@ std::string describe(const Trainer& training, const training::Recipe& recipe) {
   }
   const Context& context = training.context();
   return fmt::format(
-      "{} parameters{}{}, {} over {}{}, batch {} a rank{}, {} an epoch, on {}", all,
+      "{} parameters{}{}, {} over {}{}, batch {} {}{}, {} an epoch, on {}", all,
       trained == all ? "" : fmt::format(", {} of them trained", trained),
       ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
       name_of(recipe.sharding.sharding_strategy), counted(context.world_size(), "rank"),
       context.world_size() == 1 ? "" : fmt::format(" ({})", context.communicator().backend()),
       task.describe_batch(training::batch_size_per_rank(recipe, context.world_size())),
+      recipe.sharding.context_parallel == 1
+          ? "a rank"
+          : fmt::format("on {} ranks together", recipe.sharding.context_parallel),
       training.shares().are_asked()
           ? fmt::format(" in parts of {} samples", text_of_shares(training.shares().samples()))
           : "",

@@ -91,8 +91,10 @@ Candidate with_all_offloaded(Candidate candidate) {  // NOLINT(performance-*): a
 std::vector<Candidate> with_smaller_batches(const Candidate& whole) {
   std::vector<Candidate> smaller;
   for (std::int64_t parts = 2;; parts *= 2) {
-    const std::int64_t ranks = whole.recipe.data.split_batches ? whole.world.ranks : 1;
-    if (whole.recipe.data.batch_size % (parts * ranks) != 0) return smaller;
+    const std::int64_t shares = whole.recipe.data.split_batches
+                                    ? training::batch_shares(whole.recipe, whole.world.ranks)
+                                    : 1;
+    if (whole.recipe.data.batch_size % (parts * shares) != 0) return smaller;
     Candidate candidate = whole;
     candidate.recipe.data.batch_size /= parts;
     candidate.recipe.train.gradient_accumulation_steps *= parts;
@@ -126,7 +128,9 @@ std::vector<Candidate> with_strategies(const Candidate& candidate) {
 std::vector<Candidate> with_more_ranks(const Candidate& candidate) {
   std::vector<Candidate> all;
   for (int ranks = candidate.world.ranks * 2; ranks <= most_planned_ranks; ranks *= 2) {
-    if (candidate.recipe.data.split_batches && candidate.recipe.data.batch_size % ranks != 0) break;
+    const std::int64_t shares = training::batch_shares(candidate.recipe, ranks);
+    if (candidate.recipe.data.split_batches && candidate.recipe.data.batch_size % shares != 0)
+      break;
     Candidate larger = candidate;
     larger.world.ranks = ranks;
     larger.changes.push_back(fmt::format("--world-size {}", ranks));

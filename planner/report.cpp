@@ -238,12 +238,15 @@ std::string batches_text(const training::TrainRecipe& train) {
 
 std::string plan_text(const PlanReport& report) {
   const training::Recipe& recipe = report.recipe;
-  std::string text =
-      fmt::format("{}: {} on {}, {}{} a rank, {} a step\n\n", recipe.source,
-                  counted(report.world.ranks, "rank"),
-                  report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one node",
-                  recipe.data.rank_weights.are_equal() ? "" : "at most ",
-                  batch_text(recipe, report.world.ranks), batches_text(recipe.train));
+  std::string text = fmt::format(
+      "{}: {} on {}, {}{} {}, {} a step\n\n", recipe.source, counted(report.world.ranks, "rank"),
+      report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one node",
+      recipe.data.rank_weights.are_equal() ? "" : "at most ",
+      batch_text(recipe, report.world.ranks),
+      recipe.sharding.context_parallel == 1
+          ? "a rank"
+          : fmt::format("on {} ranks together", recipe.sharding.context_parallel),
+      batches_text(recipe.train));
   text += memory_table(report) + shares_table(report) +
           elsewhere_table(report, "in files", &RankMemory::in_files) +
           elsewhere_table(report, "on the host", &RankMemory::on_host);

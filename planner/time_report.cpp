@@ -170,7 +170,8 @@ void set_time(TimedRow& timed, const training::Recipe& recipe, const Cluster& cl
   const auto batches = static_cast<double>(
       recipe.train.accumulation_ramp.largest(recipe.train.gradient_accumulation_steps));
   timed.samples = static_cast<double>(training::batch_size_per_rank(recipe, timed.world.ranks)) *
-                  timed.world.ranks * batches;
+                  timed.world.ranks / static_cast<double>(recipe.sharding.context_parallel) *
+                  batches;
   if (training::predicts_tokens(recipe)) {
     const double rows = recipe.train.task == training::TaskKind::dpo ? 2 : 1;
     timed.tokens = timed.samples * rows * static_cast<double>(recipe.model.seq_len);
@@ -188,10 +189,12 @@ void set_time(TimedRow& timed, const training::Recipe& recipe, const Cluster& cl
   timed.mfu = timed.time->model_operations / timed.time->seconds / peak;
 }
 
-// One rank has no others to share a batch with.
-training::Recipe without_rank_weights(training::Recipe recipe) {
+// One rank has no others to share a batch or a sequence with.
+training::Recipe of_one_rank(training::Recipe recipe) {
   recipe.data.rank_weights = {};
-  for (const char* key : {"data.rank_weights", "data.rebalance_every", "data.rank_weights_limit"}) {
+  recipe.sharding.context_parallel = 1;
+  for (const char* key : {"data.rank_weights", "data.rebalance_every", "data.rank_weights_limit",
+                          "sharding.context_parallel"}) {
     recipe.given.erase(key);
   }
   return recipe;
@@ -211,8 +214,8 @@ TimedRow row_of_one_rank(const PlanWorld& world, const training::Recipe& recipe,
                          const Cluster& cluster) {
   PlanWorld alone = world;
   alone.ranks = 1;
-  TimedRow timed = timed_row(plan_strategy(without_rank_weights(recipe), alone, Strategy::no_shard),
-                             alone, recipe, cluster);
+  const training::Recipe own = of_one_rank(recipe);
+  TimedRow timed = timed_row(plan_strategy(own, alone, Strategy::no_shard), alone, own, cluster);
   timed.name = "none";
   return timed;
 }
@@ -231,14 +234,14 @@ TimedRow row_of_data_parallel(const PlanWorld& world, const training::Recipe& re
     timed.row.refused = error.what();
     return timed;
   }
-  share = without_rank_weights(std::move(share));
+  share = of_one_rank(std::move(share));
   share.data.batch_size = largest_share(recipe, world.ranks);
   share.data.split_batches = false;
   share.sharding.reduction_group = {};
   PlanWorld alone = world;
   alone.ranks = 1;
   timed.row = plan_strategy(share, alone, Strategy::no_shard);
-  set_time(timed, recipe, cluster, [&](const PlannedStep& step) {
+  set_time(timed, of_one_rank(recipe), cluster, [&](const PlannedStep& step) {
     const auto bytes = static_cast<double>(timed.row.plan->memory.of(MemoryKind::parameters));
     return predict_data_parallel(step, bytes, world.ranks, cluster);
   });

@@ -26,10 +26,13 @@ struct Windows final : Prepared {
   Batch batch;
 };
 
-Tensor ids_of(const std::vector<std::int32_t>& ids, std::int64_t row_length, Device device) {
+// This rank's part of the rows.
+Tensor ids_of(const std::vector<std::int32_t>& ids, std::int64_t row_length,
+              const ContextParallel* sequence, Device device) {
   const MemoryScope kind(MemoryKind::other);
   const std::int64_t rows = static_cast<std::int64_t>(ids.size()) / row_length;
-  return Tensor::from(std::span<const std::int32_t>(ids), {rows, row_length}).to(device);
+  const Tensor whole = Tensor::from(std::span<const std::int32_t>(ids), {rows, row_length});
+  return (sequence ? sequence->part_of(whole) : whole).to(device);
 }
 
 }  // namespace
@@ -150,10 +153,19 @@ class NextToken final : public LanguageModelTask {
 
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
     const Batch& batch = dynamic_cast<const Windows&>(prepared).batch;
-    const Tensor inputs = ids_of(batch.inputs, row_length_, context.device());
-    const Tensor targets = ids_of(batch.targets, row_length_, context.device());
-    return teaching_.has_teacher() ? teaching_.loss(inputs, targets)
-                                   : model_->loss(inputs, targets);
+    const Device device = context.device();
+    const Tensor inputs = ids_of(batch.inputs, row_length_, sequence_.get(), device);
+    const Tensor targets = ids_of(batch.targets, row_length_, sequence_.get(), device);
+    const models::Documents rows{.ranks = sequence_};
+    return teaching_.has_teacher() ? teaching_.loss(inputs, targets, rows)
+                                   : model_->packed_loss(inputs, targets, rows);
+  }
+
+  [[nodiscard]] std::string share_sequences(
+      const std::shared_ptr<const ContextParallel>& ranks) override {
+    std::vector<std::int64_t> lengths{options_.seq_len};
+    for (const auto& [step, length] : options_.seq_len_ramp.changes) lengths.push_back(length);
+    return share(ranks, lengths);
   }
 
   [[nodiscard]] std::string after_loss(double value) override {
@@ -165,7 +177,9 @@ class NextToken final : public LanguageModelTask {
   }
 
   [[nodiscard]] CommunicationStatistics communication() const override {
-    return teaching_.communication();
+    CommunicationStatistics all = teaching_.communication();
+    all += communication_of_parts();
+    return all;
   }
 
   [[nodiscard]] bool evaluates() const override { return validation_ != nullptr; }
@@ -177,12 +191,14 @@ class NextToken final : public LanguageModelTask {
     for (std::int64_t i = 0; i < options_.eval_batches; ++i) {
       between_batches();
       const std::int64_t first =
-          first_sample_of(i, context.world_size(), context.rank(), batch_size);
+          first_sample_of(i, sequence_ ? sequence_->blocks() : context.world_size(),
+                          sequence_ ? sequence_->block() : context.rank(), batch_size);
       const Batch batch = validation_->batch(first, batch_size);
       const auto rows = [&](const std::vector<std::int32_t>& ids) {
-        return ids_of(ids, options_.seq_len, context.device());
+        return ids_of(ids, options_.seq_len, sequence_.get(), context.device());
       };
-      total += model_->loss(rows(batch.inputs), rows(batch.targets)).item();
+      total +=
+          model_->packed_loss(rows(batch.inputs), rows(batch.targets), {.ranks = sequence_}).item();
     }
     return {{{"valid_loss", context.mean(total / static_cast<double>(options_.eval_batches))}},
             false};
@@ -255,9 +271,10 @@ class NextToken final : public LanguageModelTask {
     return all;
   }
 
-  static void count(Windows& windows) {
+  void count(Windows& windows) const {
     windows.samples = windows.batch.count;
-    windows.tokens = windows.batch.count * windows.batch.seq_len;
+    windows.tokens =
+        windows.batch.count * windows.batch.seq_len / (sequence_ ? sequence_->ranks() : 1);
   }
 
   NextTokenOptions options_;
@@ -268,6 +285,20 @@ class NextToken final : public LanguageModelTask {
 };
 
 }  // namespace
+
+std::string LanguageModelTask::share(const std::shared_ptr<const ContextParallel>& ranks,
+                                     const std::vector<std::int64_t>& lengths) {
+  if (model_->config().value("output_router_logits", false)) {
+    return "output_router_logits adds the load-balancing loss, which is that of each rank's tokens";
+  }
+  for (const std::int64_t length : lengths) {
+    if (length % ranks->ranks() == 0) continue;
+    return fmt::format("sequences of {} tokens do not divide over {} ranks", length,
+                       ranks->ranks());
+  }
+  sequence_ = ranks;
+  return {};
+}
 
 std::unique_ptr<models::LanguageModel> make_trained_model(const LanguageModelOptions& options) {
   std::unique_ptr<models::LanguageModel> model;

@@ -70,7 +70,16 @@ class LanguageModelTask : public ModelTask {
   }
 
  protected:
+  // share_sequences() of a task whose sequences have these lengths.
+  [[nodiscard]] std::string share(const std::shared_ptr<const ContextParallel>& ranks,
+                                  const std::vector<std::int64_t>& lengths);
+  // Between the ranks that hold sequences together, if there are any.
+  [[nodiscard]] CommunicationStatistics communication_of_parts() const {
+    return sequence_ ? sequence_->communication() : CommunicationStatistics{};
+  }
+
   std::unique_ptr<models::LanguageModel> model_;
+  std::shared_ptr<const ContextParallel> sequence_;  // null: each rank has whole sequences
 };
 
 struct NextTokenOptions : LanguageModelOptions {

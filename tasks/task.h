@@ -20,6 +20,7 @@
 #include "engine/nn/module.h"
 #include "models/model.h"
 #include "sharding/context/context.h"
+#include "sharding/context_parallel.h"
 #include "sharding/runtime/statistics.h"
 
 namespace tessera::tasks {
@@ -99,6 +100,14 @@ class Task {
   // loss is not a mean over samples or labels, so that another split is another loss, or its
   // collectives need it. Empty: they may have any numbers.
   [[nodiscard]] virtual std::string needs_equal_batches() const { return {}; }
+  // From now on `ranks` hold each sequence together (TrainerOptions::context_parallel): prepare()
+  // and blank() count the tokens and the weight of this rank's part, loss() is the mean over it,
+  // and evaluate() is that of whole sequences. Comes before the data. The result is empty, or why
+  // the task cannot, as the end of "context_parallel: ".
+  [[nodiscard]] virtual std::string share_sequences(
+      const std::shared_ptr<const ContextParallel>& /*ranks*/) {
+    return "its loss needs whole sequences on each rank";
+  }
   // The communication of loss() that is not the trained module's: a teacher's gathers.
   [[nodiscard]] virtual CommunicationStatistics communication() const { return {}; }
   // Describes a rank's batch of so many samples for the user: "8 x 256 tokens".

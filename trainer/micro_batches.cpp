@@ -59,18 +59,22 @@ void Trainer::prepare_places() {
   }
 }
 
+BatchPosition Trainer::place_of(const tasks::DataPosition& data, std::int64_t first) const {
+  return {static_cast<std::uint64_t>(data.batches), first, shares_->samples_of(share()),
+          sequence_ ? sequence_->part() : 0};
+}
+
 // The next batch of the data; in a planned run, a batch of that size.
 tasks::PreparedQueue::Taken Trainer::next_batch(const tasks::DataPosition& data) {
   if (context_.device().is_planned()) {
-    return {order_->at(data, shares_->all()), task_->blank(shares_->samples_of(context_.rank()))};
+    return {order_->at(data, shares_->all()), task_->blank(shares_->samples_of(share()))};
   }
   // Another rank may wait longer for this one than ranks wait for one another.
   const comm::OutsideWait reads_data(context_.communicator());
   if (!batches_) {
-    const int rank = context_.rank();
-    const tasks::PreparedQueue::Share share{shares_->first_of(rank), shares_->samples_of(rank),
-                                            shares_->all()};
-    batches_.emplace(*task_, *order_, share, data);
+    const tasks::PreparedQueue::Share own{shares_->first_of(share()), shares_->samples_of(share()),
+                                          shares_->all()};
+    batches_.emplace(*task_, *order_, own, data);
   }
   const ComputeScope waits(recorder_.get(), SpanKind::data);
   finish_measured_work(context_, *shares_);
@@ -155,8 +159,7 @@ double Trainer::part_of(const tasks::Prepared& batch, const WeighedBatches& weig
   const auto accumulated = static_cast<double>(micro_batches());
   if (shares_->are_equal()) return 1.0 / accumulated;
   const auto of_step = static_cast<double>(shares_->all()) * accumulated;
-  return static_cast<double>(shares_->samples_of(context_.rank())) * context_.world_size() /
-         of_step;
+  return static_cast<double>(shares_->samples_of(share())) * context_.world_size() / of_step;
 }
 
 // The queue ends with the batch that it is reading, and another rank may wait longer for this one
@@ -185,9 +188,8 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, Weighed
   TESSERA_REQUIRE(next.prepared != nullptr,
                   "Task::{}() returned a null pointer; it returns a batch",
                   context_.device().is_planned() ? "blank" : "prepare");
-  const std::int64_t first = next.batch.first + shares_->first_of(context_.rank());
-  begin_batch(
-      {static_cast<std::uint64_t>(data.batches), first, shares_->samples_of(context_.rank())});
+  const std::int64_t first = next.batch.first + shares_->first_of(share());
+  begin_batch(place_of(data, first));
   Tensor loss;
   {
     const ComputeScope forward(recorder_.get(), SpanKind::forward);
@@ -228,14 +230,14 @@ void Trainer::run_forwards(tasks::DataPosition data, std::int64_t batches) {
   module.eval();
   for (std::int64_t i = 0; i < batches; ++i) {
     const auto batch = order_->at(data, shares_->all());
-    const std::int64_t offset = shares_->first_of(context_.rank());
-    const std::int64_t samples = shares_->samples_of(context_.rank());
+    const std::int64_t offset = shares_->first_of(share());
+    const std::int64_t samples = shares_->samples_of(share());
     std::unique_ptr<tasks::Prepared> prepared;
     {
       const comm::OutsideWait reads_data(context_.communicator());
       prepared = task_->prepare(batch.data_set, order_->share(batch, offset, samples));
     }
-    begin_batch({static_cast<std::uint64_t>(data.batches), batch.first + offset, samples});
+    begin_batch(place_of(data, batch.first + offset));
     (void)task_->loss(*prepared, context_);
     (void)task_->after_loss(0);
     order_->advance(data, batch);

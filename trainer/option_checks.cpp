@@ -159,6 +159,10 @@ void check_options(const TrainerOptions& options) {
                  "the task gives them (samples_per_epoch()); leave it out");
   check_spikes(checks, options);
   check_rank_weights(checks, options.rank_weights);
+  checks.at_least(1, "context_parallel", options.context_parallel);
+  checks.require(options.context_parallel == 1 || options.rank_weights.are_equal(),
+                 "context_parallel", options.context_parallel,
+                 "it excludes rank_weights; leave one of the two out");
   if (options.pruning) check_pruning(checks, *options.pruning);
   check_checkpoint(checks, options.checkpoint);
 }

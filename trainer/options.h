@@ -88,6 +88,7 @@ struct OptionNames {
   std::string_view initial_weights = "initial_weights";
   std::string_view export_folder = "checkpoint.export_folder";
   std::string_view rank_weights = "rank_weights";
+  std::string_view context_parallel = "context_parallel";
 
   [[nodiscard]] const std::string& place(const std::string& option) const {
     const auto found = given.find(option);
@@ -113,6 +114,10 @@ struct TrainerOptions {
   tasks::BatchOrderOptions data = {};            // without `samples`, which the task has
   CheckpointOptions checkpoint = {};
   InitialWeights initial_weights = {};
+  // So many consecutive ranks hold each sequence together (ContextParallel); it divides the world.
+  // They have the samples of one rank, and batch_size is that of all of them. 1: each rank has
+  // whole sequences. Excludes rank_weights. Not every task can (Task::share_sequences()).
+  int context_parallel = 1;
   // Ranks of unequal speed: how they divide the samples of each micro-batch, batch_size times the
   // ranks. Which samples these are does not change, nor do loss and gradient but for rounding.
   RankWeightOptions rank_weights = {};

@@ -57,7 +57,23 @@ RankShares shares_of(const TrainerOptions& options, const tasks::Task& task,
       options.rank_weights.are_equal() ? std::string() : task.needs_equal_batches();
   TESSERA_CHECK(reason.empty(), ErrorCode::configuration,
                 "{}: the ranks' parts must be equal, because {}; leave it out", option, reason);
-  return {options.rank_weights, context.world_size(), options.batch_size, option};
+  return {options.rank_weights, context.world_size() / options.context_parallel, options.batch_size,
+          option};
+}
+
+// The ranks that hold sequences together, if the options ask for them.
+std::shared_ptr<const ContextParallel> sequence_of(const TrainerOptions& options, tasks::Task& task,
+                                                   const Context& context) {
+  if (options.context_parallel == 1) return nullptr;
+  const std::string name(options.names.context_parallel);
+  const std::string option = fmt::format("{}: {}", options.names.place(name), name);
+  TESSERA_CHECK(context.world_size() % options.context_parallel == 0, ErrorCode::configuration,
+                "{}: {} ranks do not divide the world of {}", option, options.context_parallel,
+                context.world_size());
+  auto sequence = std::make_shared<const ContextParallel>(context, options.context_parallel);
+  const std::string reason = task.share_sequences(sequence);
+  TESSERA_CHECK(reason.empty(), ErrorCode::configuration, "{}: {}; leave it out", option, reason);
+  return sequence;
 }
 
 // A NaN's sign bit has no meaning and differs between compilers: messages do not show it.
@@ -111,6 +127,7 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
       names_to_load_(options_.checkpoint.save.names) {
   compare_options(context_, options_, *task_);
   check_options(options_);
+  sequence_ = sequence_of(options_, *task_, context_);
   shares_.emplace(shares_of(options_, *task_, context_));
   if (options_.names.learning_rate.empty()) {
     options_.names.learning_rate = options_.schedule ? "schedule.peak" : "optimizer.lr";

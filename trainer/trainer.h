@@ -32,6 +32,7 @@
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "engine/places/step_statistics.h"
+#include "engine/random.h"
 #include "sharding/context/loss_scaler.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan/plan.h"
@@ -223,6 +224,10 @@ class Trainer {
   bool may_update(StepMetrics& metrics, double norm);
   // Collective. What made the step's loss not finite, on the first rank that knows it.
   [[nodiscard]] std::string find_fault();
+  // The place of a micro-batch's samples: `first` is this rank's first one in the epochs.
+  [[nodiscard]] BatchPosition place_of(const tasks::DataPosition& data, std::int64_t first) const;
+  // The number of this rank's part in shares_.
+  [[nodiscard]] int share() const { return sequence_ ? sequence_->block() : context_.rank(); }
   // Throws if the run has to end.
   void decide(const Spike& spike);
   // `times`: so many spikes without a better step, or a newer checkpoint.
@@ -247,7 +252,8 @@ class Trainer {
   int rollbacks_ = 0;               // to rolled_back_to_
   std::string rolled_back_to_;
   optim::Schedule schedule_;
-  std::optional<RankShares> shares_;
+  std::shared_ptr<const ContextParallel> sequence_;  // null: each rank has whole sequences
+  std::optional<RankShares> shares_;  // of ranks, or of the blocks that hold sequences together
   std::optional<tasks::BatchOrder> order_;
   std::optional<tasks::PreparedQueue> batches_;  // from the first step on
   bool rewinds_ = false;             // a step was abandoned: the next one takes its batches again

@@ -30,6 +30,9 @@ struct ConversationBatch final : Prepared {
   // With packing: for each place where its conversation begins in the row. The padding at a row's
   // end is one of its own.
   std::vector<std::int32_t> starts = {};
+  // If several ranks hold the rows together: `length`, inputs and targets are those of this rank's
+  // places, the first of which is this one; `starts` has all places of the rows.
+  std::int64_t first = 0;
 };
 
 // A sample is a conversation or, with packing, some whose places together are at most seq_len: the
@@ -47,6 +50,7 @@ class ConversationSamples {
     return static_cast<std::int64_t>(begins_.size()) - 1;
   }
   [[nodiscard]] const ConversationCorpus& corpus() const { return *corpus_; }
+  [[nodiscard]] std::int32_t padding_id() const { return options_.padding_id; }
   // The rows of the corpus that are in a sample; samples are numbered on over epochs.
   [[nodiscard]] std::span<const std::int32_t> rows_of(std::int64_t sample) const;
   // Rows of seq_len places with packing, else of as many as the longest conversation has.

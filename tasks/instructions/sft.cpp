@@ -26,14 +26,51 @@ Tensor on_device(const std::vector<std::int32_t>& values, const ConversationBatc
       .to(device);
 }
 
-models::Documents documents_of(const ConversationBatch& batch, Device device) {
-  if (batch.starts.empty()) return {};
-  std::vector<std::int32_t> positions(batch.starts.size());
-  for (std::size_t i = 0; i < positions.size(); ++i) {
-    positions[i] =
-        static_cast<std::int32_t>(i % static_cast<std::size_t>(batch.length)) - batch.starts[i];
+models::Documents documents_of(const ConversationBatch& batch, Device device,
+                               const std::shared_ptr<const ContextParallel>& sequence) {
+  models::Documents documents{.ranks = sequence};
+  if (batch.starts.empty()) return documents;
+  const std::int64_t whole = static_cast<std::int64_t>(batch.starts.size()) / batch.samples;
+  std::vector<std::int32_t> positions;
+  for (std::int64_t row = 0; row < batch.samples; ++row) {
+    for (std::int64_t place = batch.first; place < batch.first + batch.length; ++place) {
+      positions.push_back(static_cast<std::int32_t>(place) -
+                          batch.starts[static_cast<std::size_t>(row * whole + place)]);
+    }
   }
-  return {on_device(batch.starts, batch, device), on_device(positions, batch, device)};
+  const MemoryScope kind(MemoryKind::other);
+  documents.starts =
+      Tensor::from(std::span<const std::int32_t>(batch.starts), {batch.samples, whole}).to(device);
+  documents.positions = on_device(positions, batch, device);
+  return documents;
+}
+
+// The places [first, first + count) of rows of `length`; what is beyond a row's end has `fill`.
+std::vector<std::int32_t> columns_of(const std::vector<std::int32_t>& rows, std::int64_t length,
+                                     std::int64_t first, std::int64_t count, std::int32_t fill) {
+  std::vector<std::int32_t> columns;
+  const std::int64_t samples = static_cast<std::int64_t>(rows.size()) / length;
+  for (std::int64_t row = 0; row < samples; ++row) {
+    for (std::int64_t place = first; place < first + count; ++place) {
+      columns.push_back(place < length ? rows[static_cast<std::size_t>(row * length + place)]
+                                       : fill);
+    }
+  }
+  return columns;
+}
+
+// Leaves this rank's places of a batch, whose rows are filled up to a multiple of the ranks. The
+// first rank counts the tokens, which are without padding.
+void keep_part(ConversationBatch& batch, const ContextParallel& sequence, std::int32_t padding) {
+  constexpr std::int32_t not_in_loss = -100;
+  const std::int64_t length = (batch.length + sequence.ranks() - 1) / sequence.ranks();
+  batch.first = sequence.first_position(length);
+  batch.inputs = columns_of(batch.inputs, batch.length, batch.first, length, padding);
+  batch.targets = columns_of(batch.targets, batch.length, batch.first, length, not_in_loss);
+  batch.length = length;
+  batch.weight = std::count_if(batch.targets.begin(), batch.targets.end(),
+                               [](std::int32_t target) { return target != not_in_loss; });
+  if (sequence.part() != 0) batch.tokens = 0;
 }
 
 class Sft final : public LanguageModelTask {
@@ -58,7 +95,9 @@ class Sft final : public LanguageModelTask {
   }
   [[nodiscard]] std::unique_ptr<Prepared> prepare(
       std::size_t data_set, std::span<const std::int64_t> samples) const override {
-    return samples_[data_set].batch(samples);
+    std::unique_ptr<ConversationBatch> batch = samples_[data_set].batch(samples);
+    if (sequence_) keep_part(*batch, *sequence_, options_.tokenizer->padding_id());
+    return batch;
   }
   [[nodiscard]] std::unique_ptr<Prepared> blank(std::int64_t samples) const override {
     auto batch = std::make_unique<ConversationBatch>();
@@ -68,20 +107,30 @@ class Sft final : public LanguageModelTask {
     batch->inputs.assign(static_cast<std::size_t>(batch->tokens), 0);
     batch->targets = batch->inputs;
     if (options_.packing) batch->starts = batch->inputs;
+    if (sequence_) keep_part(*batch, *sequence_, options_.tokenizer->padding_id());
     return batch;
   }
   [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
     const auto& batch = dynamic_cast<const ConversationBatch&>(prepared);
     const Device device = context.device();
-    if (!teaching_.has_teacher()) return conversation_loss(*model_, batch, device);
+    if (!teaching_.has_teacher()) return conversation_loss(*model_, batch, device, sequence_);
     return teaching_.loss(on_device(batch.inputs, batch, device),
-                          on_device(batch.targets, batch, device), documents_of(batch, device));
+                          on_device(batch.targets, batch, device),
+                          documents_of(batch, device, sequence_));
+  }
+  // Rows without packing are filled up.
+  [[nodiscard]] std::string share_sequences(
+      const std::shared_ptr<const ContextParallel>& ranks) override {
+    return share(ranks, options_.packing ? std::vector<std::int64_t>{options_.seq_len}
+                                         : std::vector<std::int64_t>{});
   }
   [[nodiscard]] std::string after_loss(double value) override {
     return teaching_.after_loss(value);
   }
   [[nodiscard]] CommunicationStatistics communication() const override {
-    return teaching_.communication();
+    CommunicationStatistics all = teaching_.communication();
+    all += communication_of_parts();
+    return all;
   }
   [[nodiscard]] bool weighs_batches() const override { return true; }
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
@@ -126,10 +175,11 @@ class Sft final : public LanguageModelTask {
   [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
     TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
     teaching_.rest();
-    const std::int64_t most = options_.eval_batches * context.world_size() * batch_size;
+    const std::int64_t most = options_.eval_batches * batch_size *
+                              (sequence_ ? sequence_->blocks() : context.world_size());
     const Scores scores = evaluate_conversations(
         *model_, *validation_, std::min(most, validation_->samples_per_epoch()), batch_size,
-        context, {}, [this] { between_batches(); });
+        context, {}, [this] { between_batches(); }, sequence_);
     return {{{"valid_loss", scores.front().second}}, false};
   }
 
@@ -209,26 +259,31 @@ std::shared_ptr<const ConversationCorpus> open_conversations(const TextData& dat
 }
 
 Tensor conversation_loss(models::LanguageModel& model, const ConversationBatch& batch,
-                         Device device) {
+                         Device device, const std::shared_ptr<const ContextParallel>& sequence) {
   const Tensor ids = on_device(batch.inputs, batch, device);
   const Tensor targets = on_device(batch.targets, batch, device);
-  return model.packed_loss(ids, targets, documents_of(batch, device));
+  return model.packed_loss(ids, targets, documents_of(batch, device, sequence));
 }
 
 Scores evaluate_conversations(models::LanguageModel& model, const ConversationSamples& samples,
                               std::int64_t count, std::int64_t batch_size, const Context& context,
                               const std::function<void(const ConversationBatch&)>& took,
-                              const std::function<void()>& between) {
+                              const std::function<void()>& between,
+                              const std::shared_ptr<const ContextParallel>& sequence) {
   const NoGradGuard no_grad;
+  const int sharers = sequence ? sequence->ranks() : 1;
   const std::vector<double> sums = sum_over_batches(
-      count, batch_size, context, [&](std::span<const std::int64_t> numbers, bool repeats) {
+      count, batch_size, context,
+      [&](std::span<const std::int64_t> numbers, bool repeats) {
         if (between) between();
         const auto batch = samples.batch(numbers);
-        const double value = conversation_loss(model, *batch, context.device()).item();
+        if (sequence) keep_part(*batch, *sequence, samples.padding_id());
+        const double value = conversation_loss(model, *batch, context.device(), sequence).item();
         if (took && !repeats) took(*batch);
         const auto weight = static_cast<double>(batch->weight);
         return std::vector<double>{value * weight, weight};
-      });
+      },
+      sharers);
   const double total = sums[0], weight = sums[1];
   const double mean = total / weight;
   return {{"loss", mean}, {"perplexity", std::exp(mean)}, {"tokens", weight}};

@@ -31,9 +31,11 @@ std::shared_ptr<const ConversationCorpus> open_conversations(const TextData& dat
                                                              const std::string& tokenizer_folder,
                                                              LossOn loss_on);
 
-// The model's mean loss over the tokens of a batch that count.
+// The model's mean loss over the tokens of a batch that count. `sequence`: the ranks that hold its
+// rows together, if there are any.
 [[nodiscard]] Tensor conversation_loss(models::LanguageModel& model, const ConversationBatch& batch,
-                                       Device device);
+                                       Device device,
+                                       const std::shared_ptr<const ContextParallel>& sequence = {});
 
 // Collective. `loss` over the first `count` samples in batches, `perplexity`, and `tokens`: those
 // in the loss. The batches are the same for every world size, and so are the bits. `took`, if it is
@@ -42,6 +44,7 @@ std::shared_ptr<const ConversationCorpus> open_conversations(const TextData& dat
 Scores evaluate_conversations(models::LanguageModel& model, const ConversationSamples& samples,
                               std::int64_t count, std::int64_t batch_size, const Context& context,
                               const std::function<void(const ConversationBatch&)>& took = {},
-                              const std::function<void()>& between = {});
+                              const std::function<void()>& between = {},
+                              const std::shared_ptr<const ContextParallel>& sequence = {});
 
 }  // namespace tessera::tasks

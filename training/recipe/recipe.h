@@ -253,6 +253,7 @@ struct ShardingRecipe {
   comm::HostsBackend backend = comm::HostsBackend::automatic;
   std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
   bool defer_replica_sums = false;
+  std::int64_t context_parallel = 1;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls;  // empty: the units
   std::int64_t activation_checkpointing_every = 1;
@@ -372,6 +373,9 @@ void validate(const Recipe& recipe, int world_size);
 
 // data.batch_size counts a rank's samples, or with data.split_batches those of the whole world.
 std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size);
+// The parts of a micro-batch: ranks that hold sequences together (sharding.context_parallel) have
+// one part.
+std::int64_t batch_shares(const Recipe& recipe, int world_size);
 
 // Every key with its value, by section: for checkpoints and for `tessera recipe`. parse_recipe
 // reads it back.

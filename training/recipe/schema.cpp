@@ -300,6 +300,11 @@ std::vector<RecipeKey> precision_and_group_keys() {
           "HYBRID_* with `train.gradient_accumulation_steps`: gradients are summed between groups "
           "once a step instead of after each micro-batch, which takes memory for one more "
           "gradient shard."),
+      key(TESSERA_KEY(sharding, context_parallel),
+          "So many consecutive ranks hold each sequence together, each a part of its positions, so "
+          "that sequences can be so many times as long; must divide the world and "
+          "`model.seq_len`. `data.batch_size` is that of all of them.",
+          at_least(1)),
       key(TESSERA_KEY(sharding, fixed_reduction_order),
           "Ranks over NCCL: sum fp32 gradients in the order of the other communicators instead of "
           "NCCL's, so that every strategy gives the same bits. Without NCCL, and for 16-bit "

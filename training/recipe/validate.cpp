@@ -177,6 +177,25 @@ void check_divides(const Recipe& recipe, const std::string& key, std::int64_t gr
       group, world_size, world_size == 1 ? "" : "s", (world_size / group + 1) * group);
 }
 
+void validate_context_parallel(const Recipe& recipe, int world_size) {
+  const std::int64_t ranks = recipe.sharding.context_parallel;
+  if (ranks == 1) return;
+  const std::string key = "sharding.context_parallel";
+  check_divides(recipe, key, ranks, world_size);
+  const TaskKind task = recipe.train.task;
+  check_key(task == TaskKind::next_token || task == TaskKind::sft, recipe, key,
+            "is for train.task: next_token and sft");
+  check_key(recipe.model.seq_len % ranks == 0, recipe, key,
+            "{} does not divide model.seq_len {}; each rank has an equal part of a sequence", ranks,
+            recipe.model.seq_len);
+  for (const auto& [step, length] : recipe.data.seq_len_ramp.changes) {
+    check_key(length % ranks == 0, recipe, key, "{} does not divide the {} of data.seq_len_ramp",
+              ranks, length);
+  }
+  check_key(recipe.data.rank_weights.are_equal(), recipe, key,
+            "and data.rank_weights exclude each other; leave one of them out");
+}
+
 void validate_sharding(const Recipe& recipe, int world_size) {
   const ShardingRecipe& sharding = recipe.sharding;
   if (is_hybrid(sharding.sharding_strategy) && sharding.group_size) {
@@ -197,6 +216,7 @@ void validate_sharding(const Recipe& recipe, int world_size) {
         "and train.sync_each_batch: false, which defers all sums, exclude each other; leave one "
         "of them out");
   }
+  validate_context_parallel(recipe, world_size);
   check_key(sharding.transformer_layer_cls_to_wrap.empty() ||
                 sharding.auto_wrap_policy == AutoWrapPolicy::transformer_based,
             recipe, "sharding.transformer_layer_cls_to_wrap",
@@ -275,9 +295,10 @@ void validate(const Recipe& recipe, int world_size) {
   validate_optimizer(recipe);
   validate_compression(recipe);
   validate_preferences(recipe);
-  check_key(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
-            "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
-            recipe.data.batch_size, counted(world_size, "rank"));
+  check_key(
+      !recipe.data.split_batches || recipe.data.batch_size % batch_shares(recipe, world_size) == 0,
+      recipe, "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
+      recipe.data.batch_size, counted(world_size, "rank"));
   const bool wants_checkpoints =
       recipe.checkpoint.every != CheckpointRecipe().every && recipe.checkpoint.every > 0;
   check_key(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
@@ -292,7 +313,12 @@ void validate(const Recipe& recipe, int world_size) {
 }
 
 std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {
-  return recipe.data.split_batches ? recipe.data.batch_size / world_size : recipe.data.batch_size;
+  if (!recipe.data.split_batches) return recipe.data.batch_size;
+  return recipe.data.batch_size / batch_shares(recipe, world_size);
+}
+
+std::int64_t batch_shares(const Recipe& recipe, int world_size) {
+  return world_size / recipe.sharding.context_parallel;
 }
 
 }  // namespace tessera::training

@@ -99,6 +99,32 @@ TEST_F(SftRun, HasTheSameLossesWithUnequalParts) {
   }
 }
 
+// Ranks that hold each row together.
+TEST_F(SftRun, HasTheSameLossesOverContextParallel) {
+  for (const bool packing : {false, true}) {
+    const auto curve = [&](int world, int ranks, const std::string& name, const Settings& more) {
+      std::string jsonl = folder_.path(name);
+      std::filesystem::remove(jsonl);
+      train(world, small(packing) +
+                       Settings{{"model.n_head", "4"},
+                                {"data.batch_size", std::to_string(4 * ranks / world)},
+                                {"sharding.context_parallel", std::to_string(ranks)},
+                                {"log.jsonl", jsonl}} +
+                       more);
+      return jsonl;
+    };
+    expect_close(curve(4, 2, "four.jsonl", {}), curve(1, 1, "one.jsonl", {}), 3e-6);
+    const auto valid_loss = [&](int world, int ranks) {
+      const Settings valid{{"data.valid", folder_.path("chats.jsonl")}, {"train.eval_every", "3"}};
+      return metrics_in(curve(world, ranks, "valid.jsonl", valid))
+          .back()
+          .at("valid_loss")
+          .get<double>();
+    };
+    EXPECT_NEAR(valid_loss(4, 2), valid_loss(1, 1), 2e-5);
+  }
+}
+
 // A teacher of the same shape from another seed, and the plan of both models' memory.
 TEST_F(SftRun, LearnsFromATeacherWithTheSameBitsAsPlanned) {
   train(1, small(false) + Settings{{"train.steps", "2"},

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/cli/training_testing.h"
+#include "tests/training/ranks/ranks_testing.h"
 #include "tests/training/sentence_testing.h"
 
 namespace tessera::training {
@@ -14,9 +14,10 @@ namespace {
 
 using testing::Ended;
 using testing::expect_close;
+using testing::expect_recipe_refused;
+using testing::json_in;
 using testing::launched;
 using testing::metrics_in;
-using testing::read_text;
 using testing::run_program;
 using testing::Settings;
 using testing::train;
@@ -32,10 +33,6 @@ Settings weighted(const TrainingFolder& folder, const std::string& weights,
                                    {"log.jsonl", folder.path(name + ".jsonl")},
                                    {"log.memory", folder.path(name + ".memory.json")},
                                    {"log.summary", folder.path(name + ".summary.json")}};
-}
-
-nlohmann::json json_in(const std::string& path) {
-  return nlohmann::json::parse(read_text(path));
 }
 
 // 3 ranks and 12 samples in the proportion 3:2:1 are one rank with 12.
@@ -130,14 +127,6 @@ TEST(RankWeightsOfARecipe, OfSentencesAreTheRunOfEqualParts) {
   expect_close(curve("weighted.jsonl", {{"data.rank_weights", "[3, 1]"}}), equal, 3e-6);
 }
 
-void expect_refused(const Ended& ended, const std::string& message) {
-  EXPECT_EQ(ended.code, 3) << ended.err;
-  EXPECT_TRUE(ended.err.starts_with("tessera: error: ")) << ended.err;
-  EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
-  EXPECT_NE(ended.err.find(message), std::string::npos) << ended.err << "wanted: " << message;
-  EXPECT_EQ(ended.out, "");
-}
-
 TEST(RankWeightsOfARecipe, RefuseBadValues) {
   const TrainingFolder folder;
   const Settings saving{{"checkpoint.dir", folder.path("out")},
@@ -159,16 +148,16 @@ TEST(RankWeightsOfARecipe, RefuseBadValues) {
        "data.rank_weights_limit must be at least 1, got 0.5"},
   };
   for (const auto& [settings, message] : cases) {
-    expect_refused(run_program(launched(2, train_arguments(folder.small() + saving + settings))),
-                   message);
+    expect_recipe_refused(
+        run_program(launched(2, train_arguments(folder.small() + saving + settings))), message);
   }
   // Losses that depend on how the samples are split.
   const testing::SentenceFolder sentences(0);
   const Settings ranking{{"data.train", sentences.pairs("multiple_negatives_ranking")},
                          {"data.rank_weights", "[3, 1]"}};
-  expect_refused(testing::train_sentences(2, sentences.small() + ranking, 3),
-                 "data.rank_weights: the ranks' parts must be equal, because "
-                 "multiple_negatives_ranking compares the texts of all ranks");
+  expect_recipe_refused(testing::train_sentences(2, sentences.small() + ranking, 3),
+                        "data.rank_weights: the ranks' parts must be equal, because "
+                        "multiple_negatives_ranking compares the texts of all ranks");
   folder.write("experts.yaml",
                "model: {architecture: mixtral, hidden_size: 40, intermediate_size: 20, "
                "num_local_experts: 4, num_hidden_layers: 1, num_attention_heads: 4, "
@@ -177,8 +166,8 @@ TEST(RankWeightsOfARecipe, RefuseBadValues) {
                    folder.path("text.txt") +
                    ", tokenizer: bytes, batch_size: 2, "
                    "rank_weights: [3, 1]}\ntrain: {steps: 3}\n");
-  expect_refused(run_program(launched(2, {"train", folder.path("experts.yaml")})),
-                 "because output_router_logits adds the load-balancing loss");
+  expect_recipe_refused(run_program(launched(2, {"train", folder.path("experts.yaml")})),
+                        "because output_router_logits adds the load-balancing loss");
   EXPECT_FALSE(std::filesystem::exists(folder.path("out")));
   EXPECT_FALSE(std::filesystem::exists(folder.path("out.jsonl")));
 }

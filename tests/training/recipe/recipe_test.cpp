@@ -423,6 +423,21 @@ TEST(Recipe, IncompatibleKeys) {
   EXPECT_EQ(invalid(hybrid + "}\ntrain: {sync_each_batch: false}", 4),
             "r.yaml:2: sharding.defer_replica_sums and train.sync_each_batch: false, which defers "
             "all sums, exclude each other; leave one of them out");
+  EXPECT_EQ(invalid("sharding: {context_parallel: 2}\nmodel: {seq_len: 64}", 4), "(accepted)");
+  EXPECT_EQ(
+      invalid("sharding: {context_parallel: 3}", 4),
+      "r.yaml:2: sharding.context_parallel 3 does not divide the 4 ranks of the world; start a "
+      "multiple of 3 ranks (tessera launch --nproc-per-node 6), or set a divisor of 4");
+  EXPECT_EQ(invalid("sharding: {context_parallel: 4}\nmodel: {seq_len: 66}", 4),
+            "r.yaml:2: sharding.context_parallel 4 does not divide model.seq_len 66; each rank has "
+            "an equal part of a sequence");
+  EXPECT_EQ(
+      refusal([&] {
+        validate(parse("data: {train: t.txt, rank_weights: auto}\nsharding: {context_parallel: 2}"),
+                 2);
+      }),
+      "r.yaml:2: sharding.context_parallel and data.rank_weights exclude each other; leave "
+      "one of them out");
   // A run may end inside its warm-up.
   EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");
