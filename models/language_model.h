@@ -63,11 +63,14 @@ class LanguageModel : public Model {
 // decode()'s linear layers, through the layer's own call, and its head.
 inline Tensor decode_layer(const nn::Linear& layer, const Tensor& x) {
   return layer.call([&](const nn::LinearImpl& linear) {
-    Tensor y = decode_linear(x, linear.weight(), linear.bias(), linear.layout());
+    const bool scales = linear.scales_product();
+    Tensor y =
+        decode_linear(x, linear.weight(), scales ? Tensor{} : linear.bias(), linear.layout());
     if (!linear.has_lora() || WithoutLora::is_on()) return y;
     const Tensor low = decode_linear(x, linear.lora_a()->weight(), {}, WeightLayout::out_in);
-    return y + decode_linear(low * linear.lora_scaling(), linear.lora_b()->weight(), {},
-                             WeightLayout::out_in);
+    y = y + decode_linear(low * linear.lora_scaling(), linear.lora_b()->weight(), {},
+                          WeightLayout::out_in);
+    return scales ? linear.scale_and_add_bias(y) : y;
   });
 }
 inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const nn::Embedding& table) {

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "engine/device/memory_kind.h"
-#include "engine/nn/lora.h"
 #include "engine/ops/products/quantized.h"
 #include "engine/tensor_ops.h"
 
@@ -26,10 +25,6 @@ LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, const LinearOptions& o
     register_parameter("bias",
                        make_parameter({out}, by_torch ? uniform(-bound, bound) : constant(0)));
   }
-}
-
-Tensor LinearImpl::forward(const Tensor& x) const {
-  return with_lora(linear(x, weight(), bias(), layout()), x);
 }
 
 Tensor LinearImpl::weight() const {
@@ -66,10 +61,6 @@ bool LinearImpl::quantize_weight(QuantizedFormat format) {
   return true;
 }
 
-LoraFactorImpl::LoraFactorImpl(std::int64_t in, std::int64_t out, Initializer initializer) {
-  register_parameter("weight", make_parameter({out, in}, initializer));
-}
-
 void LinearImpl::lay_in_first() {
   const Tensor old = stored_weight();
   TESSERA_REQUIRE(old.dtype() == float32 && old.device().type == DeviceType::cpu,
@@ -104,37 +95,6 @@ void lay_in_first(Module& module) {
   for (const auto& [name, part] : module.named_modules()) {
     if (auto* const layer = dynamic_cast<LinearImpl*>(part)) layer->lay_in_first();
   }
-}
-
-void LinearImpl::add_lora(const LoraOptions& options) {
-  TESSERA_REQUIRE(!has_lora(), "this linear layer already has its one adapter");
-  TESSERA_REQUIRE(options.rank > 0 && options.rank <= max_lora_rank,
-                  "an adapter of rank {}; from 1 to {} is possible", options.rank, max_lora_rank);
-  TESSERA_REQUIRE(options.can_scale(), "an adapter's alpha of {} makes a factor of {}",
-                  options.alpha, options.scaling());
-  TESSERA_REQUIRE(options.dropout >= 0 && options.dropout < 1,
-                  "the adapter's dropout {} is not in [0, 1)", options.dropout);
-  const bool out_first = layout() == WeightLayout::out_in;
-  const Tensor& adapted = stored_weight();
-  const std::int64_t in = weight_shape_[out_first ? 1 : 0];
-  const std::int64_t out = weight_shape_[out_first ? 0 : 1];
-  const double bound = 1.0 / std::sqrt(static_cast<double>(in));
-  const DeviceGuard where_the_weight_is(adapted.device());
-  lora_a_ = register_module("lora_A", LoraFactor(in, options.rank, uniform(-bound, bound)));
-  lora_b_ = register_module("lora_B", LoraFactor(options.rank, out, constant(0)));
-  lora_scaling_ = options.scaling();
-  lora_dropout_ = options.dropout;
-}
-
-Tensor LinearImpl::add_lora_product(const Tensor& y, const Tensor& dropped) const {
-  if (!has_lora() || WithoutLora::is_on()) return y;
-  // Multiplies by the factor where the tensor is smallest.
-  return y + cast(lora_b_(lora_a_(dropped) * lora_scaling_), y.dtype());
-}
-
-Tensor LinearImpl::with_lora(const Tensor& y, const Tensor& x) const {
-  if (!has_lora() || WithoutLora::is_on()) return y;
-  return add_lora_product(y, dropout(x, lora_dropout()));
 }
 
 EmbeddingImpl::EmbeddingImpl(std::int64_t entries, std::int64_t dim, double deviation) {

@@ -56,24 +56,50 @@ class LinearImpl : public Module {
 
   // Adds an adapter on the weight's device, in the thread's dtype of parameters. A is drawn like a
   // linear layer in torch, B is zero. The matrices are named `lora_A` and `lora_B`, as in PEFT.
+  // With LoraOptions::dora there is also `lora_magnitude_vector` [out], which begins with
+  // adapted_norms(): the layer computes what it did. On `meta` it is NaN until it is loaded or
+  // begin_magnitude() is called.
   void add_lora(const LoraOptions& options);
   [[nodiscard]] bool has_lora() const { return static_cast<bool>(lora_a_); }
+  [[nodiscard]] bool has_dora() const { return has_dora_; }
   [[nodiscard]] const LoraFactor& lora_a() const { return lora_a_; }
   [[nodiscard]] const LoraFactor& lora_b() const { return lora_b_; }
   [[nodiscard]] double lora_scaling() const { return lora_scaling_; }
   // For code that uses the weight without calling forward(): the adapter's dropout that now applies
   // (0 outside training), and y plus the adapter's product of inputs that have been through the
-  // dropout. add_lora() does both; dimension 0 of x is the batch. Without an adapter y is
-  // unchanged.
+  // dropout. with_lora() does both; dimension 0 of x is the batch. Without an adapter y is
+  // unchanged. y is without the bias if scales_product().
   [[nodiscard]] double lora_dropout() const { return is_training() ? lora_dropout_ : 0.0; }
   [[nodiscard]] Tensor add_lora_product(const Tensor& y, const Tensor& dropped) const;
   [[nodiscard]] Tensor with_lora(const Tensor& y, const Tensor& x) const;
+  // forward() for inputs that have been through the dropout already.
+  [[nodiscard]] Tensor forward_dropped(const Tensor& x, const Tensor& dropped) const;
+
+  // DoRA: the sum of the weight's and the adapter's products is multiplied by the magnitude over
+  // adapted_norms() before the bias is added.
+  [[nodiscard]] bool scales_product() const;
+  // Both for such a sum.
+  [[nodiscard]] Tensor scale_and_add_bias(const Tensor& sum) const;
+  [[nodiscard]] const Tensor& lora_magnitude() const { return parameter("lora_magnitude_vector"); }
+  // The norms of the rows of the weight with its adapter (engine/nn/adapted_norms.h).
+  [[nodiscard]] Tensor adapted_norms() const;
+  // Sets the magnitude to adapted_norms(): call it after the frozen weight has got other values. A
+  // sharded layer: models::begin_magnitudes() (models/load/magnitudes.h).
+  void begin_magnitude();
+  // From now on the norms are those of now, and forwards do not compute them. For a layer that only
+  // computes: its weight and its adapter must not change.
+  void keep_adapted_norms();
   // An adapter belongs to its layer's unit.
   [[nodiscard]] bool is_indivisible() const override { return has_lora(); }
 
  private:
+  [[nodiscard]] Tensor lora_product(const Tensor& dropped) const;
+  [[nodiscard]] Tensor lora_factor(DType dtype) const;
+
   LinearOptions options_;
   LoraFactor lora_a_, lora_b_;
+  bool has_dora_ = false;
+  Tensor kept_norms_;
   double lora_scaling_ = 0;
   double lora_dropout_ = 0;
   WeightRounding rounding_ = WeightRounding::none;
@@ -82,8 +108,9 @@ class LinearImpl : public Module {
 };
 TESSERA_MODULE(Linear);
 
-// Does it for all linear layers of a module.
+// These do it for all linear layers of a module; the second for those with DoRA.
 void lay_in_first(Module& module);
+void keep_adapted_norms(Module& module);
 
 class EmbeddingImpl : public Module {
  public:

@@ -263,11 +263,12 @@ bool WithoutLora::is_on() {
 }
 
 bool is_lora_parameter(std::string_view name) {
-  const auto is = [name](std::string_view factor) {
-    return name == factor ||
-           (name.ends_with(factor) && name[name.size() - factor.size() - 1] == '.');
-  };
-  return is("lora_A.weight") || is("lora_B.weight");
+  return is_name_or_its_end(name, "lora_A.weight") || is_name_or_its_end(name, "lora_B.weight") ||
+         is_lora_magnitude(name);
+}
+
+bool is_lora_magnitude(std::string_view name) {
+  return is_name_or_its_end(name, "lora_magnitude_vector");
 }
 
 }  // namespace tessera

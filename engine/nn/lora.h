@@ -29,7 +29,7 @@ void freeze(nn::Module& module, std::optional<DType> storage = {},
 // weights that do not consist of whole blocks. Returns the names of the layers that are quantised;
 // Error(configuration) if there are none. Codes have no dtype to compute in: such a layer computes
 // in that of its bias, or of its input if it has none, which is wider than the weight was if the
-// input comes from a module of ShardingOptions::keep_fp32.
+// input comes from a module of ShardingOptions::keep_fp32. Magnitudes of DoRA do not change.
 std::vector<std::string> quantize_frozen(nn::Module& module, QuantizedFormat format);
 
 // The names of the linear layers that the options select, in the module's order, matched as PEFT
@@ -60,8 +60,9 @@ bool is_in_module_to_save(std::string_view name, const std::vector<std::string>&
 // trained does not change.
 std::vector<std::string> add_lora(nn::Module& module, const LoraOptions& options);
 
-// True if the name is that of an adapter's parameter.
+// True if the name is that of an adapter's parameter: of a factor, or of DoRA's magnitude.
 bool is_lora_parameter(std::string_view name);
+bool is_lora_magnitude(std::string_view name);
 
 // While it lives, layers on this thread compute without their adapters: as the frozen module alone,
 // if no module is trained whole beside them (LoraOptions::modules_to_save). For a forward without a

@@ -18,6 +18,9 @@ struct LoraOptions {
   double alpha = 16;
   double dropout = 0;   // of the input of A
   bool rslora = false;  // divides by the root of the rank; better for large ranks
+  // DoRA (arXiv:2402.09353): each row of W + scaling() * B A is divided by its Euclidean norm,
+  // which is a constant for gradients, and multiplied by a trained magnitude.
+  bool dora = false;
   // Selects a layer by its name ("layers.0.q_proj") or by the end of its name after a dot
   // ("q_proj").
   std::vector<std::string> target_modules = {};

@@ -17,7 +17,7 @@ Tensor with_lora(const nn::Linear& layer, const Tensor& y, const Tensor& x,
 
 Tensor project_rows(const nn::Linear& layer, const Tensor& x, const Sequences& sequences) {
   if (!layer->has_lora()) return layer(x);
-  return with_lora(layer, linear(x, layer->weight(), layer->bias(), layer->layout()), x, sequences);
+  return layer->forward_dropped(x, sequence_dropout(x, layer->lora_dropout(), sequences));
 }
 
 EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerNames& names)

@@ -41,7 +41,7 @@ std::vector<nn::LinearImpl*> adapted_layers(nn::Module& module) {
   return layers;
 }
 
-// B is initially zero, which would hide all errors.
+// B is initially zero, and a magnitude the norm of its row, which would hide all errors.
 void draw_second_factors(nn::Module& module) {
   std::uint64_t number = 0;
   for (nn::LinearImpl* layer : adapted_layers(module)) {
@@ -50,6 +50,14 @@ void draw_second_factors(nn::Module& module) {
     draw.seed = 17;
     draw.stream = number++;
     draw.fill(b.data(), b.dtype(), 0, b.elements());
+    if (!layer->has_dora()) continue;
+    Tensor magnitude = layer->lora_magnitude();
+    Tensor factor = Tensor::empty(magnitude.shape(), magnitude.dtype());
+    draw = nn::uniform(0.7, 1.4);
+    draw.seed = 17;
+    draw.stream = number++;
+    draw.fill(factor.data(), factor.dtype(), 0, factor.elements());
+    magnitude.copy_from((magnitude * factor).detach());
   }
 }
 
@@ -65,19 +73,29 @@ void merge(nn::Module& module) {
     const std::int64_t in = a.size(1);
     const std::int64_t out = b.size(0);
     auto* const values = weight.data_as<float>();
+    const std::vector<double> magnitude =
+        layer->has_dora() ? layer->lora_magnitude().to_vector() : std::vector<double>();
     for (std::int64_t o = 0; o < out; ++o) {
+      const bool out_first = layer->layout() == WeightLayout::out_in;
+      const auto element = [&](std::int64_t i) -> float& {
+        return values[out_first ? o * in + i : i * out + o];
+      };
+      double squares = 0;
       for (std::int64_t i = 0; i < in; ++i) {
         double sum = 0;
         for (std::int64_t k = 0; k < rank; ++k) {
           sum += left[static_cast<std::size_t>(o * rank + k)] *
                  right[static_cast<std::size_t>(k * in + i)];
         }
-        const bool out_first = layer->layout() == WeightLayout::out_in;
-        values[out_first ? o * in + i : i * out + o] +=
-            static_cast<float>(layer->lora_scaling() * sum);
+        element(i) += static_cast<float>(layer->lora_scaling() * sum);
+        squares += static_cast<double>(element(i)) * element(i);
       }
+      if (magnitude.empty()) continue;
+      const double factor = magnitude[static_cast<std::size_t>(o)] / std::sqrt(squares);
+      for (std::int64_t i = 0; i < in; ++i) element(i) = static_cast<float>(element(i) * factor);
     }
     b.copy_from(Tensor::zeros(b.shape()));
+    if (layer->has_dora()) layer->begin_magnitude();
   }
 }
 
@@ -88,14 +106,11 @@ void expect_close_values(const std::vector<double>& ours, const std::vector<doub
   }
 }
 
-class AdaptedDecoder : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
-
-TEST_P(AdaptedDecoder, GivesTheResultsOfMergedWeights) {
+void expect_results_of_merged(const std::string& type, const std::string& layers, bool dora) {
   const testing::OneThread one_thread;
-  const auto& [type, layers] = GetParam();
   manual_seed(11);
   const auto model = models::make_language_model(adapted_decoder(type));
-  models::add_lora(*model, {.rank = 3, .alpha = 6, .target_pattern = layers});
+  models::add_lora(*model, {.rank = 3, .alpha = 6, .dora = dora, .target_pattern = layers});
   draw_second_factors(*model);
   model->eval();
   const auto batch = testing::counting_batch(2, 9, adapted_vocabulary);
@@ -112,6 +127,13 @@ TEST_P(AdaptedDecoder, GivesTheResultsOfMergedWeights) {
   expect_close_values(logits, model->forward(batch.ids).to_vector());
   EXPECT_NEAR(loss, model->loss(batch.ids, batch.targets).item(), 1e-4);
   expect_close_values(next, decoded());
+}
+
+class AdaptedDecoder : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(AdaptedDecoder, GivesTheResultsOfMergedWeights) {
+  const auto& [type, layers] = GetParam();
+  for (const bool dora : {false, true}) expect_results_of_merged(type, layers, dora);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -132,15 +154,17 @@ TEST(AdaptedModels, EncodersGiveTheResultsOfMergedWeights) {
     for (const std::string layers :
          {"all-linear", R"(.*(intermediate\.dense|ffn\.lin1|mlp\.Wi|DenseReluDense\.wi))",
           R"(.*layer.*(query|q|q_lin|attn\.Wqkv))"}) {
-      manual_seed(11);
-      const auto model = models::make_mean_pooling_encoder(testing::tiny_encoder(type), "test");
-      models::add_lora(*model, {.rank = 3, .alpha = 6, .target_pattern = layers});
-      draw_second_factors(*model);
-      model->eval();
-      const models::TokenBatch batch = testing::encoder_batch({7, 3, 12}, 12);
-      const std::vector<double> before = model->forward(batch).to_vector();
-      merge(*model);
-      expect_close_values(before, model->forward(batch).to_vector());
+      for (const bool dora : {false, true}) {
+        manual_seed(11);
+        const auto model = models::make_mean_pooling_encoder(testing::tiny_encoder(type), "test");
+        models::add_lora(*model, {.rank = 3, .alpha = 6, .dora = dora, .target_pattern = layers});
+        draw_second_factors(*model);
+        model->eval();
+        const models::TokenBatch batch = testing::encoder_batch({7, 3, 12}, 12);
+        const std::vector<double> before = model->forward(batch).to_vector();
+        merge(*model);
+        expect_close_values(before, model->forward(batch).to_vector());
+      }
     }
   }
 }
@@ -173,18 +197,45 @@ TEST(AdaptedModels, GradientsAgreeWithDifferences) {
 // The dropout of a sequence's adapters does not depend on the other sequences.
 TEST(AdaptedModels, DropoutBelongsToTheSequence) {
   const testing::OneThread one_thread;
-  manual_seed(11);
   json config = testing::tiny_encoder("bert");
   config["hidden_dropout_prob"] = 0;
   config["attention_probs_dropout_prob"] = 0;
-  const auto model = models::make_mean_pooling_encoder(config, "test");
-  models::add_lora(*model, {.rank = 3, .dropout = 0.5, .target_pattern = "all-linear"});
-  draw_second_factors(*model);
-  begin_batch({4, 0, 2});
-  const Tensor two = model->forward(testing::encoder_batch({5, 8}, 8));
-  begin_batch({4, 0, 2});
-  const Tensor longer = model->forward(testing::encoder_batch({5, 12}, 12));
-  EXPECT_EQ(testing::of_sequence(two, 0), testing::of_sequence(longer, 0));
+  for (const bool dora : {false, true}) {
+    manual_seed(11);
+    const auto model = models::make_mean_pooling_encoder(config, "test");
+    models::add_lora(*model,
+                     {.rank = 3, .dropout = 0.5, .dora = dora, .target_pattern = "all-linear"});
+    draw_second_factors(*model);
+    begin_batch({4, 0, 2});
+    const Tensor two = model->forward(testing::encoder_batch({5, 8}, 8));
+    begin_batch({4, 0, 2});
+    const Tensor longer = model->forward(testing::encoder_batch({5, 12}, 12));
+    EXPECT_EQ(testing::of_sequence(two, 0), testing::of_sequence(longer, 0));
+  }
+}
+
+// The fused paths of decoders, with the norms as constants.
+TEST(AdaptedModels, GradientsOfDoraAgreeWithDifferencesAtConstantNorms) {
+  for (const std::string type : {"gpt2", "llama"}) {
+    manual_seed(7);
+    const nn::ParameterDTypeGuard fp64(float64);
+    const auto model = models::make_language_model(adapted_decoder(type));
+    models::add_lora(
+        *model,
+        {.rank = 2, .alpha = 4, .dropout = 0.2, .dora = true, .target_pattern = "all-linear"});
+    draw_second_factors(*model);
+    nn::keep_adapted_norms(*model);
+    std::vector<Tensor> leaves;
+    for (const auto& parameter : model->named_parameters()) {
+      if (is_lora_parameter(parameter.name)) leaves.push_back(parameter.tensor);
+    }
+    const auto batch = testing::counting_batch(2, 5, adapted_vocabulary);
+    const auto loss = [&] {
+      begin_batch({.step = 3, .first_sample = 0, .samples = 2});
+      return model->loss(batch.ids, batch.targets);
+    };
+    testing::check_gradients(loss, leaves, {.step = 1e-5, .tolerance = 5e-8, .max_elements = 4});
+  }
 }
 
 TEST(PeftConfigOfAModel, HasTheKeysThatPeftNeeds) {

@@ -87,19 +87,27 @@ Tensor quantize(const Tensor& matrix, QuantizedFormat format) {
 }
 
 Tensor dequantize(const Tensor& weight, std::int64_t rows, std::int64_t columns, DType dtype) {
+  return dequantize_rows(weight, rows, columns, dtype, 0, rows);
+}
+
+Tensor dequantize_rows(const Tensor& weight, std::int64_t rows, std::int64_t columns, DType dtype,
+                       std::int64_t first, std::int64_t count) {
   TESSERA_REQUIRE(is_quantized_weight(weight) &&
                       weight.shape() == quantized_weight_shape(format_of(weight), rows, columns),
                   "dequantize: {} {} is not a matrix [{}, {}]", name_of(weight.dtype()),
                   weight.shape().to_string(), rows, columns);
-  Tensor out = Tensor::empty({rows, columns}, dtype, weight.device());
+  TESSERA_REQUIRE(first >= 0 && first % nf4_block == 0 && count >= 0 && first + count <= rows,
+                  "dequantize: {} rows from {} of {}; a part begins at a multiple of {}", count,
+                  first, rows, nf4_block);
+  Tensor out = Tensor::empty({count, columns}, dtype, weight.device());
   TESSERA_LAUNCH(weight.device(), dequantize,
                  {.format = format_of(weight),
                   .weight = weight.data(),
                   .out = out.data(),
                   .rows = rows,
                   .columns = columns,
-                  .first_row = 0,
-                  .row_count = rows,
+                  .first_row = first,
+                  .row_count = count,
                   .first_column = 0,
                   .column_count = columns,
                   .dtype = dtype});

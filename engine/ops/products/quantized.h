@@ -25,6 +25,9 @@ std::int64_t parameter_elements(const Shape& shape, DType dtype);
 Tensor quantize(const Tensor& matrix, QuantizedFormat format);
 // The numbers of a weight whose matrix is [rows, columns], as float32, bfloat16 or float16.
 Tensor dequantize(const Tensor& weight, std::int64_t rows, std::int64_t columns, DType dtype);
+// The same for rows [first, first + count) alone. `first` is a multiple of nf4_block.
+Tensor dequantize_rows(const Tensor& weight, std::int64_t rows, std::int64_t columns, DType dtype,
+                       std::int64_t first, std::int64_t count);
 
 namespace ops {
 

@@ -32,12 +32,15 @@ TESSERA_MODULE(AdaptedBlock);
 
 class AdaptedNet : public nn::Module {
  public:
-  explicit AdaptedNet(std::int64_t width, double dropout, std::optional<DType> storage) {
+  explicit AdaptedNet(std::int64_t width, double dropout, std::optional<DType> storage,
+                      bool dora = false) {
     tokens_ = register_module("tokens", nn::Embedding(testing::toy_vocabulary, width, 0.3));
     first_ = register_module("first", AdaptedBlock(width));
     second_ = register_module("second", AdaptedBlock(width));
     freeze(*this, storage);
-    add_lora(*this, {.rank = lora_test_rank, .dropout = dropout, .target_modules = {"q_proj"}});
+    add_lora(
+        *this,
+        {.rank = lora_test_rank, .dropout = dropout, .dora = dora, .target_modules = {"q_proj"}});
   }
   [[nodiscard]] Tensor loss(const Tensor& ids, const Tensor& targets) const {
     return cross_entropy(linear(second_(first_(tokens_(ids))), tokens_->weight()), targets);
@@ -114,12 +117,12 @@ TEST(AdaptedUnits, FrozenPartsAreNotGatheredBecauseAdaptersStepped) {
   }
 }
 
-TEST(AdaptedUnits, EveryStrategyGivesTheSameBits) {
+void expect_same_bits(bool dora) {
   const testing::TrainingCase what{.dropout = 0.3, .micro_batches = 2, .max_norm = 0.1, .steps = 2};
   for (const int world : {1, 2, 3, 4}) {
     for (const std::optional<DType> low : {std::optional<DType>{}, {bfloat16}}) {
       const auto make = [&](double dropout) {
-        return std::make_unique<AdaptedNet>(24, dropout, low);
+        return std::make_unique<AdaptedNet>(24, dropout, low, dora);
       };
       testing::Trajectory expected;
       for (ShardingOptions options : testing::all_strategies(world)) {
@@ -133,6 +136,13 @@ TEST(AdaptedUnits, EveryStrategyGivesTheSameBits) {
       EXPECT_NE(expected.losses.front().front(), expected.losses.front().back());
     }
   }
+}
+
+TEST(AdaptedUnits, EveryStrategyGivesTheSameBits) {
+  expect_same_bits(false);
+}
+TEST(AdaptedUnits, EveryStrategyGivesTheSameBitsWithDora) {
+  expect_same_bits(true);
 }
 
 }  // namespace
