@@ -1,11 +1,9 @@
-// Finds the tensor that each adapter is for, and multiplies the factors during reads.
+// Finds the tensor that each adapter is for, and merges its product during reads.
 #include "checkpoint/convert/merged_source.h"
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
@@ -13,6 +11,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "checkpoint/convert/plan.h"
+#include "checkpoint/load/adapter_product.h"
 #include "checkpoint/load/hugging_face.h"
 #include "checkpoint/load/peft.h"
 #include "checkpoint/narrow/quantized_base.h"
@@ -27,16 +26,6 @@ using formats::Part;
 using formats::TensorInfo;
 
 constexpr std::int64_t merge_slice = 1 << 16;  // elements
-
-constexpr std::string_view factor_a = ".lora_A.weight";
-
-// The factors of one layer, in the file: A is [rank, in], B [out, rank].
-struct FactorPair {
-  std::optional<PeftTensor> a, b;
-  bool in_out = false;  // the weight is stored as [in, out]
-  std::int64_t rank = 0;
-  float scaling = 0;
-};
 
 bool ends_after_dot(std::string_view name, std::string_view end) {
   return name.ends_with(end) && name.size() > end.size() &&
@@ -54,18 +43,24 @@ class MergedSource final : public formats::Source {
         base_(std::move(base)),
         codes_(dynamic_cast<NumbersOfCodes*>(base_.get())) {
     keep_weights();
-    std::map<std::string, FactorPair> layers;
-    for (PeftTensor& tensor : list_peft_tensors(opened_, config_.modules_to_save)) {
-      if (!tensor.is_factor) {
-        add_saved(tensor);
-        continue;
+    std::map<std::string, AdapterTensors> layers;
+    for (PeftTensor& tensor : list_peft_tensors(opened_, config_)) {
+      switch (tensor.kind) {
+        case PeftTensor::Kind::other:
+          add_saved(tensor);
+          break;
+        case PeftTensor::Kind::factor_a:
+          layers[layer_of(tensor)].a = std::move(tensor);
+          break;
+        case PeftTensor::Kind::factor_b:
+          layers[layer_of(tensor)].b = std::move(tensor);
+          break;
+        case PeftTensor::Kind::magnitude:
+          layers[layer_of(tensor)].magnitude = std::move(tensor);
+          break;
       }
-      const std::string layer = tensor.name.substr(
-          peft_prefix.size(), tensor.name.size() - peft_prefix.size() - factor_a.size());
-      FactorPair& pair = layers[layer];
-      (tensor.name.ends_with(factor_a) ? pair.a : pair.b) = std::move(tensor);
     }
-    for (auto& [layer, pair] : layers) add_layer(layer, std::move(pair));
+    for (auto& [layer, adapter] : layers) add_layer(layer, std::move(adapter));
     contents_.notes.push_back(
         fmt::format("{} adapters of {} merged from {}", of_tensor_.size(), ranks(), folder_));
     if (!saved_.empty()) {
@@ -89,14 +84,14 @@ class MergedSource final : public formats::Source {
     const std::size_t in_base = index_in_base_[tensor];
     const auto found = of_tensor_.find(tensor);
     if (found == of_tensor_.end()) return base_->read(in_base, first, count, data);
-    load_factors(found->first, found->second);
+    load_product(found->first, found->second);
     const DType stored = *contents_.tensors[tensor].stored->dtype;
     std::vector<float> values(static_cast<std::size_t>(std::min(count, merge_slice)));
     for (std::int64_t done = 0; done < count; done += merge_slice) {
       const std::int64_t n = std::min(merge_slice, count - done);
       std::byte* const place = data + static_cast<std::size_t>(done) * size_of(stored);
       read_base(in_base, first + done, n, stored, place, values.data());
-      add_product(first + done, n, values.data());
+      product_->merge(first + done, n, values.data());
       kernels::cpu::cast({.in = reinterpret_cast<std::byte*>(values.data()),
                           .out = place,
                           .n = n,
@@ -180,23 +175,27 @@ class MergedSource final : public formats::Source {
     return config_.fan_in_fan_out;
   }
 
-  void add_layer(const std::string& layer, FactorPair pair) {
-    TESSERA_CHECK(pair.a && pair.b, ErrorCode::checkpoint, "{}: '{}' has only one of its factors",
-                  folder_, layer);
-    const auto& a = pair.a->shape;
-    const auto& b = pair.b->shape;
-    pair.rank = config_.rank_of(layer);
-    pair.scaling = static_cast<float>(config_.scaling_of(layer));
+  void add_layer(const std::string& layer, AdapterTensors adapter) {
+    TESSERA_CHECK(adapter.a && adapter.b, ErrorCode::checkpoint,
+                  "{}: '{}' has only one of its factors", folder_, layer);
+    const auto& a = adapter.a->shape;
+    const auto& b = adapter.b->shape;
+    adapter.rank = config_.rank_of(layer);
+    adapter.scaling = static_cast<float>(config_.scaling_of(layer));
     TESSERA_CHECK(
-        a.size() == 2 && b.size() == 2 && a[0] == pair.rank && b[1] == pair.rank,
+        a.size() == 2 && b.size() == 2 && a[0] == adapter.rank && b[1] == adapter.rank,
         ErrorCode::checkpoint,
         "{}: the factors of '{}' are not of rank {}, which r and rank_pattern of its {} give it",
-        folder_, layer, pair.rank, peft_config_file);
+        folder_, layer, adapter.rank, peft_config_file);
+    TESSERA_CHECK(!adapter.magnitude || adapter.magnitude->shape == std::vector{b[0]},
+                  ErrorCode::checkpoint, "{}: '{}' has shape [{}] for a layer of {} outputs",
+                  folder_, adapter.magnitude->name, fmt::join(adapter.magnitude->shape, ", "),
+                  b[0]);
     const std::size_t tensor = find_tensor(layer + ".weight");
     const TensorInfo& weight = contents_.tensors[tensor];
-    pair.in_out = lies_in_out(weight, a[1], b[0]);
+    adapter.in_out = lies_in_out(weight, a[1], b[0]);
     const std::vector<std::int64_t> wanted =
-        pair.in_out ? std::vector{a[1], b[0]} : std::vector{b[0], a[1]};
+        adapter.in_out ? std::vector{a[1], b[0]} : std::vector{b[0], a[1]};
     TESSERA_CHECK(
         weight.shape == wanted, ErrorCode::checkpoint,
         "{}: the adapter of '{}' is for a weight [{}, {}], but the base's has another shape",
@@ -204,7 +203,7 @@ class MergedSource final : public formats::Source {
     TESSERA_CHECK(weight.stored->dtype && is_floating(*weight.stored->dtype), ErrorCode::checkpoint,
                   "'{}' is stored as {}, which is not a floating dtype", weight.name,
                   weight.stored->name);
-    TESSERA_CHECK(!saved_.contains(tensor) && of_tensor_.emplace(tensor, std::move(pair)).second,
+    TESSERA_CHECK(!saved_.contains(tensor) && of_tensor_.emplace(tensor, std::move(adapter)).second,
                   ErrorCode::checkpoint, "{}: two adapters for '{}'", folder_, weight.name);
   }
 
@@ -266,70 +265,20 @@ class MergedSource final : public formats::Source {
     }
   }
 
-  // The factors in the weight's layout: a left factor [rows, rank] and a right one [rank, columns].
-  void load_factors(std::size_t tensor, const FactorPair& pair) {
+  void load_product(std::size_t tensor, const AdapterTensors& adapter) {
     if (loaded_ == tensor) return;
     loaded_.reset();
-    const std::vector<float> a = read_whole(*pair.a);
-    const std::vector<float> b = read_whole(*pair.b);
-    const auto transposed = [](const std::vector<float>& in, std::int64_t rows,
-                               std::int64_t columns) {
-      std::vector<float> out(in.size());
-      for (std::int64_t row = 0; row < rows; ++row) {
-        for (std::int64_t column = 0; column < columns; ++column) {
-          out[static_cast<std::size_t>(column * rows + row)] =
-              in[static_cast<std::size_t>(row * columns + column)];
-        }
-      }
-      return out;
-    };
-    const std::int64_t in = pair.a->shape[1];
-    const std::int64_t out = pair.b->shape[0];
-    left_ = pair.in_out ? transposed(a, pair.rank, in) : b;
-    right_ = pair.in_out ? transposed(b, out, pair.rank) : a;
-    columns_ = pair.in_out ? out : in;
-    rank_ = pair.rank;
-    scaling_ = pair.scaling;
-    loaded_ = tensor;
-  }
-
-  [[nodiscard]] std::vector<float> read_whole(const PeftTensor& wanted) const {
-    const StoredWeight& factor = opened_.tensors.at(wanted.name);
-    const TensorEntry* const entry = factor.entry;
-    TESSERA_CHECK(entry->stored->dtype && is_floating(*entry->stored->dtype), ErrorCode::checkpoint,
-                  "{}: '{}' is stored as {}, which is not a floating dtype", folder_, wanted.name,
-                  entry->stored->name);
-    std::vector<std::byte> stored(static_cast<std::size_t>(entry->end - entry->begin));
-    std::vector<float> values(static_cast<std::size_t>(element_count(wanted.shape, wanted.name)));
-    factor.read(0, static_cast<std::int64_t>(values.size()), stored.data());
-    kernels::cpu::cast({.in = stored.data(),
-                        .out = reinterpret_cast<std::byte*>(values.data()),
-                        .n = static_cast<std::int64_t>(values.size()),
-                        .in_dtype = *entry->stored->dtype,
-                        .out_dtype = float32});
-    return values;
-  }
-
-  // Elements [first, first + n) of the weight: each row's run of columns, factor by factor.
-  void add_product(std::int64_t first, std::int64_t n, float* values) {
-    std::vector<float> sums;
-    for (std::int64_t done = 0; done < n;) {
-      const std::int64_t row = (first + done) / columns_;
-      const std::int64_t column = (first + done) % columns_;
-      const std::int64_t run = std::min(columns_ - column, n - done);
-      sums.assign(static_cast<std::size_t>(run), 0.0f);
-      for (std::int64_t k = 0; k < rank_; ++k) {
-        const float factor = left_[static_cast<std::size_t>(row * rank_ + k)];
-        const float* const right = right_.data() + k * columns_ + column;
-        for (std::int64_t i = 0; i < run; ++i) {
-          sums[static_cast<std::size_t>(i)] += factor * right[i];
-        }
-      }
-      for (std::int64_t i = 0; i < run; ++i) {
-        values[done + i] += scaling_ * sums[static_cast<std::size_t>(i)];
-      }
-      done += run;
+    product_.emplace(folder_, opened_, adapter);
+    if (product_->needs_norms()) {
+      const std::size_t in_base = index_in_base_[tensor];
+      const DType stored = *contents_.tensors[tensor].stored->dtype;
+      std::vector<std::byte> raw;
+      product_->find_norms([&](std::int64_t first, std::int64_t count, float* values) {
+        raw.resize(static_cast<std::size_t>(count) * size_of(stored));
+        read_base(in_base, first, count, stored, raw.data(), values);
+      });
     }
+    loaded_ = tensor;
   }
 
   const std::map<std::string, bool> lies_in_out_;  // by weight, in its model's names
@@ -340,12 +289,10 @@ class MergedSource final : public formats::Source {
   NumbersOfCodes* codes_;  // base_, if the adapter was trained over codes
   Contents contents_;
   std::vector<std::size_t> index_in_base_;
-  std::map<std::size_t, FactorPair> of_tensor_;
+  std::map<std::size_t, AdapterTensors> of_tensor_;
   std::map<std::size_t, StoredWeight> saved_;
-  std::optional<std::size_t> loaded_;  // the tensor whose factors are loaded
-  std::vector<float> left_, right_;
-  std::int64_t columns_ = 0, rank_ = 0;
-  float scaling_ = 0;
+  std::optional<std::size_t> loaded_;  // the tensor whose product is loaded
+  std::optional<AdapterProduct> product_;
 };
 
 }  // namespace

@@ -23,6 +23,12 @@ using nlohmann::json;
 
 constexpr std::uint64_t peft_config_limit = std::uint64_t{1} << 20;
 
+// The ends of the names of an adapter's tensors.
+constexpr std::pair<PeftTensor::Kind, std::string_view> ends_of_names[] = {
+    {PeftTensor::Kind::factor_a, ".lora_A.weight"},
+    {PeftTensor::Kind::factor_b, ".lora_B.weight"},
+    {PeftTensor::Kind::magnitude, ".lora_magnitude_vector"}};
+
 // Reads keys. Errors begin with the file and the key.
 class PeftReader {
  public:
@@ -85,7 +91,7 @@ void refuse_what_is_not_built(const PeftReader& reader, const json& config) {
       "is {}, which changes the base's weights; let PEFT convert the adapter to plain LoRA",
       start.dump());
   for (const char* key :
-       {"use_dora", "target_parameters", "trainable_token_indices", "lora_bias", "use_qalora",
+       {"target_parameters", "trainable_token_indices", "lora_bias", "use_qalora",
         "layer_replication", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying",
         "use_bdlora", "megatron_config", "kasa_config", "velora_config", "monteclora_config"}) {
     reader.check(!config.contains(key) || is_nothing(config.at(key)), key,
@@ -191,7 +197,7 @@ std::string to_text(const PeftConfig& config) {
                      {"layers_pattern", nullptr},
                      {"rank_pattern", pattern_object(config.rank_pattern)},
                      {"alpha_pattern", pattern_object(config.alpha_pattern)},
-                     {"use_dora", false}};
+                     {"use_dora", config.dora}};
   return written.dump(2) + "\n";
 }
 
@@ -211,6 +217,7 @@ PeftConfig read_peft_config(const std::string& folder) {
   reader.check(out.dropout >= 0 && out.dropout < 1, "lora_dropout", "is {}; it must be in [0, 1)",
                out.dropout);
   out.rslora = reader.truth("use_rslora");
+  out.dora = reader.truth("use_dora");
   out.fan_in_fan_out = reader.truth("fan_in_fan_out");
   out.base = reader.text("base_model_name_or_path");
   out.task_type = reader.text("task_type");
@@ -239,28 +246,75 @@ HuggingFaceFolder open_peft(const std::string& folder) {
   return opened;
 }
 
+namespace {
+
+PeftTensor::Kind kind_of(std::string_view name) {
+  if (!name.starts_with(peft_prefix)) return PeftTensor::Kind::other;
+  const std::string_view own = name.substr(peft_prefix.size());
+  for (const auto& [kind, end] : ends_of_names) {
+    if (own.ends_with(end)) return kind;
+  }
+  return PeftTensor::Kind::other;
+}
+
+// The config and the file must agree on DoRA: without a magnitude that was trained, or with one
+// that is passed over, the model would be another one.
+void check_magnitudes(const std::string& file, const std::vector<PeftTensor>& tensors,
+                      const PeftConfig& config) {
+  std::set<std::string> magnitudes;
+  for (const PeftTensor& tensor : tensors) {
+    if (tensor.kind != PeftTensor::Kind::magnitude) continue;
+    TESSERA_CHECK(config.dora, ErrorCode::checkpoint,
+                  "{}: '{}' is a magnitude of DoRA, but use_dora of {} is false; set it to true, "
+                  "as in the run that saved the adapter",
+                  file, tensor.name, peft_config_file);
+    magnitudes.insert(layer_of(tensor));
+  }
+  if (!config.dora) return;
+  for (const PeftTensor& tensor : tensors) {
+    if (tensor.kind == PeftTensor::Kind::other) continue;
+    const std::string layer = layer_of(tensor);
+    TESSERA_CHECK(magnitudes.contains(layer), ErrorCode::checkpoint,
+                  "{}: use_dora of {} is true, but there is no magnitude '{}{}{}'; set it to false "
+                  "if the adapter is plain LoRA",
+                  file, peft_config_file, peft_prefix, layer, ends_of_names[2].second);
+  }
+}
+
+}  // namespace
+
+std::string layer_of(const PeftTensor& tensor) {
+  for (const auto& [kind, end] : ends_of_names) {
+    if (kind != tensor.kind) continue;
+    return tensor.name.substr(peft_prefix.size(),
+                              tensor.name.size() - peft_prefix.size() - end.size());
+  }
+  misuse("'{}' is not a tensor of an adapter", tensor.name);
+}
+
 std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened,
-                                          const std::vector<std::string>& modules_to_save) {
+                                          const PeftConfig& config) {
   std::vector<PeftTensor> tensors;
   bool adapts = false;
   for (const auto& [name, place] : opened.tensors) {
-    const bool prefixed = name.starts_with(peft_prefix);
-    const bool is_factor = prefixed && is_lora_parameter(name);
+    const PeftTensor::Kind kind = kind_of(name);
     const bool is_saved =
-        prefixed && is_in_module_to_save(name.substr(peft_prefix.size()), modules_to_save);
+        name.starts_with(peft_prefix) &&
+        is_in_module_to_save(name.substr(peft_prefix.size()), config.modules_to_save);
     TESSERA_CHECK(
-        is_factor || is_saved, ErrorCode::checkpoint,
+        kind != PeftTensor::Kind::other || is_saved, ErrorCode::checkpoint,
         "{}: tensor '{}' is not an adapter of a linear layer{}; other adapters are not supported",
         place.file->path().string(), name,
-        modules_to_save.empty()
+        config.modules_to_save.empty()
             ? ""
             : fmt::format(" or of the modules_to_save of {}", peft_config_file));
-    tensors.push_back({name, place.entry->shape, is_factor});
-    adapts = adapts || is_factor;
+    tensors.push_back({name, place.entry->shape, kind});
+    adapts = adapts || kind != PeftTensor::Kind::other;
   }
+  const std::string file = opened.files.front()->path().string();
   TESSERA_CHECK(adapts, ErrorCode::checkpoint,
-                "{}: has no tensors of adapters; it is not a folder that PEFT saved",
-                opened.files.front()->path().string());
+                "{}: has no tensors of adapters; it is not a folder that PEFT saved", file);
+  check_magnitudes(file, tensors, config);
   return tensors;
 }
 

@@ -26,6 +26,7 @@ struct PeftConfig {
   double alpha = 8;
   double dropout = 0;
   bool rslora = false;
+  bool dora = false;            // each adapter has a magnitude, LoraOptions::dora
   bool fan_in_fan_out = false;  // of GPT-2's layers, whose weights are [in, out]
   std::vector<std::string> target_modules = {};
   std::string target_pattern = {};  // instead of the list
@@ -60,12 +61,17 @@ HuggingFaceFolder open_peft(const std::string& folder);
 struct PeftTensor {
   std::string name;
   std::vector<std::int64_t> shape;
-  bool is_factor = true;  // of an adapter, not a parameter of a module that is saved whole
+  // `other`: a parameter of a module that is saved whole.
+  enum class Kind : std::uint8_t { factor_a, factor_b, magnitude, other };
+  Kind kind = Kind::other;
 };
 // Error(checkpoint) for a tensor that belongs neither to an adapter nor to one of the config's
-// modules_to_save, and for a folder without adapters.
+// modules_to_save, for a folder without adapters, and if adapters have magnitudes and the config no
+// use_dora, or the other way round.
 std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened,
-                                          const std::vector<std::string>& modules_to_save);
+                                          const PeftConfig& config);
+// The layer of an adapter's tensor, without PEFT's prefix.
+std::string layer_of(const PeftTensor& tensor);
 
 // Fills pieces from the folder's tensors. `names` returns the names in the folder that a logical
 // name may have. Missing, unexpected and mis-shaped tensors are one Error(checkpoint) that lists

@@ -135,10 +135,11 @@ void check_modules_to_save(Model& model, const LoraOptions& options) {
 
 LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<DType> storage,
                         const std::vector<std::string>& wide_classes) {
-  LoraOptions options = lora_options(checkpoint::read_peft_config(folder));
+  const checkpoint::PeftConfig config = checkpoint::read_peft_config(folder);
+  LoraOptions options = lora_options(config);
   std::map<std::string, std::vector<std::int64_t>> stored;
   for (checkpoint::PeftTensor& tensor :
-       checkpoint::list_peft_tensors(checkpoint::open_peft(folder), options.modules_to_save)) {
+       checkpoint::list_peft_tensors(checkpoint::open_peft(folder), config)) {
     stored.emplace(std::move(tensor.name), std::move(tensor.shape));
   }
   Model& transformer = transformer_of(model);
@@ -178,6 +179,7 @@ LoraOptions lora_options(const checkpoint::PeftConfig& config) {
           .alpha = config.alpha,
           .dropout = config.dropout,
           .rslora = config.rslora,
+          .dora = config.dora,
           .target_modules = config.target_modules,
           .target_pattern = config.target_pattern,
           .rank_pattern = config.rank_pattern,
@@ -191,6 +193,7 @@ checkpoint::PeftConfig peft_config(const Model& model, const LoraOptions& option
                                 .alpha = options.alpha,
                                 .dropout = options.dropout,
                                 .rslora = options.rslora,
+                                .dora = options.dora,
                                 .target_modules = options.target_modules,
                                 .target_pattern = options.target_pattern,
                                 .rank_pattern = options.rank_pattern,

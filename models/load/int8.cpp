@@ -25,6 +25,7 @@ std::size_t keep_int8_layers(Model& model, const std::string& folder, Device dev
   for (const auto& [name, module] : model.named_modules()) {
     auto* const layer = dynamic_cast<nn::LinearImpl*>(module);
     if (layer == nullptr || nn::is_output_head(name)) continue;
+    if (layer->has_dora()) continue;  // the norms of its rows are those of numbers
     if (is_in_module_to_save(name + ".weight", modules_to_save)) continue;
     const std::vector<std::string> aliases = names.aliases(name + ".weight");
     const Tensor weight = layer->stored_weight();

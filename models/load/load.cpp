@@ -107,6 +107,7 @@ LoadedLanguageModel load_language_model(const std::string& given, DType dtype, D
   fill(loaded, folder, state);
   if (adapter.empty()) return loaded;
   load_lora(adapter, *loaded.model, whole.model);
+  nn::keep_adapted_norms(*loaded.model);
   loaded.adapter = adapter;
   return loaded;
 }

@@ -85,6 +85,7 @@ class Int8Model : public ::testing::TestWithParam<const char*> {
   }
   [[nodiscard]] fs::path plain() const { return folder_.path() / "plain"; }
   [[nodiscard]] fs::path small() const { return folder_.path() / "int8"; }
+  [[nodiscard]] fs::path adapter() const { return folder_.path() / "adapter"; }
   [[nodiscard]] fs::path decoded() const { return folder_.path() / "decoded"; }
 
  private:
@@ -125,6 +126,42 @@ TEST_P(Int8Model, ACacheGivesTheTokensOfAWholeForward) {
     expected.push_back(std::max_element(last, last + vocabulary) - last);
   }
   EXPECT_EQ(tokens, expected);
+}
+
+// DoRA's norms are those of numbers: its layers are decoded, and the others stay integers.
+TEST_P(Int8Model, LayersWithDoraAreDecoded) {
+  const bool gpt2 = GetParam() == std::string("gpt2");
+  const LoraOptions lora{
+      .rank = 2, .dora = true, .target_modules = {gpt2 ? "c_attn" : "gate_proj"}};
+  const auto model = load(decoded());
+  models::add_lora(*model, lora);
+  std::vector<checkpoint::TensorToWrite> tensors;
+  for (const auto& parameter : model->named_parameters()) {
+    if (!is_lora_parameter(parameter.name)) continue;
+    Tensor values = parameter.tensor;
+    if (parameter.name.ends_with("lora_B.weight"))
+      values.copy_from(Tensor::full(values.shape(), 0.1));
+    const auto sizes = parameter.shape.sizes();
+    tensors.push_back({{std::string(checkpoint::peft_prefix) + parameter.name,
+                        float32,
+                        {sizes.begin(), sizes.end()}},
+                       values.data()});
+  }
+  fs::create_directories(adapter());
+  checkpoint::write_safetensors(adapter() / checkpoint::peft_tensors_file, tensors);
+  const auto adapted = [&](const fs::path& base) {
+    std::ofstream(adapter() / checkpoint::peft_config_file)
+        << to_text(models::peft_config(*model, lora, base.string()));
+    return load(adapter());
+  };
+  const auto int8 = adapted(small());
+  std::size_t integers = 0;
+  for (const auto& parameter : int8->named_parameters())
+    integers += parameter.tensor.dtype() == uint8 ? 1 : 0;
+  EXPECT_EQ(integers, gpt2 ? 6u : 12u);
+  const std::vector<float> expected = logits_of(*adapted(decoded()));
+  EXPECT_LT(distance(logits_of(*int8), expected), 0.06);
+  EXPECT_GT(distance(logits_of(*load(decoded())), expected), 0.1);
 }
 
 TEST_P(Int8Model, GradientsAreRefused) {

@@ -206,6 +206,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
   models::load_weights(places.model, context.communicator(), *model_,
                        models::tensors_under(places.adapter, *model_, tensors));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, tensors);
+  if (!sharded_) nn::keep_adapted_norms(*model_);
   if (choices.many_texts && !choices.strategy && !int8 && choices.dtype == float32 &&
       context.device().type == DeviceType::cpu) {
     nn::lay_in_first(*model_);
@@ -300,6 +301,7 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
   models::load_weights(places.model, context.communicator(), *model_,
                        models::tensors_under(places.adapter, *model_, whole.model));
   if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, whole.model);
+  if (!sharded_) nn::keep_adapted_norms(*model_);
   model_->eval();
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/convert/convert.h"
@@ -90,6 +91,7 @@ TEST_F(Peft, AConfigIsReadAsItWasWritten) {
                           .alpha = 6,
                           .dropout = 0.25,
                           .rslora = true,
+                          .dora = true,
                           .fan_in_fan_out = true,
                           .target_modules = {"q", "v"},
                           .modules_to_save = {"lm_head", "norm"},
@@ -100,6 +102,7 @@ TEST_F(Peft, AConfigIsReadAsItWasWritten) {
   EXPECT_EQ(read.rank, 4);
   EXPECT_DOUBLE_EQ(read.scaling_of("model.q"), 3);
   EXPECT_EQ(read.dropout, 0.25);
+  EXPECT_TRUE(read.dora);
   EXPECT_TRUE(read.fan_in_fan_out);
   EXPECT_EQ(read.target_modules, wanted.target_modules);
   EXPECT_EQ(read.modules_to_save, wanted.modules_to_save);
@@ -114,7 +117,8 @@ TEST_F(Peft, UnsupportedSettingsAreRefusedByName) {
   const std::vector<std::pair<std::string, json>> cases = {
       {"peft_type", "IA3"},
       {"bias", "all"},
-      {"use_dora", true},
+      {"use_dora", "yes"},
+      {"use_qalora", true},
       {"modules_to_save", "lm_head"},
       {"modules_to_save", {"lm_head", 3}},
       {"modules_to_save", {""}},
@@ -179,6 +183,69 @@ TEST_F(Peft, PatternsGiveLayersTheirRankAndAlpha) {
   EXPECT_NE(error_of([&] { (void)merged(); }, ErrorCode::configuration)
                 .find("give net.l the values 1 and 2"),
             std::string::npos);
+}
+
+// Rows of W + B A of the norms 5, 10 and 26 take the magnitudes 10, 1 and -13.
+TEST_F(Peft, MergedWeightsOfDoraHaveTheMagnitudesAsNorms) {
+  config_["lora_alpha"] = 1;
+  config_["use_dora"] = true;
+  write_config();
+  const auto write = [&](bool in_out, const std::vector<float>& magnitude) {
+    const std::vector<float> rows{1, 5, -14, 18, -190, 124};  // 3, 4, 6, 8, 10, 24 less B A
+    write_tensors(base() / "model.safetensors",
+                  {{"net.l.weight",
+                    {in_out ? 2 : 3, in_out ? 3 : 2},
+                    in_out ? std::vector<float>{1, -14, -190, 5, 18, 124} : rows},
+                   {"net.t.weight", {2}, {7, 8}}});
+    const std::string layer = "base_model.model.net.l";
+    write_tensors(adapter() / peft_tensors_file, {{layer + ".lora_A.weight", {1, 2}, {2, -1}},
+                                                  {layer + ".lora_B.weight", {3, 1}, {1, 10, 100}},
+                                                  {layer + ".lora_magnitude_vector",
+                                                   {static_cast<std::int64_t>(magnitude.size())},
+                                                   magnitude}});
+  };
+  const auto expect_near = [](const std::vector<float>& got, const std::vector<float>& wanted) {
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      EXPECT_NEAR(got[i], wanted[i], 1e-5 * std::fabs(wanted[i])) << i;
+  };
+  write(false, {10, 1, -13});
+  expect_near(merged(), {6, 8, 0.6f, 0.8f, -5, -12});
+  EXPECT_EQ(merged({.max_memory = 64'000'000}), merged());
+  write(true, {10, 1, -13});
+  convert(adapter(), folder_.path() / "lying", {.to = "hf", .merge = true});
+  std::vector<float> values(6);
+  std::vector<LogicalTensor> tensors = {{"net.l.weight",
+                                         DType::float32,
+                                         {2, 3},
+                                         {{0, 6, reinterpret_cast<std::byte*>(values.data())}}}};
+  load_hugging_face(folder_.path() / "lying", tensors, {"net.t.weight"}, nullptr);
+  expect_near(values, {6, 0.6f, -5, 8, 0.8f, -12});
+  write(false, {10, 1});
+  EXPECT_NE(error_of([&] { (void)merged(); }).find("has shape [2] for a layer of 3 outputs"),
+            std::string::npos);
+}
+
+// A file with magnitudes and a config without, and the other way round.
+TEST_F(Peft, TheConfigSaysWhetherThereAreMagnitudes) {
+  const auto refused = [&] { return error_of([&] { (void)merged(); }); };
+  config_["use_dora"] = true;
+  write_config();
+  EXPECT_NE(refused().find("use_dora of adapter_config.json is true, but there is no magnitude "
+                           "'base_model.model.net.l.lora_magnitude_vector'"),
+            std::string::npos)
+      << refused();
+  const std::string layer = "base_model.model.net.l";
+  write_tensors(adapter() / peft_tensors_file,
+                {{layer + ".lora_A.weight", {1, 2}, {2, -1}},
+                 {layer + ".lora_B.weight", {3, 1}, {1, 10, 100}},
+                 {layer + ".lora_magnitude_vector", {3}, {1, 1, 1}}});
+  config_["use_dora"] = false;
+  write_config();
+  EXPECT_NE(refused().find("lora_magnitude_vector' is a magnitude of DoRA, but use_dora of "
+                           "adapter_config.json is false"),
+            std::string::npos)
+      << refused();
+  EXPECT_FALSE(fs::exists(folder_.path() / "merged"));
 }
 
 TEST_F(Peft, MergedWeightsAreTheSum) {
@@ -309,6 +376,7 @@ TEST_F(Peft, NamesInAStepArePefts) {
   EXPECT_EQ(names("lm_head.weight", true), "base_model.model.lm_head.weight");
   EXPECT_EQ(names("lm_head.weight", false), "");
   EXPECT_EQ(names("l.lora_A.weight", true), "base_model.model.l.lora_A.weight");
+  EXPECT_EQ(names("l.lora_magnitude_vector", true), "base_model.model.l.lora_magnitude_vector");
   EXPECT_EQ(names("classifier.weight", true), "classifier.weight");
 }
 
