@@ -30,6 +30,9 @@ namespace tessera {
 struct InitialWeights {
   // Fills the model's tensors, on each rank.
   std::function<void(std::vector<checkpoint::LogicalTensor>& tensors)> load = {};
+  // Called behind `load`, also if that is empty: for values that follow from the weights, as DoRA's
+  // first magnitudes (models/load/magnitudes.h). Collective.
+  std::function<void(ShardedModel& model)> complete = {};
   std::vector<events::WeightsLoaded> from = {};  // where they are from, for the run's events
   // Steps do not have all of these weights (an adapter's step has no base), so that a run that goes
   // on from a step loads them first.

@@ -132,6 +132,7 @@ std::string describe_run(const TrainerOptions& options, const tasks::Task& task)
   Scalars facts;
   task.remember_data(facts);
   lines.add_function("initial_weights.load", options.initial_weights.load)
+      .add_function("initial_weights.complete", options.initial_weights.complete)
       .add_function("checks.before_load", options.checks.before_load)
       .add("the thread's seed (manual_seed)", current_seed())
       .add("samples per epoch of the task",

@@ -50,9 +50,11 @@ void check_order(const tasks::BatchOrderOptions& data, const Scalars& scalars,
 
 void Trainer::load_initial_weights() {
   const InitialWeights& weights = options_.initial_weights;
-  if (!weights.load) return;
-  checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  weights.load(state.model);
+  if (weights.load) {
+    checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+    weights.load(state.model);
+  }
+  if (weights.complete) weights.complete(*sharded_);
 }
 
 // The launcher has started the ranks again: they go on from their last save, whatever the options

@@ -2,3 +2,4 @@
 #pragma once
 
 #include "models/load/adapter.h"
+#include "models/load/magnitudes.h"
