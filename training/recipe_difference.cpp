@@ -121,6 +121,7 @@ void compare_adapters(const SavedRecipe& saved, const Recipe& recipe, const Json
   const std::pair<std::string, Json> keys[] = {{"model.lora.r", defaults.rank},
                                                {"model.lora.alpha", defaults.alpha},
                                                {"model.lora.use_rslora", defaults.rslora},
+                                               {"model.lora.use_dora", defaults.dora},
                                                {"model.lora.rank_pattern", nullptr},
                                                {"model.lora.alpha_pattern", nullptr}};
   for (const auto& [key, fallback] : keys) {

@@ -18,6 +18,7 @@
 #include "engine/nn/output_head.h"
 #include "engine/random.h"
 #include "models/load/adapter.h"
+#include "models/load/magnitudes.h"
 #include "models/load/quantized.h"
 #include "models/mixture_of_experts.h"
 #include "models/weights_bound.h"
@@ -162,6 +163,12 @@ InitialWeights initial_weights(const SharedRun& run) {
     };
     weights.under_steps = run->adapter.has_value();
   }
+  // An adapter's folder has its magnitudes.
+  if (run->adapter && run->adapter->dora && !model.adapter) {
+    weights.complete = [run](ShardedModel& sharded) {
+      models::begin_magnitudes(sharded, run->task->module());
+    };
+  }
   if (model.adapter) weights.from.push_back({*model.adapter, true});
   return weights;
 }
@@ -247,15 +254,15 @@ CheckedStep check_step(const RecipeRun& run, const ShardedModel& model, const st
   return checked;
 }
 
-// The layers with another rank or factor, in PEFT's names.
+// The kind, and the layers with another rank or factor, in PEFT's names.
 std::string patterns_of(const checkpoint::PeftConfig& config) {
   const auto text = [](const auto& pattern) {
     nlohmann::json values = nlohmann::json::object();  // sorted
     for (const auto& [layers, value] : pattern) values[layers] = value;
     return values.dump();
   };
-  return fmt::format("rank_pattern {} and alpha_pattern {}", text(config.rank_pattern),
-                     text(config.alpha_pattern));
+  return fmt::format("use_dora {}, rank_pattern {} and alpha_pattern {}", config.dora,
+                     text(config.rank_pattern), text(config.alpha_pattern));
 }
 
 // Compares the adapter's properties that change its results. The recipe's keys do not show them,

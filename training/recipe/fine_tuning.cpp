@@ -115,6 +115,7 @@ nn::LoraOptions lora_options(const Recipe& recipe) {
   options.alpha = lora.alpha.value_or(options.alpha);
   options.dropout = lora.dropout.value_or(options.dropout);
   options.rslora = lora.use_rslora.value_or(options.rslora);
+  options.dora = lora.use_dora.value_or(options.dora);
   options.rank_pattern = lora.rank_pattern;
   options.alpha_pattern = lora.alpha_pattern;
   options.modules_to_save = lora.modules_to_save.value_or(std::vector<std::string>());
@@ -125,7 +126,7 @@ nn::LoraOptions lora_options(const Recipe& recipe) {
 
 void validate_fine_tuning(const Recipe& recipe) {
   const LoraRecipe& lora = recipe.model.lora;
-  const bool some = lora.r || lora.alpha || lora.dropout || lora.use_rslora ||
+  const bool some = lora.r || lora.alpha || lora.dropout || lora.use_rslora || lora.use_dora ||
                     !lora.rank_pattern.empty() || !lora.alpha_pattern.empty() ||
                     lora.modules_to_save;
   const std::string targets = "model.lora.target_modules";

@@ -147,6 +147,9 @@ std::vector<RecipeKey> model_keys() {
                           "The dropout rate of the adapters' input.", from_up_to(0, 1))),
       default_is("false", key(TESSERA_KEY(model, lora.use_rslora),
                               "Multiply by `alpha / sqrt(r)` instead.")),
+      default_is("false", key(TESSERA_KEY(model, lora.use_dora),
+                              "DoRA: a trained magnitude for each output "
+                              "([fine-tuning.md](fine-tuning.md#dora)).")),
       rank_pattern_key(),
       alpha_pattern_key(),
       default_is("none", key(TESSERA_KEY(model, lora.modules_to_save),

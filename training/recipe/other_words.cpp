@@ -219,6 +219,8 @@ constexpr auto words = std::to_array<OtherWord>({
     {"key", "modules_to_save", "model.lora.modules_to_save"},
     {"key", "additional_target", "model.lora.modules_to_save"},
     {"key", "use_rslora", "model.lora.use_rslora"},
+    {"key", "use_dora", "model.lora.use_dora"},
+    {"key", "peft_use_dora", "model.lora.use_dora"},
     {"key", "qat", "model.quantize_aware", "none, q8_0 or q4_0"},
     // Precision and sharding.
     {"key", "bf16", precision_key, precision},

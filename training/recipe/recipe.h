@@ -68,6 +68,7 @@ struct LoraRecipe {
   std::optional<ModuleNamesRecipe> target_modules;
   std::optional<double> dropout;
   std::optional<bool> use_rslora;
+  std::optional<bool> use_dora;
   std::vector<std::pair<std::string, std::int64_t>> rank_pattern;
   std::vector<std::pair<std::string, double>> alpha_pattern;
   std::optional<std::vector<std::string>> modules_to_save;

@@ -71,26 +71,32 @@ TEST_F(AdaptedEncoderRun, StepsHaveAdaptersAndHeadAndResumeAnywhere) {
 }
 
 TEST_F(AdaptedEncoderRun, ItsAdapterIsUsed) {
-  testing::train_sentences(2, adapted("run", 4));
-  const std::string step = path("run/step-4");
-  EXPECT_NE(embedded(step), embedded(path("base")));
-  EXPECT_EQ(embedded(path("run")), embedded(step));
-  std::vector<std::string> scores = {
-      "evaluate", step,       "--data",   path("classes.csv"), "--columns", "first,second,class",
-      "--task",   "accuracy", "--labels", "no,maybe,yes",      "--json",    path("alone.json")};
-  output(scores);
-  scores.back() = path("ranks.json");
-  scores.insert(scores.end(), {"--sharding-strategy", "full_shard"});
-  output(testing::launched(2, scores));
-  EXPECT_EQ(testing::read_text(path("alone.json")), testing::read_text(path("ranks.json")));
+  for (const std::string dora : {"false", "true"}) {
+    const std::string name = "dora-" + dora;
+    testing::train_sentences(2, adapted(name, 4) + Settings{{"model.lora.use_dora", dora}});
+    const std::string step = path(name + "/step-4");
+    EXPECT_NE(embedded(step), embedded(path("base")));
+    EXPECT_EQ(embedded(path(name)), embedded(step));
+    std::vector<std::string> scores = {
+        "evaluate", step,       "--data",   path("classes.csv"), "--columns", "first,second,class",
+        "--task",   "accuracy", "--labels", "no,maybe,yes",      "--json",    path("alone.json")};
+    output(scores);
+    scores.back() = path("ranks.json");
+    scores.insert(scores.end(), {"--sharding-strategy", "full_shard"});
+    output(testing::launched(2, scores));
+    EXPECT_EQ(testing::read_text(path("alone.json")), testing::read_text(path("ranks.json")));
+  }
 }
 
 // A Sentence Transformers folder with its modules, also if the base is a step.
 TEST_F(AdaptedEncoderRun, MergedItIsACompleteEncoder) {
   const Settings whole = {{"model.lora.target_modules", "null"}, {"model.lora.dropout", "null"}};
   testing::train_sentences(1, adapted("whole", 1) + whole);
-  for (const std::string& base : {path("base"), path("whole/step-1")}) {
-    testing::train_sentences(1, adapted("run", 4) + Settings{{"model.pretrained", base}});
+  const std::pair<std::string, const char*> cases[] = {
+      {path("base"), "false"}, {path("base"), "true"}, {path("whole/step-1"), "false"}};
+  for (const auto& [base, dora] : cases) {
+    testing::train_sentences(
+        1, adapted("run", 4) + Settings{{"model.pretrained", base}, {"model.lora.use_dora", dora}});
     const std::string step = path("run/step-4");
     const std::string merged = path("merged");
     output({"convert", step, merged, "--to", "hf", "--merge"});
