@@ -80,14 +80,16 @@ def test_a_run_over_nf4_is_that_of_bitsandbytes_and_peft(tessera, tmp_path, text
     assert (ours - logits_of(whole.eval(), ids)).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("quantized", ["nf4", "int8"])
-def test_training_goes_as_torchs_over_the_same_numbers(tessera, tmp_path, text, kind, base, quantized):
+def test_training_goes_as_torchs_over_the_same_numbers(tessera, tmp_path, text, kind, base, quantized, dora):
     start = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, lora_alpha=12, target_modules=TARGETS[kind], fan_in_fan_out=kind == "gpt2"))
+        task_type="CAUSAL_LM", r=4, lora_alpha=12, target_modules=TARGETS[kind], fan_in_fan_out=kind == "gpt2",
+        use_dora=dora))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in start.named_parameters():
-            if "lora_" in name:
+            if "lora_A" in name or "lora_B" in name:
                 parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
     start.save_pretrained(tmp_path / "adapter")
     words = recipe(base, text, tmp_path / "out", kind, 2, quantized=quantized)
