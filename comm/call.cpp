@@ -108,8 +108,10 @@ std::string describe(const Call& call) {
   if (call.root >= 0) add(fmt::format("{} {}", call.op == Op::send ? "to" : "root", call.root));
   if (call.part != 0) add(fmt::format("part {}", call.part));
   if (!details.empty()) details += "; ";
-  return fmt::format("{} ({}step {}, unit {}, {})", text, details, call.step, call.unit,
-                     name_of(call.phase));
+  const std::string rate =
+      call.learning_rate == 0 ? "" : fmt::format(", learning rate {}", call.learning_rate);
+  return fmt::format("{} ({}step {}, unit {}, {}{})", text, details, call.step, call.unit,
+                     name_of(call.phase), rate);
 }
 
 }  // namespace tessera::comm

@@ -46,6 +46,7 @@ struct Call {
   std::int32_t group = 0;
   std::int32_t root = -1;  // of a send: the receiver
   std::uint32_t scale_bits = 0;
+  double learning_rate = 0;     // Tag::learning_rate
   std::uint64_t name_hash = 0;  // of the whole name; `name` may be cut
   std::array<char, 40> name{};
 
@@ -55,6 +56,7 @@ struct Call {
     phase = tag.phase;
     unit = tag.unit;
     step = tag.step;
+    learning_rate = tag.learning_rate;
   }
   void set_name(std::string_view text);
 

@@ -29,6 +29,9 @@ struct Tag {
   std::uint64_t step = 0;
   std::uint32_t unit = 0;
   Phase phase = Phase::other;
+  // Of the last step of an optimizer over the unit's parameters, so that ranks whose rates differ
+  // meet in different calls. 0: there was no step.
+  double learning_rate = 0;
 };
 
 // Activities of a rank's threads besides waiting in a collective.

@@ -60,7 +60,7 @@ class MergedSource final : public formats::Source {
           break;
       }
     }
-    for (auto& [layer, adapter] : layers) add_layer(layer, std::move(adapter));
+    for (auto& [layer, found] : layers) add_layer(layer, std::move(found));
     contents_.notes.push_back(
         fmt::format("{} adapters of {} merged from {}", of_tensor_.size(), ranks(), folder_));
     if (!saved_.empty()) {

@@ -146,7 +146,7 @@ bool Optimizer::begin_step(std::size_t segment) {
   TESSERA_REQUIRE(std::isfinite(learning_rate_),
                   "a step with the learning rate {}: give set_learning_rate() a finite number",
                   learning_rate_);
-  segments_[segment].storage->will_step();
+  segments_[segment].storage->will_step(learning_rate_);
   const std::size_t own_numbers = number_names().size();
   for (const std::size_t i : segments_[segment].parameters) {
     const auto& data = parameters_[i].tensor.impl();

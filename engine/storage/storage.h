@@ -35,7 +35,7 @@ struct StorageObserver {
   // The values change (by optimizers, loaders): copies of them become stale.
   std::function<void(Write)> on_write = {};
   // A step of an optimizer over the tensors begins, with or without gradients; it may throw.
-  std::function<void()> on_step = {};
+  std::function<void(double learning_rate)> on_step = {};
   // The gradient of a tensor is dropped (Tensor::zero_grad).
   std::function<void(const detail::TensorData&)> on_zero_grad = {};
   // requires_grad of a tensor is about to change; it may throw.
@@ -124,8 +124,8 @@ class Storage {
   [[nodiscard]] bool is_watched() const { return observer_ && observer_->on_write; }
   // Announces a change of the values. Waits while a checkpoint reads the file that holds them.
   void will_write(Write how = Write::now) const;
-  void will_step() const {
-    if (observer_ && observer_->on_step) observer_->on_step();
+  void will_step(double learning_rate) const {
+    if (observer_ && observer_->on_step) observer_->on_step(learning_rate);
   }
   void will_zero_grad(const detail::TensorData& tensor) const {
     if (observer_ && observer_->on_zero_grad) observer_->on_zero_grad(tensor);

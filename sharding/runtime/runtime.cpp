@@ -226,7 +226,10 @@ void Runtime::watch_masters(Unit& unit) {
     master.on_write = [this, &unit, trainable](Storage::Write how) {
       gatherer_->invalidate(unit, trainable, how);
     };
-    master.on_step = [this, &unit] { reducer_->before_step(unit); };
+    master.on_step = [this, &unit](double learning_rate) {
+      reducer_->before_step(unit);
+      unit.set_learning_rate(learning_rate);
+    };
     master.on_zero_grad = [this, &unit](const detail::TensorData& tensor) {
       reducer_->drop_sums(unit, tensor);
       reducer_->discard_gradient(unit);
@@ -291,7 +294,7 @@ void Runtime::stop_watching(const Unit& unit) const {
           "model that is there now; to read, use a const Tensor or to_vector()",
           title);
     };
-    refusal.on_step = [title = unit_title(unit.name())] {
+    refusal.on_step = [title = unit_title(unit.name())](double /*learning_rate*/) {
       misuse(
           "step() of an optimizer whose ShardedModel has ended: its parameters of {} belong to "
           "no module. Make the optimizer from the parameters() of the model that is there now",

@@ -71,7 +71,7 @@ class SideStreams {
 
   // The tag of a unit's collective in the present pass, a forward with its backward.
   [[nodiscard]] comm::Tag tag_of(const Unit& unit, comm::Phase phase) const {
-    return {pass_, static_cast<std::uint32_t>(unit.index()), phase};
+    return {pass_, static_cast<std::uint32_t>(unit.index()), phase, unit.learning_rate()};
   }
   [[nodiscard]] std::uint64_t pass() const { return pass_; }
   void end_pass() { ++pass_; }

@@ -30,6 +30,9 @@ class Unit {
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] int index() const { return index_; }
+  // Of the last step of an optimizer over the unit's parameters; 0 before the first one.
+  [[nodiscard]] double learning_rate() const { return learning_rate_; }
+  void set_learning_rate(double value) { learning_rate_ = value; }
   [[nodiscard]] const UnitLayout& layout() const { return layout_; }
   [[nodiscard]] int shard() const { return shard_; }
   [[nodiscard]] bool is_root() const { return index_ == 0; }
@@ -141,6 +144,7 @@ class Unit {
   const OffloadFiles& files_;
   Device device_;
   bool computes_on_master_ = false;
+  double learning_rate_ = 0;
   std::unique_ptr<ShardStorage> masters_;
   std::shared_ptr<Storage> parameters_;
   std::vector<Tensor> views_;
