@@ -29,8 +29,8 @@ struct Tag {
   std::uint64_t step = 0;
   std::uint32_t unit = 0;
   Phase phase = Phase::other;
-  // Of the last step of an optimizer over the unit's parameters, so that ranks whose rates differ
-  // meet in different calls. 0: there was no step.
+  // The rate of the last optimizer step over the unit's parameters, so that ranks whose rates
+  // differ meet in different calls. 0: there was no step.
   double learning_rate = 0;
 };
 

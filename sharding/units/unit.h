@@ -30,7 +30,7 @@ class Unit {
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] int index() const { return index_; }
-  // Of the last step of an optimizer over the unit's parameters; 0 before the first one.
+  // The rate of the last optimizer step over the unit's parameters; 0 before the first one.
   [[nodiscard]] double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double value) { learning_rate_ = value; }
   [[nodiscard]] const UnitLayout& layout() const { return layout_; }

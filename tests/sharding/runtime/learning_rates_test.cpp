@@ -1,4 +1,4 @@
-// Ranks whose learning rates differ are told apart at their next collective, under every strategy.
+// Ranks whose learning rates differ get an error at their next collective, under every strategy.
 #include <gtest/gtest.h>
 
 #include <string>
