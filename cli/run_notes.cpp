@@ -97,7 +97,7 @@ std::string note_of_parts(const StepMetrics& metrics) {
       "step {}: the ranks' parts of a batch are {} samples from now on, no longer {}: in this step "
       "the slowest rank computed {:.0f} % longer than the mean",
       metrics.step, text_of_shares(metrics.rebalanced_to), text_of_shares(metrics.rank_samples),
-      100 * metrics.imbalance);
+      100 * metrics.imbalance.value_or(0));
 }
 
 std::string describe_data(const std::vector<std::pair<std::string, std::int64_t>>& counts) {

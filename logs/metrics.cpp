@@ -50,9 +50,9 @@ std::string to_json_line(const StepMetrics& metrics) {
                        metrics.skipped_steps);
   }
   if (!metrics.rank_samples.empty()) {
-    more += fmt::format(R"(, "rank_samples": [{}], "imbalance": {})",
-                        fmt::join(metrics.rank_samples, ", "), number(metrics.imbalance));
+    more += fmt::format(R"(, "rank_samples": [{}])", fmt::join(metrics.rank_samples, ", "));
   }
+  if (metrics.imbalance) more += fmt::format(R"(, "imbalance": {})", number(*metrics.imbalance));
   for (const auto& [name, value] : metrics.of_task) {
     more += fmt::format(R"(, "{}": {})", name, number(value));
   }

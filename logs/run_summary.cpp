@@ -154,9 +154,9 @@ void RunSummary::end_step(const StepRecord& record) {
 // The imbalance that is left is that of the newest parts, without their first step, which
 // allocates.
 void RunSummary::add_parts(const StepMetrics& metrics) {
-  if (metrics.rank_samples.empty()) return;
+  if (!metrics.imbalance) return;
   if (metrics.rank_samples == rank_samples_) {
-    imbalances_.add(metrics.imbalance);
+    imbalances_.add(*metrics.imbalance);
   } else {
     if (!rank_samples_.empty()) ++rebalances_;
     rank_samples_ = metrics.rank_samples;
@@ -254,6 +254,8 @@ std::string RunSummary::json(const Trainer& training, const std::vector<Report>&
   if (!rank_samples_.empty()) {
     summary["rank_samples"] = rank_samples_;
     summary["rebalances"] = rebalances_;
+  }
+  if (!rank_samples_.empty() || !imbalances_.values().empty()) {
     summary["imbalance"] = median_of_steps(imbalances_.values());
   }
   for (const auto& [name, count] : training.task().data_counts()) summary["data"][name] = count;
@@ -302,6 +304,9 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
         "longer than the mean (median)",
         text_of_shares(rank_samples_), counted(rebalances_, "time"),
         100 * median_of_steps(imbalances_.values())));
+  } else if (!imbalances_.values().empty()) {
+    lines.push_back(fmt::format("the slowest rank computed {:.1f} % longer than the mean (median)",
+                                100 * median_of_steps(imbalances_.values())));
   }
   if (!spikes_.empty()) lines.push_back(spikes_text(spikes_));
   if (const std::uint64_t lost = lost_of(reports); lost > 0) {

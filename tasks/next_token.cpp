@@ -300,6 +300,14 @@ std::string LanguageModelTask::share(const std::shared_ptr<const ContextParallel
   return {};
 }
 
+double LanguageModelTask::row_cost(std::int64_t places) const {
+  const nlohmann::json config = model_->config();
+  const double width = config.contains("n_embd") ? config.at("n_embd").get<double>()
+                                                 : config.at("hidden_size").get<double>();
+  const auto length = static_cast<double>(places);
+  return length * (1 + length / (6 * width));
+}
+
 std::unique_ptr<models::LanguageModel> make_trained_model(const LanguageModelOptions& options) {
   std::unique_ptr<models::LanguageModel> model;
   {

@@ -96,6 +96,17 @@ class Task {
   // and gradient do not depend on how the samples are split. false: each batch counts by its
   // samples, which is the same where all samples have equally many labels. The same on every rank.
   [[nodiscard]] virtual bool weighs_batches() const { return false; }
+  // For tasks that weigh batches and whose rows are padded to the longest of a batch: the most
+  // places of a sample, the places of these, and what a row of so many costs
+  // (TrainerOptions::deal_by_cost). 0: all samples cost the same.
+  [[nodiscard]] virtual std::int64_t most_places() const { return 0; }
+  [[nodiscard]] virtual std::vector<std::int64_t> places(
+      std::size_t /*data_set*/, std::span<const std::int64_t> /*samples*/) const {
+    return {};
+  }
+  [[nodiscard]] virtual double row_cost(std::int64_t places) const {
+    return static_cast<double>(places);
+  }
   // Why ranks must have equally many samples, as the end of "the ranks' parts must be equal: ": the
   // loss is not a mean over samples or labels, so that another split is another loss, or its
   // collectives need it. Empty: they may have any numbers.

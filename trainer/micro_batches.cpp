@@ -59,9 +59,20 @@ void Trainer::prepare_places() {
   }
 }
 
-BatchPosition Trainer::place_of(const tasks::DataPosition& data, std::int64_t first) const {
-  return {static_cast<std::uint64_t>(data.batches), first, shares_->samples_of(share()),
-          sequence_ ? sequence_->part() : 0};
+std::optional<tasks::PreparedQueue::Share::Deal> Trainer::deal() const {
+  if (!options_.deal_by_cost) return std::nullopt;
+  const auto parts = static_cast<std::int64_t>(shares_->samples().size());
+  return tasks::PreparedQueue::Share::Deal{share(), parts,
+                                           options_.batch_size * task_->most_places()};
+}
+
+// Samples that are dealt do not follow one another, so each rank draws masks of its own.
+BatchPosition Trainer::place_of(const tasks::DataPosition& data, std::int64_t first,
+                                std::int64_t samples) const {
+  const std::int64_t part = options_.deal_by_cost ? context_.rank()
+                            : sequence_           ? sequence_->part()
+                                                  : 0;
+  return {static_cast<std::uint64_t>(data.batches), first, samples, part};
 }
 
 // The next batch of the data; in a planned run, a batch of that size.
@@ -73,7 +84,7 @@ tasks::PreparedQueue::Taken Trainer::next_batch(const tasks::DataPosition& data)
   const comm::OutsideWait reads_data(context_.communicator());
   if (!batches_) {
     const tasks::PreparedQueue::Share own{shares_->first_of(share()), shares_->samples_of(share()),
-                                          shares_->all()};
+                                          shares_->all(), deal()};
     batches_.emplace(*task_, *order_, own, data);
   }
   const ComputeScope waits(recorder_.get(), SpanKind::data);
@@ -129,7 +140,7 @@ std::optional<Trainer::MicroBatch> Trainer::take_batches(tasks::DataPosition& da
   finish_measured_work(context_, *shares_);
   const auto begin = Clock::now();
   // The clock of the waits is that of a GPU's queue, which reading it waits for.
-  const bool timed = shares_->are_asked();
+  const bool timed = measures_imbalance();
   const double waited_before = timed ? waited_seconds() : 0;
   Clock::duration looking{};
   for (std::int64_t micro = 0; micro < accumulated; ++micro) {
@@ -189,7 +200,7 @@ Trainer::MicroBatch Trainer::forward_backward(tasks::DataPosition& data, Weighed
                   "Task::{}() returned a null pointer; it returns a batch",
                   context_.device().is_planned() ? "blank" : "prepare");
   const std::int64_t first = next.batch.first + shares_->first_of(share());
-  begin_batch(place_of(data, first));
+  begin_batch(place_of(data, first, next.prepared->samples));
   Tensor loss;
   {
     const ComputeScope forward(recorder_.get(), SpanKind::forward);
@@ -237,7 +248,7 @@ void Trainer::run_forwards(tasks::DataPosition data, std::int64_t batches) {
       const comm::OutsideWait reads_data(context_.communicator());
       prepared = task_->prepare(batch.data_set, order_->share(batch, offset, samples));
     }
-    begin_batch(place_of(data, batch.first + offset));
+    begin_batch(place_of(data, batch.first + offset, samples));
     (void)task_->loss(*prepared, context_);
     (void)task_->after_loss(0);
     order_->advance(data, batch);

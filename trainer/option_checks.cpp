@@ -160,6 +160,8 @@ void check_options(const TrainerOptions& options) {
   check_spikes(checks, options);
   check_rank_weights(checks, options.rank_weights);
   checks.at_least(1, "context_parallel", options.context_parallel);
+  checks.require(!options.deal_by_cost || options.rank_weights.are_equal(), "deal_by_cost", true,
+                 "it excludes rank_weights; leave one of the two out");
   checks.require(options.context_parallel == 1 || options.rank_weights.are_equal(),
                  "context_parallel", options.context_parallel,
                  "it excludes rank_weights; leave one of the two out");

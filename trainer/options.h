@@ -92,6 +92,7 @@ struct OptionNames {
   std::string_view export_folder = "checkpoint.export_folder";
   std::string_view rank_weights = "rank_weights";
   std::string_view context_parallel = "context_parallel";
+  std::string_view deal_by_cost = "deal_by_cost";
 
   [[nodiscard]] const std::string& place(const std::string& option) const {
     const auto found = given.find(option);
@@ -121,6 +122,11 @@ struct TrainerOptions {
   // They have the samples of one rank, and batch_size is that of all of them. 1: each rank has
   // whole sequences. Excludes rank_weights. Not every task can (Task::share_sequences()).
   int context_parallel = 1;
+  // Samples of unequal lengths: each micro-batch is divided such that all ranks compute about as
+  // long, instead of equally many samples. No rank has more places, padding included, than
+  // batch_size of the longest samples. The batch, its loss and gradient stay the same but for
+  // rounding and dropout. For tasks with Task::most_places(); excludes rank_weights.
+  bool deal_by_cost = false;
   // Ranks of unequal speed: how they divide the samples of each micro-batch, batch_size times the
   // ranks. Which samples these are does not change, nor do loss and gradient but for rounding.
   RankWeightOptions rank_weights = {};

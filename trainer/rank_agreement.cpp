@@ -107,6 +107,7 @@ std::string describe_run(const TrainerOptions& options, const tasks::Task& task)
       .add("rank_weights.rebalance_every", options.rank_weights.rebalance_every)
       .add("rank_weights.limit", options.rank_weights.limit)
       .add("context_parallel", options.context_parallel)
+      .add("deal_by_cost", options.deal_by_cost)
       .add("sync_each_batch", options.sync_each_batch)
       .add("steps", options.steps)
       .add("max_grad_norm", options.max_grad_norm);

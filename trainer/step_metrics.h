@@ -26,12 +26,13 @@ struct StepMetrics {
   std::int64_t comm_bytes = 0;    // moved by this step's collectives of a rank
   double exposed_comm_s = 0;      // time for which computation waited for communication
   double data_wait_s = 0;         // time for which the slowest rank waited for its data
-  // With TrainerOptions::rank_weights: the samples of each rank in a micro-batch of this step;
-  // those of the next step, if they change; and the time by which the slowest rank has computed
-  // longer than the mean of the ranks, as a part of the mean.
+  // With TrainerOptions::rank_weights: the samples of each rank in a micro-batch of this step, and
+  // those of the next step, if they change.
   std::vector<std::int64_t> rank_samples = {};
   std::vector<std::int64_t> rebalanced_to = {};
-  double imbalance = 0;
+  // With rank_weights or deal_by_cost: the time by which the slowest rank has computed longer than
+  // the mean of the ranks, as a part of the mean.
+  std::optional<double> imbalance = std::nullopt;
   // fp16: the factor of this step's loss, and the number of steps that overflowed until now.
   std::optional<double> loss_scale = std::nullopt;
   std::int64_t skipped_steps = 0;

@@ -61,6 +61,15 @@ RankShares shares_of(const TrainerOptions& options, const tasks::Task& task,
           option};
 }
 
+void check_dealing(const TrainerOptions& options, const tasks::Task& task) {
+  if (!options.deal_by_cost) return;
+  const std::string name(options.names.deal_by_cost);
+  TESSERA_CHECK(task.most_places() > 0 && task.weighs_batches(), ErrorCode::configuration,
+                "{}: {}: all samples of this task cost the same, or its loss depends on how they "
+                "are split; leave it out",
+                options.names.place(name), name);
+}
+
 // The ranks that hold sequences together, if the options ask for them.
 std::shared_ptr<const ContextParallel> sequence_of(const TrainerOptions& options, tasks::Task& task,
                                                    const Context& context) {
@@ -127,6 +136,7 @@ Trainer::Trainer(std::unique_ptr<tasks::Task> task, Context context, TrainerOpti
       names_to_load_(options_.checkpoint.save.names) {
   compare_options(context_, options_, *task_);
   check_options(options_);
+  check_dealing(options_, *task_);
   sequence_ = sequence_of(options_, *task_, context_);
   shares_.emplace(shares_of(options_, *task_, context_));
   if (options_.names.learning_rate.empty()) {
@@ -371,9 +381,9 @@ Trainer::MicroBatch Trainer::agree(StepMetrics& metrics, const MicroBatch& mine)
     save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
     save_failed = save_failed || report.save_failed != 0;
   }
+  if (measures_imbalance()) metrics.imbalance = imbalance_of(works);
   if (shares_->are_asked()) {
     shares_->add(works);
-    metrics.imbalance = imbalance_of(works);
     metrics.rank_samples = shares_->samples();
   }
   if (save_failed) {

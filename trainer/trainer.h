@@ -38,7 +38,7 @@
 #include "sharding/plan/plan.h"
 #include "sharding/profiler/step_recorder.h"
 #include "tasks/batch_order.h"
-#include "tasks/prepared_queue.h"
+#include "tasks/batches/prepared_queue.h"
 #include "tasks/task.h"
 #include "trainer/events.h"
 #include "trainer/options.h"
@@ -225,7 +225,14 @@ class Trainer {
   // Collective. What made the step's loss not finite, on the first rank that knows it.
   [[nodiscard]] std::string find_fault();
   // The place of a micro-batch's samples: `first` is this rank's first one in the epochs.
-  [[nodiscard]] BatchPosition place_of(const tasks::DataPosition& data, std::int64_t first) const;
+  [[nodiscard]] BatchPosition place_of(const tasks::DataPosition& data, std::int64_t first,
+                                       std::int64_t samples) const;
+  // With deal_by_cost: how the queue deals.
+  [[nodiscard]] std::optional<tasks::PreparedQueue::Share::Deal> deal() const;
+  // True if each step measures how evenly the ranks compute.
+  [[nodiscard]] bool measures_imbalance() const {
+    return shares_->are_asked() || options_.deal_by_cost;
+  }
   // The number of this rank's part in shares_.
   [[nodiscard]] int share() const { return sequence_ ? sequence_->block() : context_.rank(); }
   // Throws if the run has to end.

@@ -315,6 +315,7 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
   options.gradient_accumulation_steps = train.gradient_accumulation_steps;
   options.accumulation_ramp = train.accumulation_ramp;
   options.rank_weights = recipe.data.rank_weights;
+  options.deal_by_cost = recipe.data.deal_by_cost;
   options.context_parallel = static_cast<int>(recipe.sharding.context_parallel);
   options.sync_each_batch = train.sync_each_batch;
   options.max_grad_norm = train.max_grad_norm;
@@ -345,7 +346,8 @@ TrainerOptions trainer_options(const SharedRun& run, std::int64_t batch_size,
                    .initial_weights = "model.pretrained",
                    .export_folder = "checkpoint.export",
                    .rank_weights = "data.rank_weights",
-                   .context_parallel = "sharding.context_parallel"};
+                   .context_parallel = "sharding.context_parallel",
+                   .deal_by_cost = "data.deal_by_cost"};
   options.are_checked = true;
   return options;
 }

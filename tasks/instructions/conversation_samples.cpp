@@ -147,6 +147,12 @@ std::span<const std::int32_t> ConversationSamples::rows_of(std::int64_t sample) 
   return std::span(rows_).subspan(begin, static_cast<std::size_t>(begins_[index + 1]) - begin);
 }
 
+std::int64_t ConversationSamples::places_of_sample(std::int64_t sample) const {
+  std::int64_t places = 0;
+  for (const std::int32_t row : rows_of(sample)) places += places_of(row);
+  return places;
+}
+
 std::unique_ptr<ConversationBatch> ConversationSamples::batch(
     std::span<const std::int64_t> samples) const {
   TESSERA_REQUIRE(!samples.empty(), "a batch has at least one sample");

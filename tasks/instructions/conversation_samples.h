@@ -53,6 +53,8 @@ class ConversationSamples {
   [[nodiscard]] std::int32_t padding_id() const { return options_.padding_id; }
   // The rows of the corpus that are in a sample; samples are numbered on over epochs.
   [[nodiscard]] std::span<const std::int32_t> rows_of(std::int64_t sample) const;
+  // The places of a sample, without padding.
+  [[nodiscard]] std::int64_t places_of_sample(std::int64_t sample) const;
   // Rows of seq_len places with packing, else of as many as the longest conversation has.
   [[nodiscard]] std::unique_ptr<ConversationBatch> batch(
       std::span<const std::int64_t> samples) const;

@@ -133,6 +133,17 @@ class Sft final : public LanguageModelTask {
     return all;
   }
   [[nodiscard]] bool weighs_batches() const override { return true; }
+  [[nodiscard]] std::int64_t most_places() const override {
+    return options_.packing ? 0 : options_.seq_len;
+  }
+  [[nodiscard]] std::vector<std::int64_t> places(
+      std::size_t data_set, std::span<const std::int64_t> samples) const override {
+    std::vector<std::int64_t> places;
+    for (const std::int64_t sample : samples) {
+      places.push_back(samples_[data_set].places_of_sample(sample));
+    }
+    return places;
+  }
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
     if (options_.packing) {
       return fmt::format("{} packed x {}", samples, counted(options_.seq_len, "token"));

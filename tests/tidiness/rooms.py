@@ -24,7 +24,7 @@ ROOMS = {
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "chat/values", "chat/jinja",
                    "chat", "."),
     "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "roberta", "distilbert", "modernbert", "t5", "vit", "clip", "registry", "sentence_encoder", "load"),
-    "tasks": ("losses", "columnar/arrow", "columnar/tar", "conversations", "columnar", ".", "instructions"),
+    "tasks": ("losses", "columnar/arrow", "columnar/tar", "conversations", "columnar", ".", "batches", "instructions"),
     "trainer": ("pruning", "."),
     "tessera": (".", "models"),  # headers for users
     "launch": (".",),

@@ -90,7 +90,7 @@ WeightedCurve run_until(std::int64_t until, const RankWeightOptions& weights,
     while (trainer.position().steps < until) {
       mine.last = trainer.step().value();
       mine.losses.push_back(mine.last.loss);
-      mine.imbalances.push_back(mine.last.imbalance);
+      mine.imbalances.push_back(mine.last.imbalance.value());
     }
     mine.memory = trainer.step_memory();
     if (!folder.empty()) (void)trainer.save();
@@ -126,7 +126,7 @@ TEST(RankWeights, ResumeWithOthersIsTheSameRun) {
 TEST(RankWeights, AreInTheMetrics) {
   const WeightedCurve curve = run_until(2, {.given = {3, 1}}, "");
   EXPECT_EQ(curve.last.rank_samples, (std::vector<std::int64_t>{6, 2}));
-  EXPECT_GE(curve.last.imbalance, 0);
+  EXPECT_GE(curve.last.imbalance.value(), 0);
   EXPECT_TRUE(run_until(2, {}, "").last.rank_samples.empty());
 }
 

@@ -130,6 +130,7 @@ struct DataRecipe {
   tasks::Mix mix = tasks::Mix::by_size;
   bool group_by_length = false;
   bool packing = false;
+  bool deal_by_cost = false;
   tasks::LossOn loss_on = tasks::LossOn::answers;
   StepRamp seq_len_ramp;
   RankWeightOptions rank_weights;

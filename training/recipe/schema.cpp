@@ -50,6 +50,9 @@ std::vector<RecipeKey> data_keys() {
                                       "this proportion; `auto`: by the speed that is measured. "
                                       "Otherwise the parts are equal. Samples, loss and gradient "
                                       "of a step stay the same (sharding.md).")),
+      key(TESSERA_KEY(data, deal_by_cost),
+          "`sft` without packing: a micro-batch is divided such that all ranks compute about as "
+          "long, by the lengths of its conversations, instead of equally many samples."),
       key(
           "data.rebalance_every",
           [](auto& recipe) -> auto& { return recipe.data.rank_weights.rebalance_every; },

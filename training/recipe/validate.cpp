@@ -79,6 +79,11 @@ void validate_data(const Recipe& recipe) {
   check_key(!recipe.data.packing || tunes, recipe, "data.packing", "is for train.task: sft");
   check_key(recipe.data.loss_on == tasks::LossOn::answers || tunes, recipe, "data.loss_on",
             "is for train.task: sft");
+  check_key(!recipe.data.deal_by_cost || (tunes && !recipe.data.packing), recipe,
+            "data.deal_by_cost",
+            "is for train.task: sft without data.packing; other samples cost the same");
+  check_key(!recipe.data.deal_by_cost || recipe.data.rank_weights.are_equal(), recipe,
+            "data.deal_by_cost", "and data.rank_weights exclude each other; leave one of them out");
   const StepRamp& ramp = recipe.data.seq_len_ramp;
   check_key(ramp.empty() || recipe.train.task == TaskKind::next_token, recipe, "data.seq_len_ramp",
             "is for train.task: next_token");

@@ -99,6 +99,37 @@ TEST_F(SftRun, HasTheSameLossesWithUnequalParts) {
   }
 }
 
+// Conversations are divided by their lengths: another split of the same batch.
+TEST_F(SftRun, HasTheSameLossesDealtByCost) {
+  const auto curve = [&](const std::string& name, int world, const Settings& more) {
+    std::string jsonl = folder_.path(name);
+    std::filesystem::remove(jsonl);
+    train(world, small(false) + more +
+                     Settings{{"log.jsonl", jsonl},
+                              {"log.summary", folder_.path(name + ".summary")},
+                              {"log.memory", folder_.path(name + ".memory")}});
+    return jsonl;
+  };
+  const Settings dealt{{"data.deal_by_cost", "true"}, {"data.batch_size", "4"}};
+  const std::string equal = curve("equal.jsonl", 3, {{"data.batch_size", "4"}});
+  const std::string by_cost = curve("dealt.jsonl", 3, dealt);
+  expect_close(by_cost, equal, 3e-6);
+  for (const json& step : metrics_in(by_cost)) EXPECT_GE(step.at("imbalance").get<double>(), 0);
+  EXPECT_FALSE(metrics_in(equal).back().contains("imbalance"));
+  const json summary = json::parse(read_text(folder_.path("dealt.jsonl.summary")));
+  EXPECT_GE(summary.at("imbalance").get<double>(), 0);
+  EXPECT_FALSE(summary.contains("rank_samples"));
+  const json memory = json::parse(read_text(folder_.path("dealt.jsonl.memory")));
+  EXPECT_GE(memory["planned"]["total"], memory["measured"]["total"]);
+  // Two blocks of two ranks, and a teacher's loss over the same labels.
+  expect_close(curve("blocks.jsonl", 4,
+                     dealt + Settings{{"data.batch_size", "6"},
+                                      {"model.n_head", "4"},
+                                      {"sharding.context_parallel", "2"}}),
+               curve("one.jsonl", 1, {{"data.batch_size", "12"}, {"model.n_head", "4"}}), 3e-6);
+  expect_equal_bits(2, {1, 2}, small(false) + dealt + Settings{{"model.n_layer", "1"}});
+}
+
 // Ranks that hold each row together.
 TEST_F(SftRun, HasTheSameLossesOverContextParallel) {
   for (const bool packing : {false, true}) {

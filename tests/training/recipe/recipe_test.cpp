@@ -438,6 +438,10 @@ TEST(Recipe, IncompatibleKeys) {
       }),
       "r.yaml:2: sharding.context_parallel and data.rank_weights exclude each other; leave "
       "one of them out");
+  EXPECT_EQ(
+      refusal([&] { validate(parse("data: {train: t.txt, deal_by_cost: true}"), 2); }),
+      "r.yaml:1: data.deal_by_cost is for train.task: sft without data.packing; other samples "
+      "cost the same");
   // A run may end inside its warm-up.
   EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");

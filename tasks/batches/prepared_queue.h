@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "engine/device/stream.h"
 #include "tasks/batch_order.h"
@@ -18,6 +20,13 @@ class PreparedQueue {
     std::int64_t first = 0;    // the place of its first sample in a batch of all ranks
     std::int64_t samples = 1;  // of the rank
     std::int64_t all = 1;      // of all ranks
+    // Set: the samples are dealt by their cost (deal_by_cost()), and `first` and `samples` do not
+    // count.
+    struct Deal {
+      std::int64_t part = 0, parts = 1;
+      std::int64_t most_places = 0;  // of a part
+    };
+    std::optional<Deal> deal = {};
   };
   // Batches from `from` on. `task` and `order` must outlive the queue.
   PreparedQueue(const Task& task, const BatchOrder& order, const Share& share, DataPosition from);
@@ -41,6 +50,8 @@ class PreparedQueue {
     Event ready;
   };
   void fill();
+  // The numbers of this rank's samples.
+  [[nodiscard]] std::vector<std::int64_t> own_samples(const BatchOrder::Batch& batch) const;
 
   static constexpr std::size_t depth = 4;  // batches ahead: evens out long and short ones
   const Task& task_;

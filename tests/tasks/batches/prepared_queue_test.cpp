@@ -1,5 +1,5 @@
 // Batches that are prepared ahead: in order, of the rank's samples; and exceptions while preparing.
-#include "tasks/prepared_queue.h"
+#include "tasks/batches/prepared_queue.h"
 
 #include <gtest/gtest.h>
 
