@@ -102,6 +102,10 @@ class DelayedCommunicator final : public comm::Communicator {
     delay_->of(2 * bytes * (ranks() - 1) / ranks());
     inner_.all_reduce(buffer, count, out, reduction, tag);
   }
+  void do_all_to_all(comm::Buffer& buffer, std::size_t bytes, void* out, comm::Tag tag) override {
+    delay_->of(bytes * (ranks() - 1));
+    inner_.all_to_all(buffer, bytes, out, tag);
+  }
   void do_send(const void* memory, std::size_t bytes, int to, comm::Tag tag) override {
     inner_.send(memory, bytes, to, tag);
   }
