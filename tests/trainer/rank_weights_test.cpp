@@ -90,7 +90,7 @@ WeightedCurve run_until(std::int64_t until, const RankWeightOptions& weights,
     while (trainer.position().steps < until) {
       mine.last = trainer.step().value();
       mine.losses.push_back(mine.last.loss);
-      mine.imbalances.push_back(mine.last.imbalance.value());
+      mine.imbalances.push_back(mine.last.imbalance.value_or(0));
     }
     mine.memory = trainer.step_memory();
     if (!folder.empty()) (void)trainer.save();
