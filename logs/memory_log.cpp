@@ -39,7 +39,8 @@ MemoryLog::MemoryLog(const training::Recipe& recipe, const Context& context,
                      std::int64_t steps_done)
     : path_(*recipe.log.memory),
       steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)),
-      batches_vary_(training::batches_vary(recipe) || recipe.data.rank_weights.measured) {
+      batches_vary_(training::batches_vary(recipe) || recipe.data.rank_weights.measured ||
+                    recipe.sharding.context_parallel > 1) {
   check_output_file("log.memory", path_, memory_format);
   // A resumed run has its moments from the first step on, a new one from the second.
   planned_ = plan_of(recipe, context, steps_done == 0 && recipe.train.steps == 1 ? 1 : 2);

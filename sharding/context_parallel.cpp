@@ -3,12 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "engine/tensor_ops.h"
 #include "sharding/context/tensor_collectives.h"
+#include "sharding/profiler/step_recorder.h"
 
 namespace tessera {
 namespace {
@@ -43,11 +46,40 @@ std::int64_t repeats_of(std::int64_t heads, std::int64_t key_heads, std::int64_t
 }
 
 void check_options(const AttentionOptions& options) {
-  TESSERA_REQUIRE(
-      !options.key_mask.defined() && !options.bias.defined(),
-      "ContextParallel::attention with a {}: it takes whole sequences, as rows of equal "
-      "length; mask by the targets",
-      options.key_mask.defined() ? "key_mask" : "bias");
+  TESSERA_REQUIRE(!options.key_mask.defined(),
+                  "ContextParallel::attention with a key_mask: it takes rows of equal length; "
+                  "ignore the targets of padding at the end of a row");
+  TESSERA_REQUIRE(!options.bias.defined(),
+                  "ContextParallel::attention with a bias: no rank has the scores of whole "
+                  "sequences and all heads; leave it out");
+}
+
+// What the ranks of a block must have in common beside shapes.
+std::string purpose_of(const AttentionOptions& options) {
+  std::string text = fmt::format("attention of {} heads, {} key heads", options.heads,
+                                 options.key_heads == 0 ? options.heads : options.key_heads);
+  if (options.causal) text += ", causal";
+  if (options.window) text += fmt::format(", window {}", *options.window);
+  if (options.soft_cap) text += fmt::format(", soft cap {}", *options.soft_cap);
+  if (options.scale != 0) text += fmt::format(", scale {}", options.scale);
+  if (options.dropout != 0) text += fmt::format(", dropout {}", options.dropout);
+  if (options.document_starts.defined()) text += ", documents";
+  if (options.sinks.defined()) text += ", sinks";
+  return text;
+}
+
+SpanKind kind_of(ExchangeCall::Kind kind) {
+  switch (kind) {
+    case ExchangeCall::Kind::all_to_all:
+      return SpanKind::all_to_all;
+    case ExchangeCall::Kind::all_gather:
+      return SpanKind::all_gather;
+    case ExchangeCall::Kind::reduce_scatter:
+      return SpanKind::reduce_scatter;
+    case ExchangeCall::Kind::all_reduce:
+      return SpanKind::all_reduce;
+  }
+  misuse("a call of no kind");
 }
 
 }  // namespace
@@ -62,16 +94,16 @@ struct ContextParallel::Impl {
   // What a tensor is made of is freed as early as it can be: activations are what the ranks divide.
   //
   // [batch, t, width] -> [batch, T, width / ranks].
-  [[nodiscard]] Tensor to_heads(Tensor x) const {
+  [[nodiscard]] Tensor to_heads(Tensor x, const std::string& purpose) const {
     x = pieces_of_width(x, size());
-    x = collectives->all_to_all(x);
+    x = collectives->all_to_all(x, purpose);
     return joined_positions(x);
   }
   // The other way.
-  [[nodiscard]] Tensor to_positions(Tensor x) const {
+  [[nodiscard]] Tensor to_positions(Tensor x, const std::string& purpose) const {
     const std::int64_t batch = x.size(0), length = x.size(1) / size(), width = x.size(2);
     x = permute(reshape(x, {batch, size(), length, width}), {1, 0, 2, 3});
-    x = collectives->all_to_all(x);
+    x = collectives->all_to_all(x, purpose);
     x = permute(x, {1, 2, 0, 3});
     return reshape(x, {batch, length, size() * width});
   }
@@ -95,9 +127,10 @@ struct ContextParallel::Impl {
                                         std::int64_t key_heads) const {
     AttentionOptions own = options_of_part(options);
     own.key_heads = key_heads / size();
-    pieces = collectives->all_to_all(pieces);
+    const std::string purpose = purpose_of(options);
+    pieces = collectives->all_to_all(pieces, purpose);
     pieces = joined_positions(pieces);
-    return to_positions(tessera::packed_attention(pieces, own));
+    return to_positions(tessera::packed_attention(pieces, own), purpose);
   }
 
   // Each rank computes its own queries with the keys that they may see.
@@ -107,9 +140,16 @@ struct ContextParallel::Impl {
                     "ContextParallel::attention with document_starts: {} heads do not divide over "
                     "{} ranks; use a number of ranks that divides them",
                     options.heads, size());
-    const std::int64_t length = q.size(1);
-    // Causal queries end at the last key.
-    const std::int64_t keys = length * (options.causal ? ranks().rank() + 1 : size());
+    const std::int64_t length = q.size(1), all_keys = k.size(1) * size();
+    TESSERA_REQUIRE(
+        !options.causal || all_keys >= length * size(),
+        "ContextParallel::attention of {} causal queries and {} keys over {} ranks that "
+        "do not divide the {} heads; at least as many keys as queries are required",
+        length * size(), all_keys, size(), options.heads);
+    // Causal queries end at the last key. A plan is that of the last rank, which has most keys.
+    const std::int64_t behind =
+        q.device().is_planned() ? 0 : length * (size() - 1 - ranks().rank());
+    const std::int64_t keys = options.causal ? all_keys - behind : all_keys;
     return tessera::attention(q, narrow(gathered(k), 1, 0, keys), narrow(gathered(v), 1, 0, keys),
                               options);
   }
@@ -122,6 +162,11 @@ ContextParallel::ContextParallel(const Context& context, int ranks) {
                 "context parallelism over {} ranks in a world of {}; it must divide the world",
                 ranks, context.world_size());
   impl_ = std::make_unique<Impl>(context.communicator().split_blocks(ranks, "context parallelism"));
+  // Ranks that pass other numbers have blocks of their own.
+  TESSERA_CHECK(impl_->size() == ranks, ErrorCode::rank_failed,
+                "context parallelism over {} ranks, and {} of them asked for it; every rank of the "
+                "context passes the same number",
+                ranks, impl_->size());
   block_ = context.rank() / ranks;
   blocks_ = context.world_size() / ranks;
 }
@@ -156,10 +201,11 @@ Tensor ContextParallel::attention(Tensor q, Tensor k, Tensor v,
   const std::int64_t times = repeats_of(options.heads, key_heads, size);
   AttentionOptions own = impl_->options_of_part(options);
   own.key_heads = key_heads * times / size;
-  q = impl_->to_heads(std::move(q));
-  k = impl_->to_heads(repeated_heads(std::move(k), key_heads, times));
-  v = impl_->to_heads(repeated_heads(std::move(v), key_heads, times));
-  return impl_->to_positions(tessera::attention(q, k, v, own));
+  const std::string purpose = purpose_of(options);
+  q = impl_->to_heads(std::move(q), purpose);
+  k = impl_->to_heads(repeated_heads(std::move(k), key_heads, times), purpose);
+  v = impl_->to_heads(repeated_heads(std::move(v), key_heads, times), purpose);
+  return impl_->to_positions(tessera::attention(q, k, v, own), purpose);
 }
 
 Tensor ContextParallel::packed_attention(Tensor qkv, const AttentionOptions& options) const {
@@ -195,14 +241,26 @@ Tensor ContextParallel::packed_attention(Tensor qkv, const AttentionOptions& opt
   return impl_->of_packed_pieces(std::move(pieces), options, key_heads);
 }
 
+void ContextParallel::record(std::shared_ptr<StepRecorder> recorder) const {
+  if (!recorder) return impl_->collectives->set_observer({});
+  impl_->collectives->set_observer(
+      [recorder = std::move(recorder)](const ExchangeCall& call,
+                                       const std::function<void()>& work) {
+        Span span{kind_of(call.kind), Lane::compute, call.phase};
+        span.bytes = call.bytes;
+        const ComputeScope waits(recorder.get(), span);
+        work();
+      });
+}
+
 CommunicationStatistics ContextParallel::communication() const {
-  const ExchangeCounts counts = impl_->collectives->exchanged();
+  const ExchangeCounts counts = impl_->collectives->counts();
   CommunicationStatistics statistics;
   statistics.bytes = counts.bytes;
   statistics.bytes_between_hosts = impl_->ranks().bytes_between_hosts();
   statistics.collectives = counts.calls;
   statistics.allocations = counts.allocations;
-  statistics.buffers = counts.buffer_bytes > 0 ? 1 : 0;
+  statistics.buffers = counts.allocations > 0 ? 1 : 0;
   statistics.buffer_bytes = counts.buffer_bytes;
   statistics.exposed_seconds = counts.seconds;
   return statistics;

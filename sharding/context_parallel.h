@@ -19,6 +19,8 @@
 
 namespace tessera {
 
+class StepRecorder;
+
 class ContextParallel {
  public:
   // Collective. `ranks` consecutive ranks of the context hold a sequence together; `ranks` divides
@@ -51,11 +53,13 @@ class ContextParallel {
   // grows with the whole sequence's length times all heads.
   //
   // Otherwise the keys and values of all positions are gathered, and their gradients are summed in
-  // the order of the ranks. Then there are no document_starts, and with causal attention the last
-  // ranks compute most.
+  // the order of the ranks. Then there are no document_starts, causal queries are not more than the
+  // keys, and with causal attention the last ranks compute most and hold most; a plan is that of
+  // the last one.
   //
   // Tensors that are moved in are freed as soon as they have been sent. Throws std::logic_error for
-  // a key mask or a bias. With dropout, each rank draws for its own
+  // a key mask or a bias, and Error(rank_failed) if the ranks of a block pass other shapes, dtypes
+  // or options. With dropout, each rank draws for its own
   // heads: valid masks, but others than those of one rank.
   [[nodiscard]] Tensor attention(Tensor q, Tensor k, Tensor v,
                                  const AttentionOptions& options) const;
@@ -63,6 +67,8 @@ class ContextParallel {
   // key heads.
   [[nodiscard]] Tensor packed_attention(Tensor qkv, const AttentionOptions& options) const;
 
+  // From now on the recorder has its calls, as exposed communication; null: none.
+  void record(std::shared_ptr<StepRecorder> recorder) const;
   // The communication of all calls of attention() so far.
   [[nodiscard]] CommunicationStatistics communication() const;
 

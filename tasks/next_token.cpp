@@ -31,8 +31,16 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, std::int64_t row_length,
               const ContextParallel* sequence, Device device) {
   const MemoryScope kind(MemoryKind::other);
   const std::int64_t rows = static_cast<std::int64_t>(ids.size()) / row_length;
-  const Tensor whole = Tensor::from(std::span<const std::int32_t>(ids), {rows, row_length});
-  return (sequence ? sequence->part_of(whole) : whole).to(device);
+  if (!sequence) {
+    return Tensor::from(std::span<const std::int32_t>(ids), {rows, row_length}).to(device);
+  }
+  const std::int64_t length = row_length / sequence->ranks();
+  std::vector<std::int32_t> part;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto first = ids.begin() + row * row_length + sequence->first_position(length);
+    part.insert(part.end(), first, first + length);
+  }
+  return Tensor::from(std::span<const std::int32_t>(part), {rows, length}).to(device);
 }
 
 }  // namespace
@@ -165,7 +173,7 @@ class NextToken final : public LanguageModelTask {
       const std::shared_ptr<const ContextParallel>& ranks) override {
     std::vector<std::int64_t> lengths{options_.seq_len};
     for (const auto& [step, length] : options_.seq_len_ramp.changes) lengths.push_back(length);
-    return share(ranks, lengths);
+    return share(ranks, lengths, false);
   }
 
   [[nodiscard]] std::string after_loss(double value) override {
@@ -287,7 +295,7 @@ class NextToken final : public LanguageModelTask {
 }  // namespace
 
 std::string LanguageModelTask::share(const std::shared_ptr<const ContextParallel>& ranks,
-                                     const std::vector<std::int64_t>& lengths) {
+                                     const std::vector<std::int64_t>& lengths, bool packs) {
   if (model_->config().value("output_router_logits", false)) {
     return "output_router_logits adds the load-balancing loss, which is that of each rank's tokens";
   }
@@ -295,6 +303,13 @@ std::string LanguageModelTask::share(const std::shared_ptr<const ContextParallel
     if (length % ranks->ranks() == 0) continue;
     return fmt::format("sequences of {} tokens do not divide over {} ranks", length,
                        ranks->ranks());
+  }
+  const nlohmann::json config = model_->config();
+  const auto heads =
+      config.at(config.contains("n_head") ? "n_head" : "num_attention_heads").get<std::int64_t>();
+  if (packs && heads % ranks->ranks() != 0) {
+    return fmt::format("packed rows need a number of ranks that divides the {} heads of the model",
+                       heads);
   }
   sequence_ = ranks;
   return {};

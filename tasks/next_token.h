@@ -73,9 +73,10 @@ class LanguageModelTask : public ModelTask {
   [[nodiscard]] double row_cost(std::int64_t places) const override;
 
  protected:
-  // share_sequences() of a task whose sequences have these lengths.
+  // share_sequences() of a task whose sequences have these lengths. `packs`: rows have several
+  // texts.
   [[nodiscard]] std::string share(const std::shared_ptr<const ContextParallel>& ranks,
-                                  const std::vector<std::int64_t>& lengths);
+                                  const std::vector<std::int64_t>& lengths, bool packs);
   // Between the ranks that hold sequences together, if there are any.
   [[nodiscard]] CommunicationStatistics communication_of_parts() const {
     return sequence_ ? sequence_->communication() : CommunicationStatistics{};

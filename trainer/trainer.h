@@ -124,7 +124,10 @@ class Trainer {
   [[nodiscard]] const ShardedModel& model() const { return *sharded_; }
   // From now on the run records each step (sharding/profiler/step_recorder.h), with everything
   // until the next step.
-  void record() { recorder_ = sharded_->record(); }
+  void record() {
+    recorder_ = sharded_->record();
+    if (sequence_) sequence_->record(recorder_);
+  }
   // A std::logic_error before record().
   [[nodiscard]] StepRecorder& recorder() const {
     TESSERA_REQUIRE(recorder_ != nullptr,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/xxh3.h"
 #include "engine/autograd.h"
 #include "engine/device/queue.h"
 
@@ -18,7 +19,12 @@ TensorCollectives::Buffers& TensorCollectives::buffers_for(const std::string& na
   if (found != buffers_.end()) {
     buffers_.splice(buffers_.begin(), buffers_, found);
   } else {
-    if (buffers_.size() == most_buffers) buffers_.pop_back();
+    if (buffers_.size() == most_buffers) {
+      for (const auto& buffer : {buffers_.back().rows, buffers_.back().summands}) {
+        if (buffer) counts_.buffer_bytes -= buffer->bytes();
+      }
+      buffers_.pop_back();
+    }
     buffers_.push_front({name, nullptr, nullptr});
   }
   return buffers_.front();
@@ -41,6 +47,7 @@ Tensor TensorCollectives::gather(const Tensor& rows) {
     Buffers& buffers = buffers_for(name);
     if (!buffers.rows) {
       buffers.rows = communicator_->allocate(name, all.bytes(), comm::Sharing::one_copy);
+      count_allocation(all.bytes());
     }
     DeviceQueue& queue = current_queue(rows.device());
     communicator_->acquire(*buffers.rows, tag);
@@ -49,7 +56,9 @@ Tensor TensorCollectives::gather(const Tensor& rows) {
           buffers.rows->data() + rows.bytes() * static_cast<std::size_t>(communicator_->rank()),
           rows.data(), rows.bytes());
     }
-    communicator_->all_gather(*buffers.rows, all.bytes(), tag);
+    const std::size_t of_others = all.bytes() - rows.bytes();
+    wait_for({ExchangeCall::Kind::all_gather, tag.phase, of_others},
+             [&] { communicator_->all_gather(*buffers.rows, all.bytes(), tag); });
     if (all.elements() > 0) queue.copy(all.data(), buffers.rows->data(), all.bytes());
     buffers.rows->release();
   }
@@ -64,25 +73,46 @@ Tensor TensorCollectives::gather(const Tensor& rows) {
   return all;
 }
 
-void TensorCollectives::exchange(const Tensor& pieces, const Tensor& out, comm::Tag tag) {
-  const std::size_t bytes = pieces.bytes();
-  if (!pieces_ || pieces_->bytes() < bytes) {
-    pieces_.reset();
-    pieces_ = communicator_->allocate("pieces of all_to_all", bytes, comm::Sharing::per_rank);
-    ++exchanged_.allocations;
-    exchanged_.buffer_bytes = bytes;
+void TensorCollectives::wait_for(const ExchangeCall& call, const std::function<void()>& work) {
+  ++counts_.calls;
+  counts_.bytes += call.bytes;
+  const auto timed = [&] { stalls_.run(work); };
+  if (observer_) {
+    observer_(call, timed);
+  } else {
+    timed();
   }
-  const auto ranks = static_cast<std::size_t>(communicator_->size());
-  ++exchanged_.calls;
-  exchanged_.bytes += bytes / ranks * (ranks - 1);
-  communicator_->acquire(*pieces_, tag);
-  if (bytes > 0) {
-    current_queue(pieces.device()).copy(pieces_->data(), pieces.data(), bytes);
-  }
-  stalls_.run([&] { communicator_->all_to_all(*pieces_, bytes / ranks, out.raw_data(), tag); });
 }
 
-Tensor TensorCollectives::all_to_all(const Tensor& pieces) {
+void TensorCollectives::count_allocation(std::size_t bytes) {
+  ++counts_.allocations;
+  counts_.buffer_bytes += bytes;
+}
+
+void TensorCollectives::exchange(const Tensor& pieces, const Tensor& out,
+                                 const std::string& purpose, comm::Tag tag) {
+  const std::size_t bytes = pieces.bytes();
+  const auto ranks = static_cast<std::size_t>(communicator_->size());
+  // Ranks whose pieces have as many bytes, but are not of one tensor, differ in the call's unit.
+  tag.unit = static_cast<std::uint32_t>(XXH3_64bits(purpose.data(), purpose.size()));
+  try {
+    if (!pieces_ || pieces_->bytes() < bytes) {
+      if (pieces_) counts_.buffer_bytes -= pieces_->bytes();
+      pieces_.reset();
+      pieces_ = communicator_->allocate("pieces of all_to_all", bytes, comm::Sharing::per_rank);
+      count_allocation(bytes);
+    }
+    communicator_->acquire(*pieces_, tag);
+    if (bytes > 0) current_queue(pieces.device()).copy(pieces_->data(), pieces.data(), bytes);
+    wait_for({ExchangeCall::Kind::all_to_all, tag.phase, bytes / ranks * (ranks - 1)},
+             [&] { communicator_->all_to_all(*pieces_, bytes / ranks, out.raw_data(), tag); });
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::rank_failed) throw;
+    fail(error.code(), "{}; this rank was in {}", error.what(), purpose);
+  }
+}
+
+Tensor TensorCollectives::all_to_all(const Tensor& pieces, std::string_view purpose) {
   const std::int64_t ranks = communicator_->size();
   TESSERA_REQUIRE(pieces.dimensions() > 0 && pieces.size(0) == ranks,
                   "all_to_all of a tensor of shape {} between {} ranks; its first dimension has a "
@@ -91,24 +121,29 @@ Tensor TensorCollectives::all_to_all(const Tensor& pieces) {
   if (ranks == 1) return pieces;
   Tensor out = Tensor::empty(pieces.shape(), pieces.dtype(), pieces.device());
   const std::uint64_t call = calls_++;
+  const std::string what =
+      fmt::format("all_to_all of {} {}{}{}", name_of(pieces.dtype()), pieces.shape().to_string(),
+                  purpose.empty() ? "" : " for ", purpose);
   if (!pieces.is_meta()) {
     require_device("all_to_all", pieces);
     autograd::note_read();
-    exchange(pieces, out, {call, 0, comm::Phase::forward});
+    exchange(pieces, out, what, {call, 0, comm::Phase::forward});
   }
   autograd::record(
       Op::custom, {pieces}, {out},
-      [self = shared_from_this(), call](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+      [self = shared_from_this(), what, call](std::vector<Tensor>& dout,
+                                              autograd::GradientSink& sink) {
         const Tensor gradient = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
-        self->exchange(dout[0], gradient, {call, 0, comm::Phase::backward});
+        self->exchange(dout[0], gradient, "the gradient of " + what,
+                       {call, 0, comm::Phase::backward});
         sink.add(0, gradient);
       },
       autograd::Reads::nothing);
   return out;
 }
 
-ExchangeCounts TensorCollectives::exchanged() const {
-  ExchangeCounts result = exchanged_;
+ExchangeCounts TensorCollectives::counts() const {
+  ExchangeCounts result = counts_;
   result.seconds = stalls_.seconds();
   return result;
 }
@@ -147,6 +182,7 @@ comm::Buffer& TensorCollectives::filled_with(const std::string& name, const Tens
   Buffers& buffers = buffers_for(name);
   if (!buffers.summands) {
     buffers.summands = communicator_->allocate(name, summands.bytes(), comm::Sharing::per_rank);
+    count_allocation(summands.bytes());
   }
   communicator_->acquire(*buffers.summands, tag);
   if (summands.elements() > 0) {
@@ -160,16 +196,25 @@ void TensorCollectives::reduce(const std::string& name, std::uint64_t call, cons
                                const Tensor& out, bool accumulate) {
   const comm::Tag tag{call, 0, comm::Phase::backward};
   const std::int64_t mine = out.elements();
-  communicator_->reduce_scatter(
-      filled_with(name, gradients, tag),
-      {{.first = mine * communicator_->rank(), .count = mine, .out = out.raw_data()}},
-      {.in_dtype = gradients.dtype(), .out_dtype = out.dtype(), .accumulate = accumulate}, tag);
+  comm::Buffer& buffer = filled_with(name, gradients, tag);
+  const auto of_others =
+      static_cast<std::uint64_t>(mine * (communicator_->size() - 1)) * size_of(gradients.dtype());
+  wait_for({ExchangeCall::Kind::reduce_scatter, tag.phase, of_others}, [&] {
+    communicator_->reduce_scatter(
+        buffer, {{.first = mine * communicator_->rank(), .count = mine, .out = out.raw_data()}},
+        {.in_dtype = gradients.dtype(), .out_dtype = out.dtype(), .accumulate = accumulate}, tag);
+  });
 }
 
 void TensorCollectives::sum_all(const std::string& name, const Tensor& summands, const Tensor& out,
                                 const comm::Reduction& reduction, comm::Tag tag) {
-  communicator_->all_reduce(filled_with(name, summands, tag), summands.elements(), out.raw_data(),
-                            reduction, tag);
+  comm::Buffer& buffer = filled_with(name, summands, tag);
+  // Sums are distributed, and gathered again.
+  const auto ranks = static_cast<std::uint64_t>(communicator_->size());
+  wait_for({ExchangeCall::Kind::all_reduce, tag.phase, 2 * summands.bytes() / ranks * (ranks - 1)},
+           [&] {
+             communicator_->all_reduce(buffer, summands.elements(), out.raw_data(), reduction, tag);
+           });
 }
 
 void TensorCollectives::require_device(std::string_view call, const Tensor& tensor) const {

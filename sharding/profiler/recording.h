@@ -38,6 +38,8 @@ class Recording {
     SpanKind kind = SpanKind::other;
     Exposed exposed = Exposed::other;
     std::int32_t unit = 0;
+    comm::Phase phase = comm::Phase::other;  // of a collective on the compute lane
+    std::uint64_t bytes = 0;
   };
   [[nodiscard]] Moment now() const;
   // The functions from here on do not throw, because a clean-up calls them as well. After a failure

@@ -53,6 +53,8 @@ std::string_view name_of(SpanKind kind) {
       return "reduce_scatter";
     case SpanKind::all_reduce:
       return "all_reduce";
+    case SpanKind::all_to_all:
+      return "all_to_all";
     case SpanKind::copy:
       return "copy";
     case SpanKind::save:

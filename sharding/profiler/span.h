@@ -38,6 +38,7 @@ enum class SpanKind : std::uint8_t {
   all_gather,
   reduce_scatter,
   all_reduce,
+  all_to_all,  // on the compute lane: exposed communication
   copy,
   save,
 };

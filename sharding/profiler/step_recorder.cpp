@@ -57,7 +57,7 @@ std::int64_t cost_of_a_look() {
 
 bool is_collective(SpanKind kind) {
   return kind == SpanKind::all_gather || kind == SpanKind::reduce_scatter ||
-         kind == SpanKind::all_reduce;
+         kind == SpanKind::all_reduce || kind == SpanKind::all_to_all;
 }
 
 SideStream stream_of(Lane lane) {
@@ -77,7 +77,8 @@ void add_traffic(StepRecord& sums, const CollectiveTotal& more) {
 }
 
 void add_to_sums(StepRecord& sums, const Span& span) {
-  if (span.kind == SpanKind::wait)
+  // A collective on the compute lane is a wait as a whole.
+  if (span.kind == SpanKind::wait || (span.lane == Lane::compute && is_collective(span.kind)))
     sums.exposed_seconds[static_cast<std::size_t>(span.exposed)] += span.seconds();
   if (span.kind == SpanKind::exchange) sums.exchange_seconds += span.seconds();
   if (span.kind == SpanKind::data) sums.data_seconds += span.seconds();
@@ -244,7 +245,7 @@ void Recording::cut() {
   Moment moment = now();
   const State& state = states_.back();
   if (moment.host > since_.host) {
-    Span span{state.kind, Lane::compute, comm::Phase::other, state.exposed, state.unit};
+    Span span{state.kind, Lane::compute, state.phase, state.exposed, state.unit, state.bytes};
     span.begin = since_.host;
     span.end = moment.host;
     keep({span, std::move(since_.point), moment.point});
@@ -423,6 +424,12 @@ const StepRecord& StepRecorder::last() const {
 
 void ComputeScope::enter(SpanKind kind, std::int32_t unit, Exposed exposed) {
   recorder_->recording().enter({kind, exposed, unit});
+}
+
+ComputeScope::ComputeScope(StepRecorder* recorder, const Span& collective) : recorder_(recorder) {
+  if (recorder_ == nullptr) return;
+  recorder_->recording().enter(
+      {collective.kind, collective.exposed, collective.unit, collective.phase, collective.bytes});
 }
 
 void ComputeScope::leave() noexcept {

@@ -104,6 +104,8 @@ class ComputeScope {
       : recorder_(recorder) {
     if (recorder_ != nullptr) enter(kind, unit, exposed);
   }
+  // For a collective that the rank's thread makes and waits for: its kind, phase, unit and bytes.
+  ComputeScope(StepRecorder* recorder, const Span& collective);
   ~ComputeScope() {
     if (recorder_ != nullptr) leave();
   }

@@ -118,7 +118,7 @@ bool names_its_unit(SpanKind kind) {
 
 bool moves_bytes(SpanKind kind) {
   return kind == SpanKind::all_gather || kind == SpanKind::reduce_scatter ||
-         kind == SpanKind::all_reduce || kind == SpanKind::copy;
+         kind == SpanKind::all_reduce || kind == SpanKind::all_to_all || kind == SpanKind::copy;
 }
 
 // Lanes are threads; thread 0 has the steps.

@@ -121,8 +121,10 @@ class Sft final : public LanguageModelTask {
   // Rows without packing are filled up.
   [[nodiscard]] std::string share_sequences(
       const std::shared_ptr<const ContextParallel>& ranks) override {
-    return share(ranks, options_.packing ? std::vector<std::int64_t>{options_.seq_len}
-                                         : std::vector<std::int64_t>{});
+    return share(ranks,
+                 options_.packing ? std::vector<std::int64_t>{options_.seq_len}
+                                  : std::vector<std::int64_t>{},
+                 options_.packing);
   }
   [[nodiscard]] std::string after_loss(double value) override {
     return teaching_.after_loss(value);

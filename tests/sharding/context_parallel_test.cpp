@@ -24,6 +24,7 @@ using Numbers = std::vector<double>;
 struct Problem {
   std::int64_t batch = 2, length = 12, heads = 4, key_heads = 2, size = 3, value_size = 5;
   AttentionOptions options = {.causal = true};
+  std::int64_t keys = 0;  // 0: as many as queries
 };
 
 void expect_near(const Tensor& mine, const Tensor& expected, const std::string& what) {
@@ -42,9 +43,10 @@ Tensor attend(const ContextParallel& sequence, const Tensor& q, const Tensor& k,
 
 // q, k, v and, if there are any, the sinks.
 std::vector<Tensor> leaves_of(const Problem& p, bool has_sinks) {
+  const std::int64_t keys = p.keys == 0 ? p.length : p.keys;
   std::vector<Tensor> leaves{testing::leaf({p.batch, p.length, p.heads * p.size}, 1),
-                             testing::leaf({p.batch, p.length, p.key_heads * p.size}, 2),
-                             testing::leaf({p.batch, p.length, p.key_heads * p.value_size}, 3)};
+                             testing::leaf({p.batch, keys, p.key_heads * p.size}, 2),
+                             testing::leaf({p.batch, keys, p.key_heads * p.value_size}, 3)};
   if (has_sinks) leaves.push_back(testing::leaf({p.heads}, 4));
   return leaves;
 }
@@ -102,6 +104,18 @@ TEST(ContextParallel, GathersKeysIfTheRanksDoNotDivideTheHeads) {
   expect_of_one_rank(3, {.heads = 2, .key_heads = 1, .options = {}});
   expect_of_one_rank(
       3, {.heads = 2, .key_heads = 1, .options = {.causal = true, .sinks = Tensor::zeros({1})}});
+}
+
+TEST(ContextParallel, TakesMoreOrFewerKeysThanQueries) {
+  for (const std::int64_t heads : {6, 5}) {  // 5 heads: keys are gathered
+    for (const int ranks : {2, 3}) {
+      for (const bool causal : {false, true}) {
+        expect_of_one_rank(
+            ranks, {.heads = heads, .key_heads = heads, .options = {.causal = causal}, .keys = 24});
+      }
+      expect_of_one_rank(ranks, {.heads = heads, .key_heads = heads, .options = {}, .keys = 6});
+    }
+  }
 }
 
 TEST(ContextParallel, HasTheOptionsOfAttention) {
@@ -181,6 +195,21 @@ TEST(ContextParallel, CountsTheBytesThatReachARank) {
   }
 }
 
+TEST(ContextParallel, CountsGatheredKeys) {
+  constexpr int ranks = 3;
+  launch(ranks, [&](Context& context) {
+    const ContextParallel sequence(context, ranks);
+    Tensor x = Tensor::full({1, 4, 32}, 1.0, float32);
+    x.set_requires_grad(true);
+    const Tensor out = sequence.attention(x, x, x, {.heads = 4, .causal = true});
+    const std::uint64_t sent = 2 * x.bytes() * (ranks - 1);
+    EXPECT_EQ(sequence.communication().bytes, sent);
+    sum(out).backward();
+    EXPECT_EQ(sequence.communication().bytes, 2 * sent);
+    EXPECT_EQ(sequence.communication().collectives, 4u);
+  });
+}
+
 std::string refusal(const std::function<void()>& call) {
   try {
     call();
@@ -216,6 +245,50 @@ TEST(ContextParallel, RefusesWhatItCannotCompute) {
               }).find("4 heads and 4 key heads"),
               std::string::npos);
   });
+}
+
+// The ranks' pieces have equally many bytes.
+TEST(ContextParallel, RanksThatDifferGetAnErrorThatSaysHow) {
+  using Differs = std::function<void(int rank, AttentionOptions&, Tensor&)>;
+  const auto told = [](const Differs& differs) {
+    return refusal([&] {
+      launch(2, [&](Context& context) {
+        const ContextParallel sequence(context, 2);
+        AttentionOptions options{.heads = 4, .causal = true};
+        Tensor x = Tensor::full({4, 4, 16}, 1.0, float16);
+        differs(context.rank(), options, x);
+        (void)sequence.attention(x, x, x, options);
+        context.barrier();
+      });
+    });
+  };
+  const std::vector<Differs> all = {
+      [](int rank, AttentionOptions& options, Tensor&) { options.heads = rank == 0 ? 2 : 4; },
+      [](int rank, AttentionOptions& options, Tensor&) { options.causal = rank == 0; },
+      [](int rank, AttentionOptions& options, Tensor&) {
+        if (rank == 0) options.window = 2;
+      },
+      [](int rank, AttentionOptions&, Tensor& x) {
+        if (rank == 0) x = cast(x, bfloat16);
+      },
+      [](int rank, AttentionOptions&, Tensor& x) {
+        if (rank == 0) x = reshape(x, {2, 8, 16});
+      },
+  };
+  for (const Differs& differs : all) {
+    const std::string text = told(differs);
+    EXPECT_NE(text.find("do not agree on their call number"), std::string::npos) << text;
+    EXPECT_NE(text.find("this rank was in all_to_all of "), std::string::npos) << text;
+    EXPECT_NE(text.find(" for attention of "), std::string::npos) << text;
+  }
+  EXPECT_EQ(told([](int, AttentionOptions&, Tensor&) {}), "(accepted)");
+  const std::string blocks = refusal([] {
+    launch(2, [](Context& context) {
+      const ContextParallel sequence(context, context.rank() == 0 ? 2 : 1);
+    });
+  });
+  EXPECT_NE(blocks.find("every rank of the context passes the same number"), std::string::npos)
+      << blocks;
 }
 
 }  // namespace

@@ -39,11 +39,14 @@ std::vector<RecipeKey> data_keys() {
                      "SentencePiece .model, tiktoken's, tekken.json, vocab.json), or `bytes`: each "
                      "byte is a token, 256 in total.")),
       key(TESSERA_KEY(data, batch_size),
-          "Samples in a micro-batch of one rank (of the whole world with `split_batches`); a pair "
-          "of sentences is one sample.",
+          "Samples in a micro-batch of one rank (of the whole world with `split_batches`, of the "
+          "ranks "
+          "together with `sharding.context_parallel`); a pair of sentences is one sample.",
           at_least(1)),
       key(TESSERA_KEY(data, split_batches),
-          "`batch_size` counts the samples of the world. The number of ranks must divide it."),
+          "`batch_size` counts the samples of the world. The number of ranks must divide it, or "
+          "that "
+          "of the blocks of `sharding.context_parallel`."),
       default_is("none", rank_weights(TESSERA_KEY(data, rank_weights),
                                       "For ranks of unequal speed: how they divide a micro-batch. "
                                       "A list has a number for each rank, which takes samples in "
@@ -306,7 +309,8 @@ std::vector<RecipeKey> precision_and_group_keys() {
       key(TESSERA_KEY(sharding, context_parallel),
           "So many consecutive ranks hold each sequence together, each a part of its positions, so "
           "that sequences can be so many times as long; must divide the world and "
-          "`model.seq_len`. `data.batch_size` is that of all of them.",
+          "`model.seq_len`, and with `data.packing` the heads. `data.batch_size` is that of all of "
+          "them.",
           at_least(1)),
       key(TESSERA_KEY(sharding, fixed_reduction_order),
           "Ranks over NCCL: sum fp32 gradients in the order of the other communicators instead of "

@@ -154,6 +154,15 @@ TEST_F(SftRun, HasTheSameLossesOverContextParallel) {
     };
     EXPECT_NEAR(valid_loss(4, 2), valid_loss(1, 1), 2e-5);
   }
+  const Settings undivided =
+      small(true) +
+      Settings{{"model.n_head", "4"}, {"model.seq_len", "66"}, {"sharding.context_parallel", "3"}};
+  const Ended ended = run_program(launched(3, train_arguments(undivided)));
+  EXPECT_EQ(ended.code, 3) << ended.err;
+  EXPECT_NE(ended.err.find("sharding.context_parallel: packed rows need a number of ranks that "
+                           "divides the 4 heads"),
+            std::string::npos)
+      << ended.err;
 }
 
 // A teacher of the same shape from another seed, and the plan of both models' memory.

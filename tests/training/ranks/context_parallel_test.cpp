@@ -107,6 +107,34 @@ TEST(ContextParallelOfARecipe, SendsTheBytesOfTheFormula) {
   EXPECT_EQ(bytes["backward"], expected);
 }
 
+// The summary has the exchanges by phase, as the plan, and what they cost as exposed time; gathered
+// keys count as well.
+TEST(ContextParallelOfARecipe, IsInTheSummaryAsInThePlan) {
+  const TrainingFolder folder;
+  for (const char* heads : {"4", "1"}) {
+    const Settings settings =
+        over(2, folder, "run") + Settings{{"model.n_head", heads},
+                                          {"log.summary", folder.path("summary.json")},
+                                          {"train.steps", "5"}};
+    const nlohmann::json plan = plan_of(2, folder, settings);
+    train(2, settings);
+    const nlohmann::json summary = json_in(folder.path("summary.json"));
+    std::map<std::string, std::int64_t> planned, counted;
+    for (const nlohmann::json& call : plan["collectives"]) {
+      planned[call["op"].get<std::string>()] += call["bytes"].get<std::int64_t>();
+    }
+    for (const nlohmann::json& call : summary["collectives"]) {
+      counted[call["collective"].get<std::string>()] += call["bytes"].get<std::int64_t>();
+    }
+    EXPECT_EQ(counted, planned) << heads;
+    EXPECT_GT(summary["exposed_s"]["other"].get<double>(), 0) << heads;
+    const auto steps = metrics_in(folder.path("run.jsonl"));
+    std::int64_t all = 0;
+    for (const auto& [op, bytes] : planned) all += bytes;
+    EXPECT_EQ(steps.back()["comm_bytes"], all) << heads;
+  }
+}
+
 // Four ranks hold four times the sequence with the activations of one, and the copies for an
 // exchange.
 TEST(ContextParallelOfARecipe, DividesTheActivations) {

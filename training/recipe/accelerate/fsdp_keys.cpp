@@ -270,7 +270,21 @@ std::vector<Row> rows_of_parallelism() {
              if (read_size(entry) > 1) set(config, entry, "sharding.group_size", entry.value);
            }},
   };
-  for (const char* name : {"tp_size", "cp_size", "sp_size"}) {
+  for (const char* size : {"cp_size", "sp_size"}) {
+    rows.push_back({.group = parallelism_group,
+                    .name = prefix + size,
+                    .becomes = "sharding.context_parallel",
+                    .help = "Ranks that hold each sequence together",
+                    .taken = {{"1", "null"}, {"2", "2"}},
+                    .refused = {"0"},
+                    .aliases = {size},
+                    .read = [](const Entry& entry, Config& config) {
+                      if (read_size(entry) > 1) {
+                        set(config, entry, "sharding.context_parallel", entry.value);
+                      }
+                    }});
+  }
+  for (const char* name : {"tp_size"}) {
     rows.push_back(
         also_written({name}, refused_above(parallelism_group, prefix + name, 1,
                                            "data parallelism alone is available in this version")));
