@@ -112,6 +112,36 @@ std::vector<Candidate> with_smaller_batches(const Candidate& whole) {
   }
 }
 
+// Sequences over 2, 4, 8 .. ranks, with as many micro-batches more, so that a step has the same
+// samples.
+std::vector<Candidate> with_context_parallel(const Candidate& whole) {
+  std::vector<Candidate> all;
+  if (whole.recipe.sharding.context_parallel != 1 || whole.recipe.data.split_batches) return all;
+  for (int ranks = 2; ranks <= whole.world.ranks; ranks *= 2) {
+    Candidate candidate = whole;
+    training::TrainRecipe& train = candidate.recipe.train;
+    candidate.recipe.sharding.context_parallel = ranks;
+    candidate.changes.push_back(fmt::format("--set sharding.context_parallel={}", ranks));
+    train.gradient_accumulation_steps *= ranks;
+    candidate.changes.push_back(fmt::format("--set train.gradient_accumulation_steps={}",
+                                            train.gradient_accumulation_steps));
+    StepRamp& ramp = train.accumulation_ramp;
+    for (auto& [from, batches] : ramp.changes) batches *= ranks;
+    if (!ramp.empty()) {
+      candidate.changes.push_back(
+          fmt::format("--set 'train.accumulation_ramp={}'", ramp.to_string()));
+    }
+    try {
+      training::validate(candidate.recipe, whole.world.ranks);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::configuration) throw;
+      continue;  // not every task, length and world
+    }
+    all.push_back(std::move(candidate));
+  }
+  return all;
+}
+
 std::vector<Candidate> with_strategies(const Candidate& candidate) {
   std::vector<Candidate> all;
   for (const Strategy strategy : by_cost) {
@@ -248,6 +278,7 @@ Advices advise(const training::Recipe& recipe, const PlanWorld& world, const Mem
   if (sends) search.look({with_inputs_on_host(now)});
   if (in_memory) search.look(with_offload(now));
   if (fp32) search.look({with_bf16(now)});
+  search.look(with_context_parallel(now));
   // One change was not enough: combine them, one after the other.
   Candidate most = with_strategy(now, Strategy::full_shard);
   const auto add = [&](bool possible, Candidate (*change)(Candidate)) {
@@ -262,6 +293,7 @@ Advices advise(const training::Recipe& recipe, const PlanWorld& world, const Mem
   add(in_memory, with_all_offloaded);
   add(fp32, with_bf16);
   if (search.nothing_yet()) search.look(with_smaller_batches(most));
+  if (search.nothing_yet()) search.look(with_context_parallel(most));
   if (search.nothing_yet()) search.look(with_more_ranks(most));
   return search.found();
 }

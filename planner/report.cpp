@@ -161,7 +161,9 @@ std::string verdicts(const PlanReport& report) {
   if (something_fits(report)) return text;
   if (report.advice.empty()) {
     text +=
-        "  no strategy, batch, precision, offload or number of ranks that there is makes it fit";
+        "  no strategy, batch, precision, offload, division of sequences or number of ranks that "
+        "there is "
+        "makes it fit";
     if (report.least) {
       text += fmt::format("; the least is {} with {}", bytes_text(report.least->total),
                           fmt::join(report.least->changes, " "));

@@ -192,6 +192,24 @@ TEST(Plan, ReportsByHowMuchItDoesNotFitAndWhatWouldHelp) {
   // The state of a CPU rank is on the host anyway.
   EXPECT_EQ(advice_of_one("cpu", true), on_cpu);
 
+  // One long sequence: only its division over ranks helps.
+  std::vector<std::string> of_long = {"--world-size", "4",
+                                      "--device",     "cpu",
+                                      "--set",        "model.n_head=4",
+                                      "--set",        "model.seq_len=8192",
+                                      "--set",        "data.batch_size=1",
+                                      "--set",        "sharding.mixed_precision=bf16",
+                                      "--set",        "sharding.activation_checkpointing=true"};
+  const nlohmann::json one_sequence = planned(example_recipe(), of_long)["plans"][0];
+  const auto held = one_sequence["bytes"]["total"].get<std::uint64_t>();
+  const auto activations = one_sequence["bytes"]["activations"].get<std::uint64_t>();
+  of_long.insert(of_long.end(), {"--device-memory", std::to_string(held - activations / 3)});
+  const nlohmann::json divided = planned(example_recipe(), of_long, 6)["advice"];
+  ASSERT_FALSE(divided.empty());
+  EXPECT_EQ(divided[0]["changes"], nlohmann::json({"--set sharding.context_parallel=2",
+                                                   "--set train.gradient_accumulation_steps=2"}))
+      << divided;
+
   std::vector<std::string> hopeless = with_memory(1000);
   hopeless.insert(hopeless.begin(), {"plan", example_recipe()});
   const Ended ended = run_program(hopeless);
