@@ -27,15 +27,14 @@ void add_copy(Rows& to, const std::string& variant, const StridedShape<2>& shape
 }  // namespace
 
 void rows_of_strided_copy(Rows& to) {
-  // 50 MB of 16 bits: no cache has it, so that the row shows the memory's rate.
+  // 50 MB of 16 bits each: no cache has it, so that the rows show the memory's rate.
   constexpr std::int64_t rows = 4 * tensor_rows, columns = 2 * tensor_columns;
   add_copy(to, "transpose", {2, {columns, rows}, {{1, columns}, {rows, 1}}});
   // [batch, length, heads, 64] to [batch, heads, length, 64].
   add_copy(to, "heads",
-           {4, {4, 24, 512, 64}, {{512 * 1536, 64, 1536, 1}, {512 * 1536, 512 * 64, 64, 1}}});
+           {4, {32, 24, 512, 64}, {{512 * 1536, 64, 1536, 1}, {512 * 1536, 512 * 64, 64, 1}}});
   // Half of the columns of a wider tensor.
-  add_copy(to, "slice",
-           {2, {tensor_rows, tensor_columns}, {{2 * tensor_columns, 1}, {tensor_columns, 1}}});
+  add_copy(to, "slice", {2, {2 * rows, tensor_columns}, {{columns, 1}, {tensor_columns, 1}}});
 }
 
 void rows_of_pointwise(Rows& to) {
