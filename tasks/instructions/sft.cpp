@@ -62,14 +62,14 @@ std::vector<std::int32_t> columns_of(const std::vector<std::int32_t>& rows, std:
 // Leaves this rank's places of a batch, whose rows are filled up to a multiple of the ranks. The
 // first rank counts the tokens, which are without padding.
 void keep_part(ConversationBatch& batch, const ContextParallel& sequence, std::int32_t padding) {
-  constexpr std::int32_t not_in_loss = -100;
+  constexpr std::int32_t ignored_target = -100;
   const std::int64_t length = (batch.length + sequence.ranks() - 1) / sequence.ranks();
   batch.first = sequence.first_position(length);
   batch.inputs = columns_of(batch.inputs, batch.length, batch.first, length, padding);
-  batch.targets = columns_of(batch.targets, batch.length, batch.first, length, not_in_loss);
+  batch.targets = columns_of(batch.targets, batch.length, batch.first, length, ignored_target);
   batch.length = length;
   batch.weight = std::count_if(batch.targets.begin(), batch.targets.end(),
-                               [](std::int32_t target) { return target != not_in_loss; });
+                               [](std::int32_t target) { return target != ignored_target; });
   if (sequence.part() != 0) batch.tokens = 0;
 }
 
