@@ -17,7 +17,7 @@ using Gradients = std::vector<std::vector<double>>;
 
 constexpr std::int64_t batch = 2, length = 12, vocabulary = 11;
 
-Tensor made_ids(std::int64_t factor) {
+Tensor numbered_ids(std::int64_t factor) {
   std::vector<std::int32_t> numbers;
   for (std::int64_t i = 0; i < batch * length; ++i) {
     numbers.push_back(static_cast<std::int32_t>((i * factor + i * i) % vocabulary));
@@ -26,7 +26,7 @@ Tensor made_ids(std::int64_t factor) {
 }
 
 // Two texts in each row.
-models::Documents two_documents() {
+models::Documents two_divided_documents() {
   std::vector<std::int32_t> starts, positions;
   for (std::int32_t row = 0; row < batch; ++row) {
     for (std::int32_t i = 0; i < length; ++i) {
@@ -61,13 +61,13 @@ void expect_model_of_one_rank(int ranks, json config, bool has_documents, bool r
       }
       return results;
     };
-    models::Documents documents = has_documents ? two_documents() : models::Documents{};
-    const std::vector<Tensor> expected = step(made_ids(5), made_ids(7), documents);
+    models::Documents documents = has_documents ? two_divided_documents() : models::Documents{};
+    const std::vector<Tensor> expected = step(numbered_ids(5), numbered_ids(7), documents);
     const auto sequence = std::make_shared<const ContextParallel>(context, ranks);
     documents.ranks = sequence;
     if (has_documents) documents.positions = sequence->part_of(documents.positions);
     const std::vector<Tensor> own =
-        step(sequence->part_of(made_ids(5)), sequence->part_of(made_ids(7)), documents);
+        step(sequence->part_of(numbered_ids(5)), sequence->part_of(numbered_ids(7)), documents);
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const std::vector<double> mean = context.mean(own[i]).to_vector();
       const std::vector<double> one = expected[i].to_vector();
@@ -78,7 +78,7 @@ void expect_model_of_one_rank(int ranks, json config, bool has_documents, bool r
   });
 }
 
-json gpt2_config() {
+json divided_gpt2() {
   return {{"model_type", "gpt2"},  {"vocab_size", vocabulary},
           {"n_positions", length}, {"n_embd", 16},
           {"n_layer", 2},          {"n_head", 4},
@@ -86,7 +86,7 @@ json gpt2_config() {
           {"attn_pdrop", 0.0}};
 }
 
-json decoder_config(const std::string& type, const json& more = json::object()) {
+json divided_decoder(const std::string& type, const json& more = json::object()) {
   json config = {{"model_type", type},       {"vocab_size", vocabulary},
                  {"hidden_size", 16},        {"intermediate_size", 12},
                  {"num_hidden_layers", 2},   {"num_attention_heads", 4},
@@ -96,34 +96,35 @@ json decoder_config(const std::string& type, const json& more = json::object()) 
 }
 
 TEST(ModelsOverContextParallel, Gpt2IsThatOfOneRank) {
-  for (const int ranks : {2, 3, 4}) expect_model_of_one_rank(ranks, gpt2_config(), false);
-  expect_model_of_one_rank(2, gpt2_config(), true);
-  expect_model_of_one_rank(4, gpt2_config(), true, true);
+  for (const int ranks : {2, 3, 4}) expect_model_of_one_rank(ranks, divided_gpt2(), false);
+  expect_model_of_one_rank(2, divided_gpt2(), true);
+  expect_model_of_one_rank(4, divided_gpt2(), true, true);
 }
 
 TEST(ModelsOverContextParallel, LlamaAndItsFamiliesAreThoseOfOneRank) {
   for (const bool documents : {false, true}) {
-    expect_model_of_one_rank(4, decoder_config("llama"), documents, true);
-    expect_model_of_one_rank(2, decoder_config("mistral", {{"sliding_window", 3}}), documents);
-    expect_model_of_one_rank(2, decoder_config("qwen3", {{"head_dim", 8}}), documents);
-    expect_model_of_one_rank(2, decoder_config("smollm3", {{"no_rope_layers", {1, 0}}}), documents);
-    expect_model_of_one_rank(2, decoder_config("phi3", {{"partial_rotary_factor", 0.5}}),
+    expect_model_of_one_rank(4, divided_decoder("llama"), documents, true);
+    expect_model_of_one_rank(2, divided_decoder("mistral", {{"sliding_window", 3}}), documents);
+    expect_model_of_one_rank(2, divided_decoder("qwen3", {{"head_dim", 8}}), documents);
+    expect_model_of_one_rank(2, divided_decoder("smollm3", {{"no_rope_layers", {1, 0}}}),
+                             documents);
+    expect_model_of_one_rank(2, divided_decoder("phi3", {{"partial_rotary_factor", 0.5}}),
                              documents);
     expect_model_of_one_rank(
         4,
-        decoder_config("gemma3_text", {{"layer_types", {"sliding_attention", "full_attention"}},
-                                       {"head_dim", 8},
-                                       {"sliding_window", 3}}),
+        divided_decoder("gemma3_text", {{"layer_types", {"sliding_attention", "full_attention"}},
+                                        {"head_dim", 8},
+                                        {"sliding_window", 3}}),
         documents);
-    expect_model_of_one_rank(2, decoder_config("mixtral", {{"num_local_experts", 3}}), documents);
+    expect_model_of_one_rank(2, divided_decoder("mixtral", {{"num_local_experts", 3}}), documents);
   }
-  expect_model_of_one_rank(3, decoder_config("llama"), false);  // keys are gathered
+  expect_model_of_one_rank(3, divided_decoder("llama"), false);  // keys are gathered
 }
 
 // A sequence on two ranks may have as many positions as the model, and no more.
 TEST(ModelsOverContextParallel, LongerSequencesThanTheModelHasAreRefused) {
   launch(2, [&](Context& context) {
-    for (const json& config : {gpt2_config(), decoder_config("llama")}) {
+    for (const json& config : {divided_gpt2(), divided_decoder("llama")}) {
       const auto model = models::make_language_model(config);
       const models::Documents rows{.ranks = std::make_shared<const ContextParallel>(context, 2)};
       const Tensor part = Tensor::full({1, length / 2 + 1}, 1, int32);
