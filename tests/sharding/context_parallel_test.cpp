@@ -229,7 +229,7 @@ TEST(ContextParallel, RefusesWhatItCannotCompute) {
       return refusal([&] { (void)sequence.attention(x, x, x, options); });
     };
     EXPECT_NE(told({.heads = 3, .key_mask = Tensor::full({1, 6}, 1, DType::uint8)})
-                  .find("with a key_mask: it takes whole sequences"),
+                  .find("with a key_mask: it takes rows of equal length"),
               std::string::npos);
     EXPECT_NE(told({.heads = 3, .bias = Tensor::full({6, 6}, 1.0)}).find("with a bias"),
               std::string::npos);

@@ -287,7 +287,7 @@ std::vector<Row> rows_of_parallelism() {
   for (const char* name : {"tp_size"}) {
     rows.push_back(
         also_written({name}, refused_above(parallelism_group, prefix + name, 1,
-                                           "data parallelism alone is available in this version")));
+                                           "tensor parallelism is not available in this version")));
   }
   for (const char* name : {"cp_backend", "cp_comm_strategy", "sp_backend", "sp_seq_length",
                            "sp_seq_length_is_variable", "sp_attn_implementation"}) {
