@@ -136,6 +136,9 @@ if(TESSERA_EXAMPLES)
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/partial_load
                    ${CMAKE_BINARY_DIR}/partial-load)
   set_tests_properties(consumer/partial_load_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/long_sequences_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 4 -- ${CMAKE_BINARY_DIR}/examples/long_sequences)
+  set_tests_properties(consumer/long_sequences_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/ring_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 3 -- ${CMAKE_BINARY_DIR}/examples/ring)
   set_tests_properties(consumer/ring_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)

@@ -68,8 +68,8 @@ class NcclChannel {
   // sent them.
   struct Transfer {
     int peer;
-    const std::byte* send;  // or null
-    std::byte* receive;     // or null
+    const std::byte* send;  // null: it is received
+    std::byte* receive;     // null: it is sent
     std::size_t bytes;
   };
   void transfer(const std::vector<Transfer>& transfers, DeviceQueue& queue);

@@ -39,7 +39,8 @@ void NcclCommunicator::do_all_to_all(Buffer& buffer, std::size_t bytes, void* ou
       if (peer == rank()) {
         queue.copy(target, mine.data() + offset, bytes);
       } else {
-        transfers.push_back({peer, mine.data() + offset, target, bytes});
+        transfers.push_back({peer, mine.data() + offset, nullptr, bytes});
+        transfers.push_back({peer, nullptr, target, bytes});
       }
     }
     if (!transfers.empty()) channel_->transfer(transfers, queue);

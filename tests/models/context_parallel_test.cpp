@@ -15,26 +15,27 @@ namespace {
 using nlohmann::json;
 using Gradients = std::vector<std::vector<double>>;
 
-constexpr std::int64_t batch = 2, length = 12, vocabulary = 11;
+constexpr std::int64_t divided_rows = 2, divided_length = 12, divided_vocabulary = 11;
 
 Tensor numbered_ids(std::int64_t factor) {
   std::vector<std::int32_t> numbers;
-  for (std::int64_t i = 0; i < batch * length; ++i) {
-    numbers.push_back(static_cast<std::int32_t>((i * factor + i * i) % vocabulary));
+  for (std::int64_t i = 0; i < divided_rows * divided_length; ++i) {
+    numbers.push_back(static_cast<std::int32_t>((i * factor + i * i) % divided_vocabulary));
   }
-  return Tensor::from(numbers, {batch, length});
+  return Tensor::from(numbers, {divided_rows, divided_length});
 }
 
 // Two texts in each row.
 models::Documents two_divided_documents() {
   std::vector<std::int32_t> starts, positions;
-  for (std::int32_t row = 0; row < batch; ++row) {
-    for (std::int32_t i = 0; i < length; ++i) {
+  for (std::int32_t row = 0; row < divided_rows; ++row) {
+    for (std::int32_t i = 0; i < divided_length; ++i) {
       starts.push_back(i < 7 + row ? 0 : 7 + row);
       positions.push_back(i - starts.back());
     }
   }
-  return {Tensor::from(starts, {batch, length}), Tensor::from(positions, {batch, length})};
+  return {Tensor::from(starts, {divided_rows, divided_length}),
+          Tensor::from(positions, {divided_rows, divided_length})};
 }
 
 void expect_model_of_one_rank(int ranks, json config, bool has_documents, bool recomputes = false) {
@@ -79,18 +80,22 @@ void expect_model_of_one_rank(int ranks, json config, bool has_documents, bool r
 }
 
 json divided_gpt2() {
-  return {{"model_type", "gpt2"},  {"vocab_size", vocabulary},
-          {"n_positions", length}, {"n_embd", 16},
-          {"n_layer", 2},          {"n_head", 4},
-          {"resid_pdrop", 0.0},    {"embd_pdrop", 0.0},
+  return {{"model_type", "gpt2"},
+          {"vocab_size", divided_vocabulary},
+          {"n_positions", divided_length},
+          {"n_embd", 16},
+          {"n_layer", 2},
+          {"n_head", 4},
+          {"resid_pdrop", 0.0},
+          {"embd_pdrop", 0.0},
           {"attn_pdrop", 0.0}};
 }
 
 json divided_decoder(const std::string& type, const json& more = json::object()) {
-  json config = {{"model_type", type},       {"vocab_size", vocabulary},
+  json config = {{"model_type", type},       {"vocab_size", divided_vocabulary},
                  {"hidden_size", 16},        {"intermediate_size", 12},
                  {"num_hidden_layers", 2},   {"num_attention_heads", 4},
-                 {"num_key_value_heads", 2}, {"max_position_embeddings", length}};
+                 {"num_key_value_heads", 2}, {"max_position_embeddings", divided_length}};
   config.update(more);
   return config;
 }
@@ -127,7 +132,7 @@ TEST(ModelsOverContextParallel, LongerSequencesThanTheModelHasAreRefused) {
     for (const json& config : {divided_gpt2(), divided_decoder("llama")}) {
       const auto model = models::make_language_model(config);
       const models::Documents rows{.ranks = std::make_shared<const ContextParallel>(context, 2)};
-      const Tensor part = Tensor::full({1, length / 2 + 1}, 1, int32);
+      const Tensor part = Tensor::full({1, divided_length / 2 + 1}, 1, int32);
       EXPECT_THROW((void)model->packed_loss(part, part, rows), std::logic_error);
     }
   });

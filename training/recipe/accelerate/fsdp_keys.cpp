@@ -275,7 +275,7 @@ std::vector<Row> rows_of_parallelism() {
                     .name = prefix + size,
                     .becomes = "sharding.context_parallel",
                     .help = "Ranks that hold each sequence together",
-                    .taken = {{"1", "null"}, {"2", "2"}},
+                    .taken = {{"1", "1"}, {"2", "2"}},
                     .refused = {"0"},
                     .aliases = {size},
                     .read = [](const Entry& entry, Config& config) {
