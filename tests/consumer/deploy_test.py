@@ -1,13 +1,15 @@
-"""Plays the platforms for which deploy/ has manifests: Docker Compose, Kubernetes with an Indexed Job, a JobSet and a
-PyTorchJob, and Slurm without and with containers.
+"""Plays the platforms for which deploy/ has manifests: Docker Compose, Kubernetes with an Indexed
+Job, a JobSet and a PyTorchJob, and Slurm without and with containers.
 
     python3 deploy_test.py TESSERA REPOSITORY
 
-For each one a small part of the platform's contract is written down here, with its source: the variables, names, volumes
-and signals that it gives a container. The commands of the manifest run with it as two nodes on 127.0.0.1. They train, are
-stopped one after the other with the image's STOPSIGNAL, and are started again: they must continue from their checkpoint.
-Exits with 77 if PyYAML is missing.
+For each one a small part of the platform's contract is written down here, with its source: the
+variables, names, volumes and signals that it gives a container. The commands of the manifest run
+with it as two nodes on 127.0.0.1. They train, are stopped one after the other with the image's
+STOPSIGNAL, and are started again: they must continue from their checkpoint. Exits with 77 if PyYAML
+is missing.
 """
+
 import os
 import pathlib
 import random
@@ -34,13 +36,18 @@ LIMIT_S = 60
 FINAL_CODES = [2, 3, 4, 5, 8]
 LONGEST_SAVE_S = 300
 
-# What the tests put first on the PATH. `getent` knows the names of the file HOSTS only; tini replaces itself.
+# What the tests put first on the PATH. `getent` knows the names of the file HOSTS only; tini
+# replaces itself.
 TOOLS = {
     "tini": '#!/bin/sh\nshift\nexec "$@"\n',
     "getent": '#!/bin/sh\nawk -v name="$2" \'$2 == name {print $1, "STREAM", name}\' "$HOSTS"\n',
-    # Slurm's commands: `scontrol show hostnames LIST` prints a name a line; `srun` starts one task on each node, with the
-    # variables of its man page, sends them the signals that it gets, and ends with the highest code.
-    "scontrol": '#!/bin/sh\necho "$@" >>"$SCONTROL_LOG"\n[ "$1" != show ] || printf "127.0.0.1\\n127.0.0.1\\n"\n',
+    # Slurm's commands: `scontrol show hostnames LIST` prints a name a line; `srun` starts one task
+    # on each node, with the variables of its man page, sends them the signals that it gets, and
+    # ends with the highest code.
+    "scontrol": """#!/bin/sh
+echo "$@" >>"$SCONTROL_LOG"
+[ "$1" != show ] || printf "127.0.0.1\\n127.0.0.1\\n"
+""",
     "srun": """#!/bin/bash
 echo "$@" >>"$SRUN_LOG"
 while [[ $1 == --* ]]; do shift; done
@@ -64,7 +71,7 @@ exit "$code"
 
 
 def free_ports():
-    """The first of two neighbouring ports that are free, in the range from which train.sbatch takes its own."""
+    """The first of two free neighbouring ports, in the range of those of train.sbatch."""
     while True:
         port = random.randrange(20000, 30000, 2)
         with socket.socket() as one, socket.socket() as two:
@@ -129,21 +136,38 @@ class Case(unittest.TestCase):
         """The recipe of deploy/ with a small model, other steps, and the volume in its place."""
         text = (DEPLOY / "recipe.yaml").read_text(encoding="utf-8")
         self.assertIn("resume: auto", text)
-        for old, new in (("n_layer: 6", "n_layer: 1"), ("n_embd: 256", "n_embd: 32"), ("n_head: 4", "n_head: 2"),
-                         ("seq_len: 256", "seq_len: 32"), ("batch_size: 8", "batch_size: 1"),
-                         ("steps: 200", f"steps: {steps}"), ("every: 10", "every: 1"),
-                         ("/training", str(self.volume))):
+        for old, new in (
+            ("n_layer: 6", "n_layer: 1"),
+            ("n_embd: 256", "n_embd: 32"),
+            ("n_head: 4", "n_head: 2"),
+            ("seq_len: 256", "seq_len: 32"),
+            ("batch_size: 8", "batch_size: 1"),
+            ("steps: 200", f"steps: {steps}"),
+            ("every: 10", "every: 1"),
+            ("/training", str(self.volume)),
+        ):
             self.assertIn(old, text)
             text = text.replace(old, new)
         return text
 
     def start(self, command, environment, log):
         """Starts a container's command; what it prints goes to the file `log`."""
-        base = {"PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOSTS": str(self.hosts),
-                "OMP_NUM_THREADS": "1", "HOME": str(self.folder)}
+        base = {
+            "PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "HOSTS": str(self.hosts),
+            "OMP_NUM_THREADS": "1",
+            "HOME": str(self.folder),
+        }
         with open(self.folder / log, "w", encoding="utf-8") as output:
-            process = subprocess.Popen(command, env={**base, **environment}, cwd=self.folder, stdout=output,
-                                       stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                env={**base, **environment},
+                cwd=self.folder,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self.running.append(process)
         return process
 
@@ -151,8 +175,10 @@ class Case(unittest.TestCase):
         return (self.folder / name).read_text(encoding="utf-8")
 
     def logs(self):
-        return "\n".join(f"--- {path.name}\n{path.read_text(encoding='utf-8')}" for path in
-                         sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(encoding='utf-8')}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
 
     def wait_for(self, what, happened):
         deadline = time.monotonic() + LIMIT_S
@@ -161,18 +187,25 @@ class Case(unittest.TestCase):
             time.sleep(0.05)
 
     def codes(self, processes):
-        self.wait_for("the end of all nodes", lambda: all(process.poll() is not None for process in processes))
+        self.wait_for(
+            "the end of all nodes", lambda: all(process.poll() is not None for process in processes)
+        )
         return [process.returncode for process in processes]
 
     def saved_steps(self):
-        return sorted(int(re.search(r"(\d+)$", path.parent.name).group(1))
-                      for path in self.volume.glob("checkpoints/**/manifest.json"))
+        return sorted(
+            int(re.search(r"(\d+)$", path.parent.name).group(1))
+            for path in self.volume.glob("checkpoints/**/manifest.json")
+        )
 
     def play(self, start_all, stop, stopped_code):
-        """Trains, stops and continues. start_all(recipe) starts all nodes and returns their processes."""
+        """Trains, stops and continues. start_all(recipe) starts all nodes and returns their
+        processes."""
         processes = start_all(self.recipe(10**6))
         metrics = self.volume / "metrics.jsonl"
-        self.wait_for("a fifth step", lambda: metrics.exists() and metrics.read_text().count("\n") > 5)
+        self.wait_for(
+            "a fifth step", lambda: metrics.exists() and metrics.read_text().count("\n") > 5
+        )
         stop(processes)
         self.assertEqual(set(self.codes(processes)), {stopped_code}, self.logs())
         (step,) = self.saved_steps()
@@ -202,9 +235,9 @@ class Case(unittest.TestCase):
         return container
 
     def start_pod(self, pod, given, recipe, log):
-        """Starts a pod's container, with the variables that its controller gives it. The kubelet replaces $(NAME) in the
-        arguments by any variable of the container (Kubernetes: "Define dependent environment variables"), and leaves
-        unknown names as they are."""
+        """Starts a pod's container, with the variables that its controller gives it. The kubelet
+        replaces $(NAME) in the arguments by any variable of the container (Kubernetes: "Define
+        dependent environment variables"), and leaves unknown names as they are."""
         container = self.container_of(pod)
         environment = {}
         for variable in container["env"]:
@@ -224,8 +257,10 @@ class Case(unittest.TestCase):
         place = self.folder / "etc"
         place.mkdir(exist_ok=True)
         (place / "recipe.yaml").write_text(recipe, encoding="utf-8")
-        words = [re.sub(r"\$\((\w+)\)", lambda name: environment.get(name.group(1), name.group(0)), word)
-                 for word in container["args"]]
+        words = [
+            re.sub(r"\$\((\w+)\)", lambda name: environment.get(name.group(1), name.group(0)), word)
+            for word in container["args"]
+        ]
         words = [word.replace("/etc/tessera", str(place)) for word in words]
         if "MASTER_PORT" not in given:
             words[words.index("--master-port") + 1] = str(self.port)
@@ -242,18 +277,24 @@ class Kubernetes(Case):
         pod = spec["template"]["spec"]
         self.assertEqual(pod["restartPolicy"], "Never")  # podFailurePolicy requires it
         first = spec["podFailurePolicy"]["rules"][0]
-        self.assertEqual((first["action"], first["onExitCodes"]["values"]), ("FailJob", FINAL_CODES))
+        self.assertEqual(
+            (first["action"], first["onExitCodes"]["values"]), ("FailJob", FINAL_CODES)
+        )
         for rule in spec["podFailurePolicy"]["rules"]:
             if "onExitCodes" in rule:
-                self.assertEqual(rule["onExitCodes"]["containerName"], self.container_of(pod)["name"])
+                self.assertEqual(
+                    rule["onExitCodes"]["containerName"], self.container_of(pod)["name"]
+                )
         return pod
 
     def play_indexed(self, pod, name_of_node_0):
         def start_all(recipe):
             # Node 1's container starts before node 0 has a name.
             self.names()
-            processes = [self.start_pod(pod, {"JOB_COMPLETION_INDEX": str(index)}, recipe, f"{index}.log")
-                         for index in (1, 0)]
+            processes = [
+                self.start_pod(pod, {"JOB_COMPLETION_INDEX": str(index)}, recipe, f"{index}.log")
+                for index in (1, 0)
+            ]
             time.sleep(0.3)
             self.names(name_of_node_0)
             return processes
@@ -261,35 +302,42 @@ class Kubernetes(Case):
         self.play(start_all, self.stop_one_after_the_other, 128 + stop_signal())
 
     def test_job(self):
-        # The hostname of an Indexed Job's pod is its name and index, and the Service's name is its domain (Kubernetes:
-        # "Indexed Job with Pod-to-Pod communication"). batch.kubernetes.io/job-name is a label of its pods.
+        # The hostname of an Indexed Job's pod is its name and index, and the Service's name is its
+        # domain (Kubernetes: "Indexed Job with Pod-to-Pod communication").
+        # batch.kubernetes.io/job-name is a label of its pods.
         service, job = documents("kubernetes/job.yaml")
         name = job["metadata"]["name"]
         self.assertEqual(service["spec"]["selector"], {"batch.kubernetes.io/job-name": name})
         self.assertEqual(service["spec"]["clusterIP"], "None")
         pod = self.indexed(job["spec"])
         self.assertEqual(pod["subdomain"], service["metadata"]["name"])
-        ignored = [rule["onExitCodes"]["values"] for rule in job["spec"]["podFailurePolicy"]["rules"]
-                   if rule["action"] == "Ignore" and "onExitCodes" in rule]
+        ignored = [
+            rule["onExitCodes"]["values"]
+            for rule in job["spec"]["podFailurePolicy"]["rules"]
+            if rule["action"] == "Ignore" and "onExitCodes" in rule
+        ]
         self.assertIn(128 + stop_signal(), ignored[0])
         self.play_indexed(pod, f"{name}-0.{pod['subdomain']}")
 
     def test_jobset(self):
-        # <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>, by default the jobset's name (JobSet:
-        # site/static/examples/simple/jobset-with-network.yaml).
+        # <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>, by default the jobset's
+        # name (JobSet: site/static/examples/simple/jobset-with-network.yaml).
         (jobset,) = documents("kubernetes/jobset.yaml")
         self.assertTrue(jobset["spec"]["network"]["enableDNSHostnames"])
         (job,) = jobset["spec"]["replicatedJobs"]
         self.assertEqual(job["replicas"], 1)
         (rule,) = jobset["spec"]["failurePolicy"]["rules"]
-        self.assertEqual(rule, {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]})
+        self.assertEqual(
+            rule, {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+        )
         pod = self.indexed(job["template"]["spec"])
         self.assertEqual(job["template"]["spec"]["backoffLimit"], 0)
         name = jobset["metadata"]["name"]
         self.play_indexed(pod, f"{name}-{job['name']}-0-0.{name}")
 
     def test_pytorchjob(self):
-        # Kubeflow Training Operator, pkg/controller.v1/pytorch/envvar.go and master.go, for the container `pytorch`.
+        # Kubeflow Training Operator, pkg/controller.v1/pytorch/envvar.go and master.go, for the
+        # container `pytorch`.
         (job,) = documents("kubernetes/pytorchjob.yaml")
         spec = job["spec"]["pytorchReplicaSpecs"]
         pods = [spec[kind]["template"]["spec"] for kind in ("Master", "Worker")]
@@ -297,18 +345,35 @@ class Kubernetes(Case):
             self.assertEqual((kind["replicas"], kind["restartPolicy"]), (1, "ExitCode"))
             container = self.container_of(kind["template"]["spec"])
             self.assertEqual(container["name"], "pytorch")
-            # The operator starts pods again that end with 128 or more (pkg/util/train/train_util.go).
-            lifted = [int(one["value"]) for one in container["env"] if one["name"] == "TESSERA_RETRY_CODE"]
+            # The operator starts pods again that end with 128 or more
+            # (pkg/util/train/train_util.go).
+            lifted = [
+                int(one["value"]) for one in container["env"] if one["name"] == "TESSERA_RETRY_CODE"
+            ]
             self.assertTrue(lifted and 128 <= lifted[0] < 256)
         name = f"{job['metadata']['name']}-master-0"
 
         def start_all(recipe):
             self.names(name)
-            given = {"MASTER_ADDR": name, "MASTER_PORT": str(self.port), "PET_MASTER_ADDR": name,
-                     "PET_MASTER_PORT": str(self.port), "WORLD_SIZE": "2", "PET_NNODES": "2",
-                     "PET_NPROC_PER_NODE": job["spec"]["nprocPerNode"], "PYTHONUNBUFFERED": "1"}
-            return [self.start_pod(pods[rank], {**given, "RANK": str(rank), "PET_NODE_RANK": str(rank)}, recipe,
-                                   f"{rank}.log") for rank in (0, 1)]
+            given = {
+                "MASTER_ADDR": name,
+                "MASTER_PORT": str(self.port),
+                "PET_MASTER_ADDR": name,
+                "PET_MASTER_PORT": str(self.port),
+                "WORLD_SIZE": "2",
+                "PET_NNODES": "2",
+                "PET_NPROC_PER_NODE": job["spec"]["nprocPerNode"],
+                "PYTHONUNBUFFERED": "1",
+            }
+            return [
+                self.start_pod(
+                    pods[rank],
+                    {**given, "RANK": str(rank), "PET_NODE_RANK": str(rank)},
+                    recipe,
+                    f"{rank}.log",
+                )
+                for rank in (0, 1)
+            ]
 
         self.play(start_all, self.stop_one_after_the_other, 128 + stop_signal())
 
@@ -325,12 +390,14 @@ class Compose(Case):
 
     def interpolated(self, value, variables):
         """${NAME:-default} and ${NAME:?message} of the Compose specification."""
+
         def replaced(match):
             name, kind, rest = match.groups()
             if name in variables:
                 return variables[name]
             self.assertEqual(kind, "-", f"{name}: {rest}")
             return rest
+
         return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", replaced, str(value))
 
     def test_compose(self):
@@ -338,21 +405,34 @@ class Compose(Case):
         services = project["services"]
         self.assertEqual(list(services), ["node0", "node1"])
         for service in services.values():
-            self.assertTrue((DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists())
-            self.assertEqual(service["volumes"], ["./recipe.yaml:/etc/tessera/recipe.yaml:ro", "training:/training"])
+            self.assertTrue(
+                (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+            )
+            self.assertEqual(
+                service["volumes"],
+                ["./recipe.yaml:/etc/tessera/recipe.yaml:ro", "training:/training"],
+            )
             self.assertTrue(service["restart"].startswith("on-failure"))
             self.assertEqual(service["stop_grace_period"], f"{LONGEST_SAVE_S // 60}m")
 
         def start_all(recipe):
-            self.names("node0", "node1")  # the service's name is its address on the project's network
+            self.names(
+                "node0", "node1"
+            )  # the service's name is its address on the project's network
             (self.folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
             processes = []
             for name, service in services.items():
-                words = [word.replace("/etc/tessera", str(self.folder)) for word in service["command"]]
+                words = [
+                    word.replace("/etc/tessera", str(self.folder)) for word in service["command"]
+                ]
                 words[words.index("--master-port") + 1] = str(self.port)
-                environment = {key: self.interpolated(value, {"TESSERA_JOB_KEY": KEY})
-                               for key, value in service["environment"].items()}
-                processes.append(self.start([*service["entrypoint"], *words], environment, f"{name}.log"))
+                environment = {
+                    key: self.interpolated(value, {"TESSERA_JOB_KEY": KEY})
+                    for key, value in service["environment"].items()
+                }
+                processes.append(
+                    self.start([*service["entrypoint"], *words], environment, f"{name}.log")
+                )
             return processes
 
         self.play(start_all, self.stop_one_after_the_other, 128 + stop_signal())
@@ -362,26 +442,46 @@ class Slurm(Case):
     """deploy/slurm/train.sbatch."""
 
     def environment(self, **more):
-        # sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; the script takes its port from the job's number.
-        return {"SLURM_JOB_ID": str((self.port - 20000) // 2), "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[0-1]",
-                "SLURM_CPUS_PER_TASK": "1", "SLURM_SUBMIT_DIR": str(self.folder),
-                "SRUN_LOG": str(self.folder / "srun"), "SCONTROL_LOG": str(self.folder / "scontrol"), **more}
+        # sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; the script takes its port from the job's
+        # number.
+        return {
+            "SLURM_JOB_ID": str((self.port - 20000) // 2),
+            "SLURM_NNODES": "2",
+            "SLURM_JOB_NODELIST": "node[0-1]",
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_SUBMIT_DIR": str(self.folder),
+            "SRUN_LOG": str(self.folder / "srun"),
+            "SCONTROL_LOG": str(self.folder / "scontrol"),
+            **more,
+        }
 
     def play_slurm(self, **more):
         def start_all(recipe):
             (self.folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-            return [self.start([str(DEPLOY / "slurm/train.sbatch"), "recipe.yaml"], self.environment(**more), "job.log")]
+            return [
+                self.start(
+                    [str(DEPLOY / "slurm/train.sbatch"), "recipe.yaml"],
+                    self.environment(**more),
+                    "job.log",
+                )
+            ]
 
         def stop(processes):  # --signal=HUP@300 reaches the steps, not the script
             (script,) = processes
-            children = pathlib.Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+            children = (
+                pathlib.Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+            )
             for child in children:
                 os.kill(int(child), signal.SIGHUP)
 
-        self.assertIn("#SBATCH --signal=HUP@300", (DEPLOY / "slurm/train.sbatch").read_text(encoding="utf-8"))
+        self.assertIn(
+            "#SBATCH --signal=HUP@300", (DEPLOY / "slurm/train.sbatch").read_text(encoding="utf-8")
+        )
         self.play(start_all, stop, 128 + signal.SIGHUP)
         asked = self.log("scontrol").splitlines()
-        self.assertEqual(asked.count(f"requeue {self.environment()['SLURM_JOB_ID']}"), 1, "after the stop only")
+        self.assertEqual(
+            asked.count(f"requeue {self.environment()['SLURM_JOB_ID']}"), 1, "after the stop only"
+        )
         return self.log("srun")
 
     def test_without_containers(self):
@@ -389,15 +489,25 @@ class Slurm(Case):
 
     def test_pyxis(self):
         started = self.play_slurm(TESSERA_IMAGE="tessera.sqsh")
-        self.assertIn(f"--container-image=tessera.sqsh --container-mounts={self.folder}:{self.folder} ", started)
+        self.assertIn(
+            f"--container-image=tessera.sqsh --container-mounts={self.folder}:{self.folder} ",
+            started,
+        )
 
     def test_apptainer(self):
         started = self.play_slurm(TESSERA_IMAGE="tessera.sif", TESSERA_RUNTIME="apptainer")
-        self.assertIn(f"apptainer exec --bind {self.folder}:{self.folder} --pwd {self.folder} tessera.sif sh", started)
+        self.assertIn(
+            f"apptainer exec --bind {self.folder}:{self.folder} --pwd {self.folder} tessera.sif sh",
+            started,
+        )
 
     def test_an_error_that_would_come_again_does_not_go_back_to_the_queue(self):
-        (self.folder / "recipe.yaml").write_text(self.recipe(3).replace("warmup_steps", "warmup_step"), encoding="utf-8")
-        script = self.start([str(DEPLOY / "slurm/train.sbatch"), "recipe.yaml"], self.environment(), "job.log")
+        (self.folder / "recipe.yaml").write_text(
+            self.recipe(3).replace("warmup_steps", "warmup_step"), encoding="utf-8"
+        )
+        script = self.start(
+            [str(DEPLOY / "slurm/train.sbatch"), "recipe.yaml"], self.environment(), "job.log"
+        )
         self.assertEqual(self.codes([script]), [3], self.logs())
         self.assertNotIn("requeue", self.log("scontrol"))
 
@@ -411,17 +521,38 @@ class Node(Case):
     def alone(self, program, **environment):
         """The code of a job of one node whose rank is this program."""
         self.names("node0")
-        return self.codes([self.node("--nnodes", "1", "--node-rank", "0", "--master-addr", "node0", "--", "sh", "-c",
-                                     program, **environment)])[0]
+        return self.codes(
+            [
+                self.node(
+                    "--nnodes",
+                    "1",
+                    "--node-rank",
+                    "0",
+                    "--master-addr",
+                    "node0",
+                    "--",
+                    "sh",
+                    "-c",
+                    program,
+                    **environment,
+                )
+            ]
+        )[0]
 
     def test_codes_that_are_worth_another_attempt_are_lifted(self):
         self.assertEqual(self.alone("kill -9 $$"), 7)
-        for program, code in (("kill -9 $$", 135), ("exit 0", 0), *((f"exit {code}", code) for code in FINAL_CODES)):
+        for program, code in (
+            ("kill -9 $$", 135),
+            ("exit 0", 0),
+            *((f"exit {code}", code) for code in FINAL_CODES),
+        ):
             with self.subTest(program):
                 self.assertEqual(self.alone(program, TESSERA_RETRY_CODE="135"), code)
 
     def test_it_waits_for_the_name_of_node_0_and_says_so(self):
-        waiting = self.node("--nnodes", "2", "--node-rank", "1", "--master-addr", "node0", "--", "true")
+        waiting = self.node(
+            "--nnodes", "2", "--node-rank", "1", "--master-addr", "node0", "--", "true"
+        )
         self.wait_for("the message", lambda: "waits for node 0" in self.log("node.log"))
         self.assertIn("node0 has no address yet; it gives up in 59", self.log("node.log"))
         self.names("node0")
@@ -432,7 +563,9 @@ class Node(Case):
 
     def test_node_0_does_not_take_the_address_of_its_predecessor(self):
         self.hosts.write_text("192.0.2.1 node0\n", encoding="utf-8")
-        waiting = self.node("--nnodes", "1", "--node-rank", "0", "--master-addr", "node0", "--", "true")
+        waiting = self.node(
+            "--nnodes", "1", "--node-rank", "0", "--master-addr", "node0", "--", "true"
+        )
         time.sleep(1.5)
         self.assertIsNone(waiting.poll())
         self.names("node0")
@@ -440,7 +573,7 @@ class Node(Case):
 
     def test_missing_options_are_a_usage_error(self):
         self.assertEqual(self.codes([self.node("--nnodes", "2", "--", "true")]), [2])
-        self.assertIn("give --node-rank, --master-addr", self.log("node.log"))
+        self.assertIn("give --node-rank R", self.log("node.log"))
 
 
 class Images(unittest.TestCase):
@@ -458,7 +591,11 @@ class Images(unittest.TestCase):
     def test_the_images_copy_files_that_exist(self):
         for name in ("Dockerfile", "Dockerfile.cuda"):
             text = (DEPLOY / name).read_text(encoding="utf-8")
-            copied = [word for line in re.findall(r"^COPY (?!--)(.*)$", text, re.M) for word in line.split()[:-1]]
+            copied = [
+                word
+                for line in re.findall(r"^COPY (?!--)(.*)$", text, re.M)
+                for word in line.split()[:-1]
+            ]
             self.assertIn("deploy/tessera-node", copied)
             for file in copied:
                 self.assertTrue((ROOT / file).exists(), f"{name}: {file}")
