@@ -39,6 +39,27 @@ other_release() {
   echo "$other"
 }
 
+# bare_root RELEASE LOG: prints the path of an archive of a bare root folder of that release, which debootstrap makes once;
+# it stays in the cache folder. Needs root.
+bare_root() {
+  local release=$1 log=$2 codename bare mirror folder
+  codename=$(codename_of "$release") || return 1
+  bare=$(cache_folder)/bare-$release.tar
+  if [[ ! -f $bare ]]; then
+    command -v debootstrap >/dev/null || fail "debootstrap is missing: apt-get install debootstrap"
+    mirror=$(debian_mirror) || fail "apt names no archive of Debian here: set TESSERA_DEBIAN_MIRROR to one's address"
+    say "making a bare $release ($codename)"
+    mkdir -p "$(dirname "$bare")"
+    folder=$(mktemp -d "${TMPDIR:-/var/tmp}/tessera-bare.XXXXXX")
+    # shellcheck disable=SC2064  # the folder of this call
+    trap "rm -rf --one-file-system '$folder'" EXIT
+    run_quietly "$log" unshare --mount debootstrap --variant=minbase "$codename" "$folder/bare" "$mirror"
+    tar -C "$folder/bare" --one-file-system --numeric-owner -cf "$bare.new" .
+    mv "$bare.new" "$bare"
+  fi
+  echo "$bare"
+}
+
 # The development packages of scripts/packages.txt: what a build compiles and links against.
 development_packages() { grep -E -- '-dev$' scripts/packages.txt | grep -vE '^(dpkg-dev|libclang-rt-dev)$'; }
 

@@ -92,6 +92,11 @@ add_test(NAME consumer/from_accelerate
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py
                  ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
 set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;longer" TIMEOUT 120)
+# The manifests of deploy/, each with its platform's part played by the test.
+add_test(NAME consumer/deploy
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/deploy_test.py
+                 ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
+set_tests_properties(consumer/deploy PROPERTIES LABELS "consumer;longer" TIMEOUT 240 PROCESSORS 2 SKIP_RETURN_CODE 77)
 # A document's statements about a checkpoint's bytes.
 add_test(NAME cli/second_reader
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/commands/second_reader_test.py

@@ -29,7 +29,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 MARK = re.compile(r"<!-- run: (.*?) -->\n", re.S)
 MARKS_ABOVE = re.compile(r"(?:<!-- run: (?:(?!-->).)*-->\n)+\Z", re.S)
 # A block of commands without a language begins with one of these.
-COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:tessera|cmake|g\+\+|python3|srun|mpirun|torchrun|export|for|echo|tar|[\w.$/{}*:~-]*/[\w.*-]+)(?=\s)")
+COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:tessera|cmake|g\+\+|python3|srun|mpirun|torchrun|docker|kubectl|sbatch|export|for|echo|tar|[\w.$/{}*:~-]*/[\w.*-]+)(?=\s)")
 SECONDS = 120  # per block
 
 
@@ -138,7 +138,7 @@ def prepare(root, build, folder):
     (folder / "build").symlink_to(build)
     for name in ("examples", "bench", "clusters"):
         shutil.copytree(root / name, folder / name)
-    for name in ("cli", "cmake", "scripts", "tests"):
+    for name in ("cli", "cmake", "deploy", "scripts", "tests"):
         (folder / name).symlink_to(root / name)
     for name, file in (("gpt2", "gpt2.json"), ("all-MiniLM-L6-v2", "bert.json")):
         shutil.copy(root / "tests/tokenizers/fixtures" / file, folder / "path/to" / name / "tokenizer.json")
