@@ -45,11 +45,12 @@ std::chrono::milliseconds RankEnding::waiting_time(std::chrono::milliseconds lon
 }
 
 int RankEnding::take_signal(int signal) {
+  const bool repeats = std::exchange(signalled_here_, true);
   if (stop_signal_ == 0) {
     stop(signal);
     return signal;
   }
-  if (!insists(signal, Clock::now() - stopped_at_)) return 0;
+  if (!repeats || !insists(signal, Clock::now() - stopped_at_)) return 0;
   say(fmt::format("second signal {} (SIG{}): the ranks are killed", signal, sigabbrev_np(signal)));
   signal_all(SIGKILL);
   return SIGKILL;

@@ -1,7 +1,7 @@
 // Ends the ranks of an attempt:
 //   a rank of this node has failed     SIGTERM, and SIGKILL three seconds later
 //   ranks of another node have failed  the same, as soon as these ranks have had time to report
-//   a signal to a launcher             that signal; at a second one SIGKILL
+//   a signal to a launcher             that signal; at a second one to the same launcher SIGKILL
 // Beside this, launcher_death.h ends ranks whose launcher has died, and a RankProcess the processes
 // that its rank has left behind.
 #pragma once
@@ -26,7 +26,8 @@ class RankEnding {
   [[nodiscard]] std::chrono::milliseconds waiting_time(std::chrono::milliseconds longest) const;
 
   // A signal to this launcher that asks to stop. Returns what the other launchers must be told, or
-  // 0: the signal, or SIGKILL for one that does not wait for the ranks any more.
+  // 0: the signal, or SIGKILL for one that does not wait for the ranks any more. The first one is
+  // never that: systems that stop a job signal its nodes one after the other.
   int take_signal(int signal);
   void take_foreign_signal(int signal);  // what another launcher has told
 
@@ -42,6 +43,7 @@ class RankEnding {
   std::optional<Clock::time_point> end_at_;
   std::optional<Clock::time_point> kill_at_;
   bool begun_ = false;
+  bool signalled_here_ = false;  // the launcher itself
   int stop_signal_ = 0;
   Clock::time_point stopped_at_{};
 };

@@ -295,6 +295,39 @@ TEST(LaunchHosts, ASignalToOneStopsAll) {
   }
 }
 
+// Kubernetes and batch systems signal the nodes one after the other: it is one request, and the
+// ranks have their time to save. A user who insists signals one launcher twice.
+TEST(LaunchHosts, AFirstSignalToEachIsOneRequest) {
+  for (const std::size_t told : {0u, 1u}) {
+    Hosts hosts;
+    const std::string script =
+        "trap 'sleep 3; echo saved; exit 143' TERM; echo here; while :; do sleep 0.05; done";
+    hosts.start(0, {}, script);
+    hosts.start(1, {}, script);
+    ASSERT_TRUE(hosts.have_begun("here\n"));
+    hosts[told].signal(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    hosts[1 - told].signal(SIGTERM);
+    hosts.expect_codes({143, 143});
+    for (const std::size_t host : {0u, 1u}) {
+      EXPECT_EQ(hosts[host].out(), "here\nsaved\n") << hosts[host].err();
+      EXPECT_EQ(hosts[host].err().find("second signal"), std::string::npos) << hosts[host].err();
+    }
+  }
+  Hosts hosts;
+  const std::string sleep = host_sleep();
+  hosts.start(0, {}, "trap '' TERM; echo here; " + sleep);
+  hosts.start(1, {}, "trap '' TERM; echo here; " + sleep);
+  ASSERT_TRUE(hosts.have_begun("here\n"));
+  hosts[0].signal(SIGTERM);
+  std::this_thread::sleep_for(seconds(1));
+  hosts[1].signal(SIGTERM);
+  std::this_thread::sleep_for(seconds(1));
+  hosts[1].signal(SIGTERM);
+  hosts.expect_codes({143, 143}, seconds(20));
+  EXPECT_NE(hosts[1].err().find("second signal"), std::string::npos) << hosts[1].err();
+}
+
 // While the ranks of a failed attempt are still ending, which takes this one three seconds.
 TEST(LaunchHosts, AStoppedJobDoesNotRestart) {
   for (const std::size_t told : {0u, 1u}) {
