@@ -1,7 +1,8 @@
 // Copies between strided arrays. Rows that are adjacent in both are copied as bytes; a
 // transposition goes through tiles of cache lines, because neither reads nor writes of single
 // elements reach the memory's rate, and one that is larger than the caches through panels of 512
-// bytes by 512.
+// bytes by 512. Long copies of rows are read in the order of the memory and written past the
+// caches.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/strided_copy.cpp"
 #include "kernels/cpu/simd/simd_targets.h"
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <new>
 #include <optional>
+#include <utility>
 
 #include "base/parallel.h"
 #include "hwy/aligned_allocator.h"
@@ -228,10 +230,16 @@ bool RowsAreAligned(const StridedShape<2>& shape) {
   return odd == 0;
 }
 
+// True if no cache of a core has so many elements.
+template <class T>
+bool IsLarge(const StridedShape<2>& shape) {
+  constexpr std::int64_t larger_than_caches = 4 << 20;  // bytes
+  return shape.elements() * static_cast<std::int64_t>(sizeof(T)) >= larger_than_caches;
+}
+
 template <class T>
 void TransposeAll(const T* in, T* out, const StridedShape<2>& shape, int column) {
-  constexpr std::int64_t larger_than_caches = 4 << 20;  // bytes
-  const bool large = shape.elements() * static_cast<std::int64_t>(sizeof(T)) >= larger_than_caches;
+  const bool large = IsLarge<T>(shape);
   const bool past_caches = large && RowsAreAligned<T>(shape);
   const int inner = shape.dimensions - 1;
   StridedShape<2> outer;  // without the two dimensions of the matrices
@@ -281,6 +289,43 @@ HWY_INLINE void CopyRow(const T* in, std::int64_t in_stride, T* out, std::int64_
   }
 }
 
+// A row of whole cache lines, past the caches.
+template <class T>
+HWY_INLINE void StreamRow(const T* in, T* out, std::int64_t n) {
+  const hn::CappedTag<T, static_cast<std::size_t>(tile_side<T>)> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < n; i += lanes) hn::Stream(hn::LoadU(d, in + i), d, out + i);
+}
+
+// The same with the rows that are next to each other in `in` one after the other: it is read in
+// long pieces, and written as several streams of rows.
+StridedShape<2> InOrderOfReading(StridedShape<2> shape) {
+  const int inner = shape.dimensions - 1;
+  int nearest = inner - 1;
+  for (int i = 0; i < inner; ++i) {
+    if (shape.sizes[i] > 1 && shape.strides[0][i] < shape.strides[0][nearest]) nearest = i;
+  }
+  for (int i = nearest; i + 1 < inner; ++i) {
+    std::swap(shape.sizes[i], shape.sizes[i + 1]);
+    for (auto& strides : shape.strides) std::swap(strides[i], strides[i + 1]);
+  }
+  return shape;
+}
+
+template <class T>
+void StreamRows(const T* in, T* out, const StridedShape<2>& shape) {
+  const int inner = shape.dimensions - 1;
+  const std::int64_t size = shape.sizes[inner];
+  parallel_for(0, shape.elements_of(inner), cpu::rows_grain(size),
+               [&](std::int64_t first, std::int64_t last) {
+                 StridedWalk<2> walk(shape, inner, first);
+                 for (std::int64_t row = first; row < last; ++row, walk.next()) {
+                   StreamRow(in + walk.offset(0), out + walk.offset(1), size);
+                 }
+                 hwy::FlushStream();
+               });
+}
+
 // The dimension in which `in` is adjacent, if it is not the inner one of `out`; else -1.
 int TransposedColumn(const StridedShape<2>& shape) {
   const int inner = shape.dimensions - 1;
@@ -306,6 +351,15 @@ void CopyOf(const StridedCopy& copy, const StridedShape<2>& shape) {
       CopyRow(in + first * shape.strides[0][0], shape.strides[0][0],
               out + first * shape.strides[1][0], shape.strides[1][0], last - first);
     });
+    return;
+  }
+  // Lines of `out` that are written whole need not be read first.
+  const bool past_caches = IsLarge<T>(shape) && shape.strides[0][inner] == 1 &&
+                           shape.strides[1][inner] == 1 && size % tile_side<T> == 0 &&
+                           RowsAreAligned<T>(shape) &&
+                           reinterpret_cast<std::uintptr_t>(out) % 64 == 0;
+  if (past_caches) {
+    StreamRows(in, out, InOrderOfReading(shape));
     return;
   }
   parallel_for(0, shape.elements_of(inner), cpu::rows_grain(size),

@@ -113,6 +113,39 @@ TEST(StridedCopy, TransposesMoreThanCachesHold) {
   check_large<std::uint64_t>(760, 700, 768, 3);
 }
 
+// [batch, length, heads, size] to [batch, heads, length, size], for rows of whole cache lines and
+// others, at the beginning of a line and behind it.
+template <class T>
+void check_large_heads(std::int64_t size, std::int64_t offset) {
+  constexpr std::int64_t batch = 2, heads = 6, length = 1900;
+  const StridedShape<2> shape{4,
+                              {batch, heads, length, size},
+                              {{length * heads * size, size, heads * size, 1},
+                               {heads * length * size, length * size, size, 1}}};
+  const std::vector<T> in = numbers<T>(shape.elements());
+  std::vector<T> memory(in.size() + 2 * 64 / sizeof(T), T{0});
+  T* out = memory.data();
+  while (reinterpret_cast<std::uintptr_t>(out) % 64 != 0) ++out;
+  out += offset;
+  testing::for_each_target([&] {
+    std::fill(memory.begin(), memory.end(), T{0});
+    cpu::strided_copy({in.data(), out, shape, dtype_of_size(sizeof(T))});
+    for (std::int64_t i = 0; i < shape.elements(); ++i) {
+      const StridedWalk<2> walk(shape, shape.dimensions, i);
+      ASSERT_EQ(out[walk.offset(1)], in[static_cast<std::size_t>(walk.offset(0))])
+          << size << ", " << i;
+    }
+  });
+}
+
+TEST(StridedCopy, CopiesMoreRowsThanCachesHold) {
+  check_large_heads<std::uint32_t>(64, 0);
+  check_large_heads<std::uint32_t>(64, 3);
+  check_large_heads<std::uint16_t>(128, 0);
+  check_large_heads<std::uint16_t>(125, 0);
+  check_large_heads<std::uint64_t>(32, 0);
+}
+
 TEST(StridedCopy, NeighboursAreJoinedAndSizesOfOneDropped) {
   const StridedShape<2> shape{5, {2, 1, 3, 4, 1}, {{12, 99, 4, 1, 7}, {24, 5, 4, 1, 3}}};
   const StridedShape<2> joined = merged(shape);
