@@ -144,11 +144,11 @@ class Communicator {
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, const Reduction& reduction,
                   Tag tag);
 
-  // Each rank gives every rank a piece of its region of a per_rank buffer: bytes [i * bytes, (i +
-  // 1)
-  // * bytes) go to rank i. `out`, memory of device() outside of the buffer, receives size() pieces,
-  // in the order of the ranks that gave them. Returns when they can be read; the region may be
-  // written again after the next acquire().
+  // Each rank sends every rank a piece of its region of a per_rank buffer: rank i gets the `bytes`
+  // bytes from i * bytes on. `out`, memory of device() outside of the buffer, receives size()
+  // pieces, in the order of the ranks that sent them. A rank keeps its own piece: it is copied,
+  // too. Returns when the pieces can be read. The region may be written again after the next call
+  // of acquire().
   void all_to_all(Buffer& buffer, std::size_t bytes, void* out, Tag tag);
 
   // Collective. Allocates now the scratch memory that reductions would allocate when they first

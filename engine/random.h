@@ -27,8 +27,8 @@ struct BatchPosition {
   std::uint64_t step = 0;
   std::int64_t first_sample = 0;
   std::int64_t samples = 0;
-  // If several ranks hold the samples' positions together: this rank's part. Each part draws masks
-  // of its own, which are not those that one rank draws for whole samples.
+  // If several ranks hold the samples' positions together: this rank's part. If the samples do not
+  // follow one another: the rank. Each draws masks of its own, and not those of whole batches.
   std::int64_t part_of_samples = 0;
   friend bool operator==(const BatchPosition&, const BatchPosition&) = default;
 };

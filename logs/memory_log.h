@@ -31,12 +31,14 @@ class MemoryLog {
   std::string path_;
   std::int64_t steps_left_ = 0;
   bool batches_vary_ = false;  // plans assume the longest possible batches
+  // With context parallelism the last rank may have the most activations, and the plan is its own.
+  bool plan_is_of_last_rank_ = false;
   MemoryPlan planned_;
 };
 
-// The text, or none if `measured` is as planned; with `at_most`, if its total is not above the
-// plan's.
+// The text, or none if `measured` is as planned; with `at_most`, if nothing is above the plan's,
+// and with `total_at_most`, if the total is not.
 std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured,
-                                             bool at_most = false);
+                                             bool at_most = false, bool total_at_most = false);
 
 }  // namespace tessera::logs

@@ -13,7 +13,7 @@
 
 namespace tessera::models {
 
-// What the rows of a batch are, if they are not whole texts.
+// Describes a batch whose rows are not whole texts.
 //
 // Several texts in each row, one behind the other: no text sees another one, and the positions of
 // each begin at 0. Rows that several ranks hold together: ids and targets are this rank's part.

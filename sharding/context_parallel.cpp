@@ -54,7 +54,7 @@ void check_options(const AttentionOptions& options) {
                   "sequences and all heads; leave it out");
 }
 
-// What the ranks of a block must have in common beside shapes.
+// The options that all ranks of a block must pass alike, as text.
 std::string purpose_of(const AttentionOptions& options) {
   std::string text = fmt::format("attention of {} heads, {} key heads", options.heads,
                                  options.key_heads == 0 ? options.heads : options.key_heads);
@@ -91,7 +91,8 @@ struct ContextParallel::Impl {
   [[nodiscard]] comm::Communicator& ranks() const { return collectives->communicator(); }
   [[nodiscard]] std::int64_t size() const { return ranks().size(); }
 
-  // What a tensor is made of is freed as early as it can be: activations are what the ranks divide.
+  // These functions free a tensor as soon as its successor exists, because activations decide how
+  // long a sequence can be.
   //
   // [batch, t, width] -> [batch, T, width / ranks].
   [[nodiscard]] Tensor to_heads(Tensor x, const std::string& purpose) const {

@@ -36,8 +36,8 @@ struct RecordedCollective {
   int ranks = 1;   // that take part
   int stride = 1;  // between their numbers in the world
   // A gather: the gathered bytes; a sum: the bytes of one rank before it; all_to_all: those of a
-  // rank's pieces, its own included; messages: the bytes of
-  // all ranks; Op::send, from one rank to each of the others: what each of these gets.
+  // rank's pieces, its own included; messages: the bytes of all ranks; Op::send, from one rank to
+  // each of the others: what each of these gets.
   double bytes = 0;
   DType dtype = DType::float32;      // of the elements that are summed
   DType sum_dtype = DType::float32;  // and of their sums

@@ -1,4 +1,4 @@
-// What a linear layer computes with an adapter.
+// The forward of a linear layer with an adapter.
 #include <cmath>
 #include <limits>
 

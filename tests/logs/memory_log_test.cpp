@@ -27,6 +27,15 @@ TEST(MemoryLogFile, WarnsOfDifferencesFromThePlan) {
             "warning: memory is not as planned: parameters 1000 B planned and 999 B measured");
 }
 
+TEST(MemoryLogFile, LetsTheTotalBeLessWherePlansAreOfAnotherRank) {
+  const auto told = [](const RankMemory& measured) {
+    return memory_difference(memory_of(1000, 1000), measured, false, true);
+  };
+  EXPECT_EQ(told(memory_of(1000, 500)), std::nullopt);
+  EXPECT_NE(told(memory_of(1000, 1050)), std::nullopt);
+  EXPECT_NE(told(memory_of(999, 500)), std::nullopt);  // parameters are exact
+}
+
 // Checks both halves of the file, and that they agree where they must.
 void expect_as_planned(const std::string& file) {
   const nlohmann::json log = nlohmann::json::parse(read_text(file));
