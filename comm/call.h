@@ -39,7 +39,7 @@ struct Call {
   Sharing sharing = Sharing::one_copy;
   std::uint32_t unit = 0;
   std::uint64_t step = 0;
-  // Of the buffer's region, of the elements that an all_reduce sums, or of a piece of all_to_all.
+  // The size of the buffer's region, of what an all_reduce sums, or of a piece of all_to_all.
   std::uint64_t bytes = 0;
   std::uint64_t buffer = 0;  // the buffer's number in its communicator, from 1
   std::uint32_t part = 0;    // of a call that takes several rounds
